@@ -1,0 +1,68 @@
+"""One family of errors: every message names the place, the value and the remedy, in one line.
+
+The command line turns each class into its exit code; nothing else in kvscope calls `sys.exit`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a kvscope process says by its exit status. Scripts depend on these values."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    INPUT = 3
+    TOLERANCE = 4
+    ENGINE = 5
+    INTERRUPTED = 130
+
+
+class KvscopeError(Exception):
+    """Anything kvscope refuses or fails to do: what happened, and what to do about it."""
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        line = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{line}; {self.remedy}" if self.remedy else line
+
+
+class UsageError(KvscopeError):
+    """The command was asked for something it does not take."""
+
+    exit_code = ExitCode.USAGE
+
+
+class InputError(KvscopeError):
+    """A trace, a configuration or a store cannot be read."""
+
+    exit_code = ExitCode.INPUT
+
+
+class StoreBusyError(KvscopeError):
+    """Another process holds the store open for writing."""
+
+
+class StoreVersionError(InputError):
+    """The store was written by a newer kvscope."""
+
+
+class ToleranceError(KvscopeError):
+    """A measurement lies outside the stated tolerance."""
+
+    exit_code = ExitCode.TOLERANCE
+
+
+class EngineError(KvscopeError):
+    """The inference engine cannot be reached or refuses to serve."""
+
+    exit_code = ExitCode.ENGINE

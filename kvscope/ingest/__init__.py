@@ -1,0 +1,1 @@
+"""From a trace file to the store: formats, prefix trie, lineage."""

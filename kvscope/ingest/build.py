@@ -1,0 +1,118 @@
+"""From columns in file order to a trace in order of arrival: lineage, carried outputs, reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.facts import Lineage
+from kvscope.ingest import lineage
+from kvscope.ingest.columns import NO_ID, UNKNOWN_TYPE, Columns
+from kvscope.ingest.reuse import Reuse, trace_reuse
+from kvscope.ingest.trie import Trie
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A trace ready for the store: `requests` holds a column a field, in order of arrival.
+
+    The column `type` holds positions in `types`; ids that were not given are NO_ID, parents -1.
+    """
+
+    block_size: int
+    requests: dict[str, NDArray[np.generic]]
+    types: tuple[str, ...]
+    trie: Trie
+    reuse: Reuse
+    lineage: Lineage
+    out_of_order: int
+    notes: tuple[str, ...]
+
+
+def build(columns: Columns, reader_notes: list[str]) -> Built:
+    """Sort by arrival (stably), settle who continues whom, carry outputs, follow reuse."""
+    arrival = np.frombuffer(columns.arrival_s, dtype=np.float64)
+    order = np.argsort(arrival, kind="stable")
+    given = {name: values[order] for name, values in columns.arrays().items()}
+    size, trie = columns.block_size, columns.trie
+    inputs, outputs, blocks, leaf = (
+        given[name] for name in ("input_tokens", "output_tokens", "blocks", "leaf")
+    )
+    full_blocks = np.minimum(blocks, inputs // size)
+    full_leaf = np.where(blocks > full_blocks, trie.parent[leaf], leaf)
+
+    parent, kind = _lineage(columns, order, given, full_leaf)
+    conversation, turn = lineage.conversations(parent)
+    carried_leaf, carried_blocks = lineage.carried(
+        trie.parent, size, parent, full_leaf, full_blocks, inputs, outputs
+    )
+    found = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
+    # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
+    cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
+    arrived = given["arrival_s"]
+    requests = given | {
+        "request": np.arange(len(order), dtype=np.int32),
+        "arrival_s": arrived - arrived[0],
+        "turn": np.where(given["turn"] > 0, given["turn"], turn),
+        "parent": parent,
+        "conversation": conversation,
+        "full_blocks": full_blocks,
+        "cached_blocks": cached.astype(np.int32),
+        "carried_leaf": carried_leaf,
+        "carried_blocks": carried_blocks,
+        "ideal_blocks": found.ideal_blocks,
+    }
+    return Built(
+        block_size=size,
+        requests=requests,
+        types=tuple(columns.types),
+        trie=trie,
+        reuse=found,
+        lineage=kind,
+        out_of_order=int(np.count_nonzero(np.diff(arrival) < 0)),
+        notes=(*reader_notes, *_notes(columns, kind)),
+    )
+
+
+def _lineage(
+    columns: Columns,
+    order: NDArray[np.int64],
+    given: dict[str, NDArray[np.generic]],
+    full_leaf: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], Lineage]:
+    """Each request's parent (-1: none), and where that is known from."""
+    if columns.sessions:
+        rank = np.empty(len(order), dtype=np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        before = np.frombuffer(columns.session_parent, dtype=np.int32)[order]
+        parent = np.where(before >= 0, rank[before], -1)
+        # Out of order within a session: a parent that comes later is none.
+        return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
+    chat_id, parent_chat_id = given["chat_id"], np.frombuffer(columns.parent_chat_id, np.int64)
+    if (chat_id != NO_ID).any():
+        return lineage.given(chat_id, parent_chat_id[order], NO_ID), "given"
+    if columns.trie.count > 1:
+        inputs, outputs = given["input_tokens"], given["output_tokens"]
+        return lineage.inferred(columns.trie.parent, full_leaf, inputs, outputs), "inferred"
+    return np.full(len(order), -1, dtype=np.int32), "none"
+
+
+def _notes(columns: Columns, kind: Lineage) -> list[str]:
+    """What was missing from the trace and what was inferred, in words."""
+    total = len(columns)
+    notes = []
+    if columns.untimed:
+        notes.append(f"{columns.untimed:,} of {total:,} requests tell no arrival time")
+    if columns.unhashed == total:
+        notes.append("no block hashes: lengths and arrivals only, nothing about reuse")
+    elif columns.unhashed:
+        notes.append(f"{columns.unhashed:,} of {total:,} requests have no block hashes")
+    if columns.short:
+        notes.append(f"{columns.short:,} of {total:,} requests have hashes for a part of the prompt")
+    if kind == "inferred":
+        notes.append("conversations are inferred from shared prefixes")
+    if list(columns.types) == [UNKNOWN_TYPE]:
+        notes.append("no request types: categories are by turn alone")
+    return notes

@@ -1,0 +1,151 @@
+"""Who continues whom: conversations as given by the trace, or inferred from shared prefixes.
+
+All arrays have an entry a request, in order of arrival; -1 stands for "none".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.jit import kernel
+
+SHARED_HEAD_CONTINUATIONS = 4
+
+
+def given(
+    chat_id: NDArray[np.int64], parent_chat_id: NDArray[np.int64], none: int
+) -> NDArray[np.int32]:
+    """The parent of each request by chat ids: the last earlier request with the parent's chat id.
+
+    A parent that is missing or does not come earlier is no parent; so cycles cannot arise.
+    """
+    known, code = np.unique(chat_id, return_inverse=True)
+    at = np.searchsorted(known, parent_chat_id)
+    at[at == len(known)] = 0
+    told = (known[at] == parent_chat_id) & (parent_chat_id != none)
+    parent_code = np.where(told, at, -1).astype(np.int64)
+    return _last_earlier(code.astype(np.int64), parent_code, len(known))
+
+
+@kernel
+def _last_earlier(
+    code: NDArray[np.int64], parent_code: NDArray[np.int64], codes: int
+) -> NDArray[np.int32]:
+    parent = np.full(len(code), -1, dtype=np.int32)
+    last = np.full(codes, -1, dtype=np.int32)
+    for request in range(len(code)):
+        if parent_code[request] >= 0:
+            parent[request] = last[parent_code[request]]
+        last[code[request]] = request
+    return parent
+
+
+def inferred(
+    block_parent: NDArray[np.int32],
+    full_leaf: NDArray[np.int32],
+    input_tokens: NDArray[np.int32],
+    output_tokens: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """The parent of each request by its prefix: the longest earlier prompt that it extends.
+
+    The parent is the earlier request with the longest full-block path that is a proper prefix of
+    the request's own and whose history (input and output) is no longer than the request's input;
+    of several with the same path, the most recent. A path that four or more requests continue
+    directly is a shared head, such as a system prompt: those requests begin conversations.
+    """
+    history = input_tokens.astype(np.int64) + output_tokens
+    parent = _longest_prefix(block_parent, full_leaf, input_tokens, history)
+    continued = np.zeros(len(block_parent), dtype=np.int64)
+    path = full_leaf[parent]
+    np.add.at(continued, path[parent >= 0], 1)
+    parent[(parent >= 0) & (continued[path] >= SHARED_HEAD_CONTINUATIONS)] = -1
+    return parent
+
+
+@kernel
+def _longest_prefix(
+    block_parent: NDArray[np.int32],
+    full_leaf: NDArray[np.int32],
+    input_tokens: NDArray[np.int32],
+    history: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    requests = len(full_leaf)
+    parent = np.full(requests, -1, dtype=np.int32)
+    # Requests whose path ends at a block form a chain, the most recent first.
+    last_end = np.full(len(block_parent), -1, dtype=np.int32)
+    older_end = np.full(requests, -1, dtype=np.int32)
+    # The shortest history at a block spares the walk along a chain that holds no candidate.
+    shortest = np.full(len(block_parent), 2**62, dtype=np.int64)
+    for request in range(requests):
+        block = block_parent[full_leaf[request]]
+        while block != 0:
+            if shortest[block] <= input_tokens[request]:
+                candidate = last_end[block]
+                while history[candidate] > input_tokens[request]:
+                    candidate = older_end[candidate]
+                parent[request] = candidate
+                break
+            block = block_parent[block]
+        own = full_leaf[request]
+        if own != 0:
+            older_end[request] = last_end[own]
+            last_end[own] = request
+            shortest[own] = min(shortest[own], history[request])
+    return parent
+
+
+@kernel
+def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """(conversation, turn) of each request: its conversation's first request, turns from 1."""
+    conversation = np.empty(len(parent), dtype=np.int32)
+    turn = np.empty(len(parent), dtype=np.int32)
+    for request in range(len(parent)):
+        above = parent[request]
+        if above < 0:
+            conversation[request] = request
+            turn[request] = 1
+        else:
+            conversation[request] = conversation[above]
+            turn[request] = turn[above] + 1
+    return conversation, turn
+
+
+@kernel
+def carried(
+    block_parent: NDArray[np.int32],
+    block_size: int,
+    parent: NDArray[np.int32],
+    full_leaf: NDArray[np.int32],
+    full_blocks: NDArray[np.int32],
+    input_tokens: NDArray[np.int32],
+    output_tokens: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """(leaf, blocks) of what is known to be cached after each request: its outputs, if a child
+    carries them.
+
+    After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
+    KV yet. The first child whose prompt holds the whole history tells their identity.
+    """
+    leaf = full_leaf.copy()
+    blocks = full_blocks.copy()
+    told = np.zeros(len(parent), dtype=np.bool_)
+    for child in range(len(parent)):
+        request = parent[child]
+        if request < 0 or told[request]:
+            continue
+        history = np.int64(input_tokens[request]) + output_tokens[request]
+        reach = min((history - 1) // block_size, np.int64(full_blocks[child]))
+        if history > input_tokens[child] or reach <= full_blocks[request]:
+            continue
+        block = full_leaf[child]
+        for _ in range(full_blocks[child] - reach):
+            block = block_parent[block]
+        deepest = block
+        for _ in range(reach - full_blocks[request]):
+            block = block_parent[block]
+        if block == full_leaf[request]:
+            told[request] = True
+            leaf[request] = deepest
+            blocks[request] = reach
+    return leaf, blocks

@@ -1,0 +1,98 @@
+"""Who last touched each block before: the runs of reuse that every later question is asked of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.jit import kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What an infinite cache sees of a trace with R requests, N blocks and K runs.
+
+    Run k: blocks [depth[k], depth[k] + blocks[k]) of request[k]'s prompt were last touched by
+    prev[k]. Runs need few rows because a request touches a whole path, so the blocks whose last
+    toucher is one request are one stretch of any later path. `first` and `last` are each block's
+    first and last request (-1: never a full block), `reuses` the prompts that found it written;
+    these have N + 1 entries, 0 being the root. `ideal_blocks` has R: leading blocks hit.
+    """
+
+    request: NDArray[np.int32]
+    prev: NDArray[np.int32]
+    depth: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    first: NDArray[np.int32]
+    last: NDArray[np.int32]
+    reuses: NDArray[np.int32]
+    ideal_blocks: NDArray[np.int32]
+
+
+def trace_reuse(
+    block_parent: NDArray[np.int32],
+    block_size: int,
+    input_tokens: NDArray[np.int32],
+    full_blocks: NDArray[np.int32],
+    carried_leaf: NDArray[np.int32],
+    carried_blocks: NDArray[np.int32],
+) -> Reuse:
+    """Follow every request down its path and note who was there before."""
+    return Reuse(
+        *_trace_reuse(
+            block_parent, block_size, input_tokens, full_blocks, carried_leaf, carried_blocks
+        )
+    )
+
+
+@kernel
+def _trace_reuse(
+    block_parent: NDArray[np.int32],
+    block_size: int,
+    input_tokens: NDArray[np.int32],
+    full_blocks: NDArray[np.int32],
+    carried_leaf: NDArray[np.int32],
+    carried_blocks: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], ...]:
+    requests = len(full_blocks)
+    first = np.full(len(block_parent), -1, dtype=np.int32)
+    last = np.full(len(block_parent), -1, dtype=np.int32)
+    reuses = np.zeros(len(block_parent), dtype=np.int32)
+    ideal = np.zeros(requests, dtype=np.int32)
+    runs = np.empty((4, requests + 16), dtype=np.int32)
+    count = 0
+    path = np.empty(carried_blocks.max() + 1 if requests else 1, dtype=np.int32)
+    for request in range(requests):
+        length = carried_blocks[request]
+        block = carried_leaf[request]
+        for at in range(length - 1, -1, -1):
+            path[at] = block
+            block = block_parent[block]
+        full = full_blocks[request]
+        at = 0
+        while at < length and last[path[at]] >= 0:
+            prev = last[path[at]]
+            start = at
+            while at < length and last[path[at]] == prev:
+                last[path[at]] = request
+                if at < full:
+                    reuses[path[at]] += 1
+                at += 1
+            if start < full:
+                if count == runs.shape[1]:
+                    grown = np.empty((4, 2 * count), dtype=np.int32)
+                    grown[:, :count] = runs
+                    runs = grown
+                runs[0, count] = request
+                runs[1, count] = prev
+                runs[2, count] = start
+                runs[3, count] = min(at, full) - start
+                count += 1
+        ideal[request] = min(at, full, (input_tokens[request] - 1) // block_size)
+        for fresh in range(at, length):
+            first[path[fresh]] = request
+            last[path[fresh]] = request
+    found = runs[:, :count].copy()
+    return found[0], found[1], found[2], found[3], first, last, reuses, ideal

@@ -1,0 +1,139 @@
+"""Bytes of a trace: a path or standard input, plain, gzip or zstd, hashed while they are read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import zstandard
+
+from kvscope.errors import InputError
+
+HEAD_BYTES = 64 * 1024
+_CHUNK_BYTES = 1024 * 1024
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+STDIN = "-"
+
+
+class Source:
+    """One pass over a trace's decompressed bytes.
+
+    `advance` is told of every byte read from disk, for a progress bar.
+    """
+
+    def __init__(self, path: str, advance: Callable[[int], None] | None = None) -> None:
+        self.path = path
+        self._raw = _Counted(_open(path), advance)
+        self._stream = _decompressed(self._raw)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.head = self._read(HEAD_BYTES)
+        self._line = 0
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """The file's size; for standard input, what was read so far."""
+        return self._raw.bytes_read if self.path == STDIN else Path(self.path).stat().st_size
+
+    def content_hash(self) -> str:
+        """Digest of the decompressed bytes read so far (32 hex digits)."""
+        return self._digest.hexdigest()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The decompressed bytes from the beginning on, about a megabyte at a time."""
+        chunk = self.head
+        while chunk:
+            yield chunk
+            chunk = self._read(_CHUNK_BYTES)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each line that is not blank, with its number from 1."""
+        rest = b""
+        number = 0
+        for chunk in self.chunks():
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                number += 1
+                self._line = number
+                if line and not line.isspace():
+                    yield number, line
+        self._line = number + 1
+        if rest and not rest.isspace():
+            yield number + 1, rest
+
+    def drain(self) -> str:
+        """Read to the end without looking, and return the content hash."""
+        for _ in self.chunks():
+            pass
+        return self.content_hash()
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data = self._stream.read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            raise InputError(
+                f"the compressed data ends or breaks after line {self._line} ({error})",
+                where=self.path,
+                remedy="copy the file again, or decompress what can be saved",
+            ) from error
+        except OSError as error:
+            raise InputError(error.strerror or str(error), where=self.path) from error
+        self._digest.update(data)
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._raw.close()
+
+
+class _Counted(io.RawIOBase):
+    """A raw stream that reports how far it was read."""
+
+    def __init__(self, raw: BinaryIO, advance: Callable[[int], None] | None) -> None:
+        self._inner = raw
+        self._advance = advance
+        self.bytes_read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        count = cast(io.BufferedReader, self._inner).readinto(cast(bytearray, buffer))
+        self.bytes_read += count
+        if self._advance is not None:
+            self._advance(count)
+        return count
+
+    def close(self) -> None:
+        if self._inner is not sys.stdin.buffer:
+            self._inner.close()
+        super().close()
+
+
+def _open(path: str) -> BinaryIO:
+    if path == STDIN:
+        return sys.stdin.buffer
+    try:
+        return Path(path).open("rb")
+    except FileNotFoundError as error:
+        raise InputError("no such file", where=path) from error
+    except OSError as error:
+        raise InputError(error.strerror or str(error), where=path) from error
+
+
+def _decompressed(raw: _Counted) -> BinaryIO:
+    buffered = io.BufferedReader(raw, buffer_size=_CHUNK_BYTES)
+    magic = buffered.peek(4)[:4]
+    if magic.startswith(_GZIP):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=buffered))
+    if magic == _ZSTD:
+        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
+        return cast(BinaryIO, reader)
+    return buffered

@@ -1,0 +1,151 @@
+"""Which block is which: interning paths of hash ids as nodes of a prefix trie.
+
+Two requests share a block only if everything before it is the same too, so a block is the pair
+(parent block, hash id). That holds for content-hashed and for prefix-chained traces alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.jit import inlined, kernel
+
+_FIRST_CAPACITY = 1 << 16
+
+
+class Trie:
+    """A growing prefix trie; block 0 is the root, blocks are numbered from 1 as they appear.
+
+    Most blocks have one child, so the first child is a pointer and only the others go through a
+    hash table: on real traces that is one lookup in twelve.
+    """
+
+    def __init__(self) -> None:
+        self.count = 1  # nodes, the root included
+        self._elsewhere = 0  # nodes that are in the hash table
+        self._parent = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._depth = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._hash_id = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._first_child = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._slots = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+
+    @property
+    def parent(self) -> NDArray[np.int32]:
+        """Each block's parent, entry 0 being the root's own 0."""
+        return self._parent[: self.count]
+
+    @property
+    def depth(self) -> NDArray[np.int32]:
+        """Each block's position in its prompt, from 0; entry 0 is the root's and means nothing."""
+        return self._depth[: self.count]
+
+    @property
+    def hash_id(self) -> NDArray[np.int64]:
+        """Each block's hash id, entry 0 being the root's and meaning nothing."""
+        return self._hash_id[: self.count]
+
+    def intern(self, starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The last block of each path: path k is ids[starts[k]:starts[k + 1]], empty gives 0."""
+        self._reserve(len(ids))
+        leaf = np.zeros(len(starts) - 1, dtype=np.int32)
+        self.count, self._elsewhere = _intern(
+            starts,
+            ids,
+            self._parent,
+            self._depth,
+            self._hash_id,
+            self._first_child,
+            self._slots,
+            self.count,
+            self._elsewhere,
+            leaf,
+        )
+        return leaf
+
+    def _reserve(self, more: int) -> None:
+        """Room for `more` further blocks, so that the kernel never has to grow anything."""
+        if self.count + more > len(self._parent):
+            capacity = max(2 * len(self._parent), self.count + more)
+            for name in ("_parent", "_depth", "_hash_id", "_first_child"):
+                old = getattr(self, name)
+                new = np.zeros(capacity, dtype=old.dtype)
+                new[: self.count] = old[: self.count]
+                setattr(self, name, new)
+        needed = 2 * (self._elsewhere + more)
+        if needed > len(self._slots):
+            slots = np.zeros(1 << int(needed - 1).bit_length(), dtype=np.int32)
+            _rehash(self._slots, slots, self._parent, self._hash_id)
+            self._slots = slots
+
+
+@inlined
+def _slot(parent: int, hash_id: int) -> int:
+    """Where the search for (parent, hash id) starts, before it is cut to the table's size.
+
+    Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
+    """
+    x = np.uint64(hash_id) * np.uint64(0x9E3779B97F4A7C15)
+    x ^= (np.uint64(parent) + np.uint64(0x7F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(29))
+
+
+@kernel
+def _intern(
+    starts: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    parent: NDArray[np.int32],
+    depth: NDArray[np.int32],
+    hash_id: NDArray[np.int64],
+    first_child: NDArray[np.int32],
+    slots: NDArray[np.int32],
+    count: int,
+    elsewhere: int,
+    leaf: NDArray[np.int32],
+) -> tuple[int, int]:
+    """Walk every path down the trie, adding what is new; (blocks, blocks in the table) after it."""
+    mask = np.uint64(len(slots) - 1)
+    for k in range(len(starts) - 1):
+        above = 0
+        for i in range(starts[k], starts[k + 1]):
+            wanted = ids[i]
+            found = first_child[above]
+            if found == 0:
+                first_child[above] = count
+            elif hash_id[found] != wanted:
+                at = _slot(above, wanted) & mask
+                found = slots[at]
+                while found != 0 and (hash_id[found] != wanted or parent[found] != above):
+                    at = (at + np.uint64(1)) & mask
+                    found = slots[at]
+                if found == 0:
+                    slots[at] = count
+                    elsewhere += 1
+            if found == 0:
+                found = count
+                parent[found] = above
+                hash_id[found] = wanted
+                depth[found] = i - starts[k]
+                count += 1
+            above = found
+        leaf[k] = above
+    return count, elsewhere
+
+
+@kernel
+def _rehash(
+    old: NDArray[np.int32],
+    new: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    hash_id: NDArray[np.int64],
+) -> None:
+    """Move every block of the table `old` into the larger, empty table `new`."""
+    mask = np.uint64(len(new) - 1)
+    for block in old:
+        if block != 0:
+            at = _slot(parent[block], hash_id[block]) & mask
+            while new[at] != 0:
+                at = (at + np.uint64(1)) & mask
+            new[at] = block

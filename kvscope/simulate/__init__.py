@@ -1,0 +1,1 @@
+"""Exact replay: what a cache of a given capacity makes of a trace."""

@@ -1,0 +1,130 @@
+"""LRU's exact hit-rate curve: every capacity at once, under any definition of a hit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.errors import UsageError
+from kvscope.facts import HitDefinition
+from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
+from kvscope.store.prompts import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class HitCurve:
+    """Hits as a function of capacity: exact at every whole number of blocks.
+
+    `hits` (weighted as `definition` says, of `total`) at the capacities `knots`, both int64 and
+    ascending; between two knots the curve is a straight line, before the first it is 0.
+    """
+
+    definition: HitDefinition
+    knots: NDArray[np.int64]
+    hits: NDArray[np.int64]
+    total: int
+
+    def rate(self, capacity_blocks: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """The hit rate (0–1) at each capacity."""
+        if not self.total:
+            return np.zeros(np.shape(capacity_blocks))
+        return np.interp(capacity_blocks, self.knots, self.hits) / self.total
+
+    @property
+    def ideal(self) -> float:
+        """The hit rate of an infinite cache."""
+        return float(self.hits[-1]) / self.total if self.total else 0.0
+
+    def capacity_for(self, rate: float) -> int:
+        """The least capacity, in blocks, with at least this hit rate.
+
+        A rate above the ideal one gives the capacity where the ideal one is reached.
+        """
+        wanted = min(rate * self.total, float(self.hits[-1]))
+        at = int(np.searchsorted(self.hits, wanted - 1e-9))
+        if at == 0:
+            return int(self.knots[0])
+        low, high = self.knots[at - 1], self.knots[at]
+        slope = (self.hits[at] - self.hits[at - 1]) / (high - low)
+        return int(low + math.ceil((wanted - self.hits[at - 1]) / slope - 1e-9))
+
+
+def lru_curve(
+    prompts: Prompts, definition: HitDefinition, distances: LruDistances | None = None
+) -> HitCurve:
+    """LRU's hits at every capacity, as `definition` counts them.
+
+    `distances` may be given where several weights or windows are asked of the same cache; they
+    must have been made for a definition with the same `partial`, `last_token_rule`, `outputs` and
+    `flat`.
+    """
+    if definition.partial and definition.outputs == "carried":
+        raise UsageError(
+            "a partial last block cannot be kept where outputs fill it",
+            remedy="take outputs 'ignored' with partial blocks kept",
+        )
+    if distances is None:
+        distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
+    first = int(len(prompts.leaf) * definition.warmup)
+    counted = distances.request >= first
+    weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
+    knots, hits = _accumulate(*weigh[definition.weight](prompts, distances, counted))
+    return HitCurve(definition, knots, hits, _total(prompts, definition, first))
+
+
+Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _block_events(prompts: Prompts, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+    distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
+    return distance, blocks, np.ones_like(blocks)
+
+
+def _token_events(prompts: Prompts, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+    """A block weighs its tokens: all the same but a partial last one, which is split off."""
+    distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
+    size = prompts.block_size
+    deepest = runs.depth[counted] + blocks - 1
+    last_tokens = prompts.input_tokens[runs.request[counted]] - deepest * size
+    partial = last_tokens < size
+    tails = distance[partial] + blocks[partial] - 1
+    return (
+        np.concatenate([distance, tails]),
+        np.concatenate([blocks - partial, np.ones_like(tails)]),
+        np.concatenate([np.full_like(blocks, size), last_tokens[partial]]),
+    )
+
+
+def _request_events(prompts: Prompts, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+    """A request hits if its first block does."""
+    distance = runs.distance[counted & (runs.depth == 0)]
+    ones = np.ones_like(distance)
+    return distance, ones, ones
+
+
+def _accumulate(
+    distance: NDArray[np.int64], blocks: NDArray[np.int64], weight: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sum runs that each give `weight` more from capacity d to d + blocks - 1."""
+    kept = blocks > 0
+    distance, blocks, weight = distance[kept], blocks[kept], weight[kept]
+    at = np.concatenate([distance - 1, distance + blocks - 1])
+    steepening = np.concatenate([weight, -weight])
+    knots, place = np.unique(np.append(at, 0), return_inverse=True)
+    slope = np.zeros(len(knots), dtype=np.int64)
+    np.add.at(slope, place[:-1], steepening)
+    rise = np.cumsum(slope)[:-1] * np.diff(knots)
+    return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
+
+
+def _total(prompts: Prompts, definition: HitDefinition, first: int) -> int:
+    """What the hits are a share of, in the same weight."""
+    if definition.weight == "request":
+        return len(prompts.leaf) - first
+    if definition.weight == "token":
+        return int(prompts.input_tokens[first:].sum(dtype=np.int64))
+    blocks = prompts.blocks if definition.partial else prompts.full_blocks
+    return int(blocks[first:].sum(dtype=np.int64))

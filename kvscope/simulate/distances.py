@@ -1,0 +1,214 @@
+"""LRU stack distances on prefix paths: how large a cache must be for each hit, in one pass.
+
+LRU is a stack algorithm when a request's tail counts as older than its head: the cache of capacity
+C holds the C first blocks of one list, ordered by (last request, most recent first; depth). A block
+whose place in that list is d hits at every capacity of at least d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.facts import HitDefinition
+from kvscope.jit import kernel
+from kvscope.store.prompts import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class LruDistances:
+    """Where the blocks that a trace reuses stood in LRU's list, as runs.
+
+    Run k: request[k] found block depth[k] at place distance[k], the next one right behind it, and
+    so on for blocks[k] blocks. `live` is the length of the whole list at the end: a cache that
+    large never evicts.
+    """
+
+    request: NDArray[np.int32]
+    depth: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    distance: NDArray[np.int64]
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What each request looks up and leaves behind under one definition of a hit.
+
+    It looks up the first `look` blocks of the path that ends at `leaf`, `length` blocks long, of
+    which it leaves all in the cache, and `anonymous` further ones that nobody can hit.
+    """
+
+    leaf: NDArray[np.int32]
+    length: NDArray[np.int32]
+    look: NDArray[np.int32]
+    anonymous: NDArray[np.int32]
+
+
+def walk(prompts: Prompts, definition: HitDefinition) -> Walk:
+    """The paths that requests look up and leave behind, as `definition` counts them."""
+    size = prompts.block_size
+    leaf, length, look = prompts.leaf, prompts.blocks, prompts.blocks
+    anonymous = np.zeros_like(length)
+    if not definition.partial:
+        look = length = prompts.full_blocks
+        cut = prompts.blocks > prompts.full_blocks
+        leaf = np.where(cut, prompts.block_parent[leaf], leaf)
+        anonymous = prompts.input_tokens // size - length
+        if definition.outputs == "carried":
+            leaf, length = prompts.carried_leaf, prompts.carried_blocks
+            anonymous = prompts.cached_blocks - length
+    if definition.last_token_rule:
+        look = np.minimum(look, (prompts.input_tokens - 1) // size)
+    return Walk(leaf, length, look, anonymous)
+
+
+def lru_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
+    """The stack distance of every block that is looked up again, in one pass over the trace.
+
+    Costs one query of a Fenwick tree over requests for each run, not for each access: the blocks
+    that one request was the last to touch are one stretch of any path.
+
+    Source: Mattson et al., IBM Systems Journal 1970 (stack algorithms); Bennett & Kruskal, IBM J.
+    Res. Dev. 1975 (the tree); the runs are kvscope's own.
+    """
+    steps = walk(prompts, definition)
+    return LruDistances(
+        *_lru_distances(
+            prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous
+        )
+    )
+
+
+@kernel
+def _lru_distances(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    length: NDArray[np.int32],
+    look: NDArray[np.int32],
+    anonymous: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], int]:
+    requests = len(leaf)
+    owned = np.zeros(requests + 1, dtype=np.int64)  # Fenwick tree: blocks a request touched last
+    last = np.full(len(block_parent), -1, dtype=np.int32)
+    path = np.empty(length.max() + 1 if requests else 1, dtype=np.int32)
+    runs = np.empty((4, requests + 16), dtype=np.int64)
+    count = 0
+    live = 0
+    for request in range(requests):
+        end = length[request]
+        block = leaf[request]
+        for at in range(end - 1, -1, -1):
+            path[at] = block
+            block = block_parent[block]
+        at = 0
+        while at < end and last[path[at]] >= 0:
+            owner = last[path[at]]
+            start = at
+            while at < end and last[path[at]] == owner:
+                last[path[at]] = request
+                at += 1
+            if start < look[request]:
+                older = 0
+                node = owner + 1
+                while node > 0:
+                    older += owned[node]
+                    node -= node & -node
+                if count == runs.shape[1]:
+                    grown = np.empty((4, 2 * count), dtype=np.int64)
+                    grown[:, :count] = runs
+                    runs = grown
+                runs[0, count] = request
+                runs[1, count] = start
+                runs[2, count] = min(at, look[request]) - start
+                # In front of it: what later requests own. Its own request's shallower blocks are
+                # theirs already, so nothing of `owner` stands before it.
+                runs[3, count] = live - older + 1
+                count += 1
+            node = owner + 1
+            while node <= requests:
+                owned[node] -= at - start
+                node += node & -node
+            node = request + 1
+            while node <= requests:
+                owned[node] += at - start
+                node += node & -node
+        fresh = end - at + anonymous[request]
+        for i in range(at, end):
+            last[path[i]] = request
+        live += fresh
+        node = request + 1
+        while node <= requests:
+            owned[node] += fresh
+            node += node & -node
+    found = runs[:, :count]
+    return (
+        found[0].astype(np.int32),
+        found[1].astype(np.int32),
+        found[2].astype(np.int32),
+        found[3].copy(),
+        live,
+    )
+
+
+def flat_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
+    """The same for a cache that knows no prefixes: every block an object, looked up head to tail.
+
+    The blocks of a run then stand at one and the same place, since each that is found moves to
+    the front and pushes the next one back; so every run has one block.
+
+    Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
+    """
+    steps = walk(prompts, definition)
+    return LruDistances(*_flat_distances(prompts.block_parent, steps.leaf, steps.length))
+
+
+@kernel
+def _flat_distances(
+    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], length: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], int]:
+    accesses = 0
+    for n in length:
+        accesses += n
+    present = np.zeros(accesses + 1, dtype=np.int32)  # Fenwick tree: last access of some block
+    last = np.full(len(block_parent), -1, dtype=np.int64)
+    path = np.empty(length.max() + 1 if len(length) else 1, dtype=np.int32)
+    request_of = np.empty(accesses, dtype=np.int32)
+    depth_of = np.empty(accesses, dtype=np.int32)
+    distance = np.empty(accesses, dtype=np.int64)
+    count = 0
+    live = 0
+    now = 0
+    for request in range(len(leaf)):
+        block = leaf[request]
+        for at in range(length[request] - 1, -1, -1):
+            path[at] = block
+            block = block_parent[block]
+        for at in range(length[request]):
+            before = last[path[at]]
+            if before >= 0:
+                older = 0
+                node = before + 1
+                while node > 0:
+                    older += present[node]
+                    node -= node & -node
+                request_of[count] = request
+                depth_of[count] = at
+                distance[count] = live - older + 1
+                count += 1
+                node = before + 1
+                while node <= accesses:
+                    present[node] -= 1
+                    node += node & -node
+            else:
+                live += 1
+            last[path[at]] = now
+            now += 1
+            node = now
+            while node <= accesses:
+                present[node] += 1
+                node += node & -node
+    ones = np.ones(count, dtype=np.int32)
+    return request_of[:count].copy(), depth_of[:count].copy(), ones, distance[:count].copy(), live

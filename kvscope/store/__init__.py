@@ -1,0 +1,1 @@
+"""The DuckDB file: schema, migrations, named queries, traces in and out."""

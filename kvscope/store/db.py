@@ -1,0 +1,183 @@
+"""Open a kvscope store: one DuckDB file with a versioned schema.
+
+Everything that reaches the database goes through `Store`, and every statement lies in queries/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from kvscope.errors import InputError, KvscopeError, StoreBusyError, StoreVersionError
+from kvscope.store import sql
+
+MEMORY = ":memory:"
+DEFAULT_PATH = "kvscope.duckdb"
+
+
+class Store:
+    """A connection to one store; a context manager that closes it."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, path: str) -> None:
+        self._connection = connection
+        self.path = path
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def _execute(self, name: str, parameters: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+        statement = sql.statement(name)
+        if set(statement.parameters) != set(parameters):
+            raise KvscopeError(
+                f"takes {sorted(statement.parameters)}, was given {sorted(parameters)}",
+                where=f"queries/{name}.sql",
+            )
+        return self._connection.execute(statement.text, dict(parameters))
+
+    def run(self, name: str, /, **parameters: Any) -> None:
+        """Run the statement `name` for what it does, not for what it returns."""
+        self._execute(name, parameters)
+
+    def rows(self, name: str, /, **parameters: Any) -> list[dict[str, Any]]:
+        """What the query `name` answers, a dict a row."""
+        cursor = self._execute(name, parameters)
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def row(self, name: str, /, **parameters: Any) -> dict[str, Any]:
+        """The first row of what the query `name` answers."""
+        return self.rows(name, **parameters)[0]
+
+    def columns(self, name: str, /, **parameters: Any) -> dict[str, NDArray[Any]]:
+        """What the query `name` answers, a numpy array a column; NULL in no column allowed."""
+        found = self._execute(name, parameters).fetchnumpy()
+        return {column: np.ma.getdata(values) for column, values in found.items()}
+
+    def insert(self, table: str, columns: Mapping[str, Any], /, **constants: Any) -> None:
+        """Append columns (arrays of equal length) to `table`, with constants for the others."""
+        frame = _ArrowStream(pl.DataFrame(dict(columns)))  # noqa: F841  (DuckDB finds it by name)
+        names = ", ".join([*constants, *columns])
+        values = ", ".join([*(f"${name}" for name in constants), *columns])
+        self._connection.execute(
+            f"INSERT INTO {_identifier(table)} ({names}) SELECT {values} FROM frame", constants
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of the block or nothing of it."""
+        self._connection.begin()
+        try:
+            yield
+        except BaseException:
+            self._connection.rollback()
+            raise
+        self._connection.commit()
+
+
+class _ArrowStream:
+    """Hands a polars frame to DuckDB through Arrow's C stream, which needs no pyarrow."""
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        self._frame = frame
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._frame.__arrow_c_stream__(requested_schema)
+
+
+def _identifier(name: str) -> str:
+    if not re.fullmatch(r"[a-z_]+", name):
+        raise ValueError(f"not a table name: {name!r}")
+    return name
+
+
+def open_store(path: str = DEFAULT_PATH, *, read_only: bool = False) -> Store:
+    """Open the store at `path` (created if missing; `:memory:` keeps nothing).
+
+    Raises StoreBusyError if another process has it open, StoreVersionError if a newer kvscope
+    wrote it, InputError if it is not a DuckDB file.
+    """
+    if read_only and path != MEMORY and not Path(path).exists():
+        raise InputError(
+            "no such store", where=path, remedy="run `kvscope ingest TRACE` first, or name one by --db"
+        )
+    try:
+        connection = duckdb.connect(path, read_only=read_only and path != MEMORY)
+    except duckdb.IOException as error:
+        raise _cannot_open(path, error) from error
+    try:
+        _migrate(connection, path, read_only=read_only and path != MEMORY)
+    except BaseException:
+        connection.close()
+        raise
+    return Store(connection, path)
+
+
+def _cannot_open(path: str, error: duckdb.Error) -> KvscopeError:
+    message = str(error)
+    if "lock" in message:
+        holder = re.search(r"PID (\d+)", message)
+        who = f"process {holder[1]}" if holder else "another process"
+        return StoreBusyError(
+            f"{who} has this store open",
+            where=path,
+            remedy="wait until it ends, or work on another file with --db",
+        )
+    if "not a valid DuckDB" in message:
+        return InputError(
+            "not a kvscope store (not a DuckDB file)", where=path, remedy="name another with --db"
+        )
+    return InputError(message.splitlines()[0], where=path)
+
+
+def _migrate(connection: duckdb.DuckDBPyConnection, path: str, *, read_only: bool) -> None:
+    """Bring the schema to this version, step by step, each in a transaction of its own."""
+    steps = sql.migrations()
+    newest = steps[-1][0]
+    current = _schema_version(connection)
+    if current > newest:
+        raise StoreVersionError(
+            f"schema version {current}, this kvscope knows up to {newest}",
+            where=path,
+            remedy="upgrade kvscope, or work on another file with --db",
+        )
+    if current < newest and read_only:
+        raise StoreVersionError(
+            f"schema version {current} is older than {newest} and the store is open read-only",
+            where=path,
+            remedy="open it once for writing, for example with `kvscope traces`",
+        )
+    for version, text in steps:
+        if version > current:
+            connection.begin()
+            connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER)")
+            connection.execute(text)
+            connection.execute("DELETE FROM schema_version")
+            connection.execute("INSERT INTO schema_version VALUES ($version)", {"version": version})
+            connection.commit()
+
+
+def _schema_version(connection: duckdb.DuckDBPyConnection) -> int:
+    known = connection.execute(
+        "SELECT count(*) FROM duckdb_tables() WHERE table_name = 'schema_version'"
+    ).fetchone()
+    if known is None or not known[0]:
+        return 0
+    found = connection.execute("SELECT max(version) FROM schema_version").fetchone()
+    return int(found[0]) if found and found[0] is not None else 0

@@ -1,0 +1,44 @@
+"""The columns of one trace that kernels walk: requests in order of arrival over a prefix trie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Requests as paths in a trie, R requests and N blocks.
+
+    A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
+    `parent` is the request whose conversation this one continues, -1 where there is none.
+    All arrays but `block_parent` have R entries; `block_parent` has N + 1, entry 0 being the root.
+    """
+
+    block_size: int
+    arrival_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    conversation: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    full_blocks: NDArray[np.int32]
+    leaf: NDArray[np.int32]
+    cached_blocks: NDArray[np.int32]
+    carried_leaf: NDArray[np.int32]
+    carried_blocks: NDArray[np.int32]
+    block_parent: NDArray[np.int32]
+
+
+def load_prompts(store: Store, trace: Trace) -> Prompts:
+    """The prompts of `trace`, in order of arrival."""
+    requests = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    parents = store.columns("ingest/block_parents", trace_id=trace.trace_id)["parent"]
+    block_parent = np.zeros(len(parents) + 1, dtype=np.int32)
+    block_parent[1:] = parents
+    return Prompts(block_size=trace.block_size, block_parent=block_parent, **requests)

@@ -1,0 +1,89 @@
+"""The traces of a store: list, find, add, remove."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from kvscope.errors import InputError
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+
+def all_traces(store: Store) -> list[Trace]:
+    """Every trace of the store, the one last worked on first."""
+    return [_fact(row) for row in store.rows("ingest/traces")]
+
+
+def find(store: Store, name: str | None) -> Trace:
+    """The trace called `name`, or the one last worked on.
+
+    Raises InputError where there is none, with the nearest name.
+    """
+    known = all_traces(store)
+    if not known:
+        raise InputError(
+            "holds no traces", where=store.path, remedy="give a trace file, or run `kvscope ingest`"
+        )
+    if name is None:
+        return known[0]
+    for trace in known:
+        if trace.name == name:
+            return trace
+    near = difflib.get_close_matches(name, [trace.name for trace in known], n=1)
+    raise InputError(
+        f"neither a file nor a stored trace: {name!r}",
+        where=store.path,
+        remedy=f"did you mean {near[0]!r}?" if near else "see `kvscope traces`",
+    )
+
+
+def find_content(store: Store, content_hash: str) -> Trace | None:
+    """The trace with this content, if the store has it."""
+    found = store.rows("ingest/trace_by_content", content_hash=content_hash)
+    return _fact(found[0]) if found else None
+
+
+def has_size(store: Store, source_bytes: int) -> bool:
+    """Whether a stored trace came from a file of this size."""
+    return bool(store.row("ingest/traces_of_size", source_bytes=source_bytes)["traces"])
+
+
+def free_name(store: Store, path: str) -> str:
+    """A name for the trace at `path` that no stored trace has: its stem, numbered if need be."""
+    stem = "stdin" if path == "-" else Path(path).name
+    for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
+        stem = stem.removesuffix(suffix)
+    taken = {trace.name for trace in all_traces(store)}
+    name, number = stem, 2
+    while name in taken:
+        name, number = f"{stem}-{number}", number + 1
+    return name
+
+
+def add(store: Store, **columns: Any) -> Trace:
+    """Add a trace's own row; the caller holds a transaction and writes the rest."""
+    if any(trace.name == columns["name"] for trace in all_traces(store)):
+        raise InputError(
+            f"a trace called {columns['name']!r} is already there",
+            where=store.path,
+            remedy="choose another --name, or remove it with `kvscope traces remove`",
+        )
+    return _fact(store.row("ingest/add_trace", **columns))
+
+
+def mark_used(store: Store, trace: Trace) -> None:
+    """Make `trace` the one last worked on."""
+    store.run("ingest/mark_used", trace_id=trace.trace_id)
+
+
+def remove(store: Store, trace: Trace) -> None:
+    """Remove the trace and everything derived from it, in one transaction."""
+    with store.transaction():
+        for table in ("reuses", "blocks", "requests", "bad_lines", "traces"):
+            store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
+
+
+def _fact(row: dict[str, Any]) -> Trace:
+    return Trace(**{**row, "notes": tuple(row["notes"])})

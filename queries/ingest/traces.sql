@@ -1,0 +1,7 @@
+-- traces: every stored trace, the one last worked on first
+-- columns: trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes
+SELECT
+    trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s,
+    input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes
+FROM traces
+ORDER BY used_at DESC, trace_id DESC
