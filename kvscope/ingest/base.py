@@ -85,7 +85,7 @@ class Rejects:
         if self.strict:
             raise InputError(reason, where=f"{self.path}:{self.line}")
         self.count += 1
-        kind = reason.split(" - at ")[0].split(":")[0]
+        kind = reason.split(" - at ", 1)[0].split(":", 1)[0]
         self.reasons[kind] = self.reasons.get(kind, 0) + 1
         if len(self.lines) < self.kept:
             self.lines.append((self.line, reason))
@@ -125,6 +125,12 @@ class LineReader(Reader):
                 requests = parse(line)
             except (BadLine, msgspec.MsgspecError) as error:
                 rejects.reject(str(error))
+                continue
+            except UnicodeDecodeError:
+                rejects.reject("text that is not UTF-8")
+                continue
+            except RecursionError:
+                rejects.reject("values nested too deeply")
                 continue
             if requests is not None:
                 yield requests

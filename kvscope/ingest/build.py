@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ class Built:
     """
 
     block_size: int
-    requests: dict[str, NDArray[np.generic]]
+    requests: dict[str, NDArray[Any]]
     types: tuple[str, ...]
     trie: Trie
     reuse: Reuse
@@ -33,9 +34,10 @@ class Built:
 
 def build(columns: Columns, reader_notes: list[str]) -> Built:
     """Sort by arrival (stably), settle who continues whom, carry outputs, follow reuse."""
-    arrival = np.frombuffer(columns.arrival_s, dtype=np.float64)
+    columns_in_file_order = columns.arrays()
+    arrival = columns_in_file_order["arrival_s"]
     order = np.argsort(arrival, kind="stable")
-    given = {name: values[order] for name, values in columns.arrays().items()}
+    given = {name: values[order] for name, values in columns_in_file_order.items()}
     size, trie = columns.block_size, columns.trie
     inputs, outputs, blocks, leaf = (
         given[name] for name in ("input_tokens", "output_tokens", "blocks", "leaf")
@@ -79,7 +81,7 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
 def _lineage(
     columns: Columns,
     order: NDArray[np.int64],
-    given: dict[str, NDArray[np.generic]],
+    given: dict[str, NDArray[Any]],
     full_leaf: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], Lineage]:
     """Each request's parent (-1: none), and where that is known from."""
@@ -110,7 +112,9 @@ def _notes(columns: Columns, kind: Lineage) -> list[str]:
     elif columns.unhashed:
         notes.append(f"{columns.unhashed:,} of {total:,} requests have no block hashes")
     if columns.short:
-        notes.append(f"{columns.short:,} of {total:,} requests have hashes for a part of the prompt")
+        notes.append(
+            f"{columns.short:,} of {total:,} requests have hashes for a part of the prompt"
+        )
     if kind == "inferred":
         notes.append("conversations are inferred from shared prefixes")
     if list(columns.types) == [UNKNOWN_TYPE]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvscope.errors import InputError
 from kvscope.facts import Trace
 from kvscope.ingest import registry
-from kvscope.ingest.base import BadLine, ReadOptions, Rejects
+from kvscope.ingest.base import BadLine, ReadOptions, Rejects, TraceFormat
 from kvscope.ingest.build import build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.source import STDIN, Source
@@ -55,11 +55,7 @@ def ingest(
         return Ingested(known, False, Rejects(path))
     source = Source(path, advance)
     try:
-        chosen = (
-            registry.by_name(options.format)
-            if options.format
-            else registry.detect(source.head, path)
-        )
+        chosen = _format(source, options)
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read)
@@ -69,7 +65,7 @@ def ingest(
                 rejects.accepted += 1
             except BadLine as error:
                 rejects.reject(str(error))
-        content_hash = _content_hash(source.drain(), options)
+        content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
     finally:
         source.close()
@@ -98,13 +94,20 @@ def _known_before_reading(store: Store, path: str, options: IngestOptions) -> Tr
         return None
     source = Source(path)
     try:
-        return traces.find_content(store, _content_hash(source.drain(), options))
+        chosen = _format(source, options)
+        return traces.find_content(store, _content_hash(source.drain(), chosen, options))
     finally:
         source.close()
 
 
-def _content_hash(content: str, options: IngestOptions) -> str:
-    told = f"{content}/{options.format}/{options.read.fingerprint()}"
+def _format(source: Source, options: IngestOptions) -> type[TraceFormat]:
+    if options.format:
+        return registry.by_name(options.format)
+    return registry.detect(source.head, source.path)
+
+
+def _content_hash(content: str, chosen: type[TraceFormat], options: IngestOptions) -> str:
+    told = f"{content}/{chosen.name}/{options.read.fingerprint()}"
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
@@ -120,7 +123,7 @@ def _refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
         )
     if rejects.count > max_bad * lines:
         raise InputError(
-            f"{rejects.count:,} of {lines:,} lines cannot be used, more than {max_bad:.3g}"
+            f"{rejects.count:,} of {lines:,} lines cannot be used, more than {100 * max_bad:.3g}%"
             f" of them; the first: {first}",
             where=rejects.path,
             remedy="mend them, or allow more with --max-bad; nothing was stored",

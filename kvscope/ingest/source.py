@@ -19,6 +19,7 @@ HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_UTF8_BOM = b"\xef\xbb\xbf"
 
 STDIN = "-"
 
@@ -34,8 +35,12 @@ class Source:
         self._raw = _Counted(_open(path), advance)
         self._stream = _decompressed(self._raw)
         self._digest = hashlib.blake2b(digest_size=16)
-        self.head = self._read(HEAD_BYTES)
         self._line = 0
+        try:
+            self.head = self._read(HEAD_BYTES)
+        except InputError:
+            self.close()
+            raise
 
     @property
     def bytes_on_disk(self) -> int:
@@ -54,17 +59,21 @@ class Source:
             chunk = self._read(_CHUNK_BYTES)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line that is not blank, with its number from 1."""
+        """Each line that is not blank, with its number from 1, and no byte order mark."""
         rest = b""
         number = 0
         for chunk in self.chunks():
             *whole, rest = (rest + chunk).split(b"\n")
+            if number == 0 and whole:
+                whole[0] = whole[0].removeprefix(_UTF8_BOM)
             for line in whole:
                 number += 1
                 self._line = number
                 if line and not line.isspace():
                     yield number, line
         self._line = number + 1
+        if number == 0:
+            rest = rest.removeprefix(_UTF8_BOM)
         if rest and not rest.isspace():
             yield number + 1, rest
 
@@ -134,6 +143,44 @@ def _decompressed(raw: _Counted) -> BinaryIO:
     if magic.startswith(_GZIP):
         return cast(BinaryIO, gzip.GzipFile(fileobj=buffered))
     if magic == _ZSTD:
-        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
-        return cast(BinaryIO, reader)
+        frames = _Zstd(cast(BinaryIO, buffered))
+        return cast(BinaryIO, io.BufferedReader(frames, buffer_size=_CHUNK_BYTES))
     return buffered
+
+
+class _Zstd(io.RawIOBase):
+    """Decompressed zstd frames; unlike zstandard's own reader it tells a file that was cut off."""
+
+    def __init__(self, compressed: BinaryIO) -> None:
+        self._compressed = compressed
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._within_frame = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        target = cast(memoryview, buffer)
+        while not self._ready:
+            data = self._compressed.read(HEAD_BYTES)
+            if not data:
+                if self._within_frame:
+                    raise EOFError("zstd frame is incomplete")
+                return 0
+            self._ready = memoryview(self._decompress(data))
+        size = min(len(target), len(self._ready))
+        target[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
+
+    def _decompress(self, data: bytes) -> bytes:
+        parts = []
+        while data:
+            parts.append(self._frame.decompress(data))
+            self._within_frame = not self._frame.eof
+            if self._within_frame:
+                break
+            data = self._frame.unused_data
+            self._frame = zstandard.ZstdDecompressor().decompressobj()
+        return b"".join(parts)

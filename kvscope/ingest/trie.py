@@ -80,7 +80,7 @@ class Trie:
 
 
 @inlined
-def _slot(parent: int, hash_id: int) -> int:
+def _slot(parent: int, hash_id: int) -> np.uint64:
     """Where the search for (parent, hash id) starts, before it is cut to the table's size.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).

@@ -31,7 +31,7 @@ class HitCurve:
         """The hit rate (0–1) at each capacity."""
         if not self.total:
             return np.zeros(np.shape(capacity_blocks))
-        return np.interp(capacity_blocks, self.knots, self.hits) / self.total
+        return np.asarray(np.interp(capacity_blocks, self.knots, self.hits) / self.total)
 
     @property
     def ideal(self) -> float:

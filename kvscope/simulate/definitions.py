@@ -47,9 +47,7 @@ def side_by_side(chosen: HitDefinition) -> tuple[HitDefinition, ...]:
         HitDefinition("by request", weight="request"),
         HitDefinition("last half", warmup=0.5),
         ignored,
-        HitDefinition(
-            "partial kept", partial=True, last_token_rule=False, outputs="ignored"
-        ),
+        HitDefinition("partial kept", partial=True, last_token_rule=False, outputs="ignored"),
         *COMPATIBLE.values(),
     )
     return table if chosen in table else (chosen, *table)

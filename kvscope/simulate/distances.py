@@ -76,9 +76,7 @@ def lru_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
     """
     steps = walk(prompts, definition)
     return LruDistances(
-        *_lru_distances(
-            prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous
-        )
+        *_lru_distances(prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous)
     )
 
 
@@ -162,16 +160,24 @@ def flat_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
     Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
     """
     steps = walk(prompts, definition)
-    return LruDistances(*_flat_distances(prompts.block_parent, steps.leaf, steps.length))
+    return LruDistances(
+        *_flat_distances(
+            prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous
+        )
+    )
 
 
 @kernel
 def _flat_distances(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], length: NDArray[np.int32]
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    length: NDArray[np.int32],
+    look: NDArray[np.int32],
+    anonymous: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], int]:
     accesses = 0
-    for n in length:
-        accesses += n
+    for request in range(len(length)):
+        accesses += length[request] + anonymous[request]
     present = np.zeros(accesses + 1, dtype=np.int32)  # Fenwick tree: last access of some block
     last = np.full(len(block_parent), -1, dtype=np.int64)
     path = np.empty(length.max() + 1 if len(length) else 1, dtype=np.int32)
@@ -182,29 +188,32 @@ def _flat_distances(
     live = 0
     now = 0
     for request in range(len(leaf)):
+        end = length[request]
         block = leaf[request]
-        for at in range(length[request] - 1, -1, -1):
+        for at in range(end - 1, -1, -1):
             path[at] = block
             block = block_parent[block]
-        for at in range(length[request]):
-            before = last[path[at]]
+        for at in range(end + anonymous[request]):
+            before = last[path[at]] if at < end else -1
             if before >= 0:
-                older = 0
-                node = before + 1
-                while node > 0:
-                    older += present[node]
-                    node -= node & -node
-                request_of[count] = request
-                depth_of[count] = at
-                distance[count] = live - older + 1
-                count += 1
+                if at < look[request]:
+                    older = 0
+                    node = before + 1
+                    while node > 0:
+                        older += present[node]
+                        node -= node & -node
+                    request_of[count] = request
+                    depth_of[count] = at
+                    distance[count] = live - older + 1
+                    count += 1
                 node = before + 1
                 while node <= accesses:
                     present[node] -= 1
                     node += node & -node
             else:
                 live += 1
-            last[path[at]] = now
+            if at < end:
+                last[path[at]] = now
             now += 1
             node = now
             while node <= accesses:

@@ -50,9 +50,7 @@ def miss_reasons(
     warm = np.zeros(len(steps.leaf), dtype=np.int32)
     np.maximum.at(warm, runs.request, runs.depth + runs.blocks)
     diverged = int(
-        _diverged(
-            prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, warm
-        )
+        _diverged(prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, warm)
     )
     total = int(prompts.input_tokens.sum(dtype=np.int64))
     reasons = []

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import duckdb
 import numpy as np
@@ -31,7 +31,7 @@ class Store:
         self._connection = connection
         self.path = path
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -75,9 +75,8 @@ class Store:
         frame = _ArrowStream(pl.DataFrame(dict(columns)))  # noqa: F841  (DuckDB finds it by name)
         names = ", ".join([*constants, *columns])
         values = ", ".join([*(f"${name}" for name in constants), *columns])
-        self._connection.execute(
-            f"INSERT INTO {_identifier(table)} ({names}) SELECT {values} FROM frame", constants
-        )
+        statement = f"INSERT INTO {_identifier(table)} ({names}) SELECT {values} FROM frame"  # noqa: S608  (names from code, checked)
+        self._connection.execute(statement, constants)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -115,7 +114,9 @@ def open_store(path: str = DEFAULT_PATH, *, read_only: bool = False) -> Store:
     """
     if read_only and path != MEMORY and not Path(path).exists():
         raise InputError(
-            "no such store", where=path, remedy="run `kvscope ingest TRACE` first, or name one by --db"
+            "no such store",
+            where=path,
+            remedy="run `kvscope ingest TRACE` first, or name one by --db",
         )
     try:
         connection = duckdb.connect(path, read_only=read_only and path != MEMORY)

@@ -38,7 +38,13 @@ class Prompts:
 def load_prompts(store: Store, trace: Trace) -> Prompts:
     """The prompts of `trace`, in order of arrival."""
     requests = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    block_parent = load_block_parents(store, trace)
+    return Prompts(block_size=trace.block_size, block_parent=block_parent, **requests)
+
+
+def load_block_parents(store: Store, trace: Trace) -> NDArray[np.int32]:
+    """The prefix trie of `trace`: each block's parent, entry 0 being the root's own 0."""
     parents = store.columns("ingest/block_parents", trace_id=trace.trace_id)["parent"]
     block_parent = np.zeros(len(parents) + 1, dtype=np.int32)
     block_parent[1:] = parents
-    return Prompts(block_size=trace.block_size, block_parent=block_parent, **requests)
+    return block_parent

@@ -73,6 +73,12 @@ def add(store: Store, **columns: Any) -> Trace:
     return _fact(store.row("ingest/add_trace", **columns))
 
 
+def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
+    """(line, reason) of the lines that could not be used; of very many only the first are kept."""
+    found = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
+    return [(row["line"], row["reason"]) for row in found]
+
+
 def mark_used(store: Store, trace: Trace) -> None:
     """Make `trace` the one last worked on."""
     store.run("ingest/mark_used", trace_id=trace.trace_id)

@@ -1,0 +1,68 @@
+# kvscope from a checkout. Needs make and Python 3.11 or newer; the rest goes into .venv/.
+
+VENV    ?= .venv
+PY      := $(VENV)/bin/python
+KVSCOPE := $(VENV)/bin/kvscope
+READY   := $(VENV)/ready
+SAMPLE  := sample_traces/to-c.jsonl.gz
+WORKERS ?= 2
+PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo "$$python" && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint docs bench samples wheel clean
+
+help: ## this list
+	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY) ## make .venv with everything but an engine (again when the versions change)
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer, and found none on" \
+		"the PATH; install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: $(PYTHON) cannot make a virtual" \
+		"environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(READY): pyproject.toml constraints.txt | $(PY)
+	@echo "Installing kvscope and all that it needs into $(VENV), once; this can take minutes ..."
+	@$(PY) -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,dashboard]'
+	@$(PY) -m compileall -q kvscope
+	@touch $(READY)
+	@echo "Ready: $(KVSCOPE) --help"
+
+demo: setup ## analyze a sample trace, and write report.html
+	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --report report.html
+	@echo
+	@echo "report.html has all of it, with charts. What to try next:"
+	@echo "  $(KVSCOPE) analyze YOUR-TRACE.jsonl"
+	@echo "  $(KVSCOPE) --help"
+
+test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
+	$(PY) -m pytest -q -n $(WORKERS) -m "not engine" $(PYTEST)
+
+lint: setup ## style, formatting, types, layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+docs: setup ## write docs/cli.md from the program
+	$(PY) -m docs.generate
+
+bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says what it takes)
+	$(PY) -m benchmarks $(BENCH)
+
+samples: setup ## generate sample_traces/ again (seeded: the same bytes)
+	$(PY) -m sample_traces.generate
+
+wheel: setup ## build the wheel and the source distribution into dist/
+	$(PY) -m build --no-isolation --outdir dist
+
+clean: ## remove what the tools and the demo leave behind; .venv stays
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f demo.duckdb demo.duckdb.wal report.html
+	find kvscope tests benchmarks dashboard -name __pycache__ -type d -prune -exec rm -rf {} +

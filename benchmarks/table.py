@@ -1,0 +1,43 @@
+"""A table of results, and the page of the docs that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+BEGIN = "<!-- measured: begin (written by `make bench BENCH=--record`) -->"
+END = "<!-- measured: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a title, with a sentence that says what was done."""
+
+    title: str
+    done: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """The table in markdown, figures to the right."""
+        cells = [list(self.columns), *self.rows]
+        widths = [max(len(row[at]) for row in cells) for at in range(len(self.columns))]
+        rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+        lines = [" | ".join(_aligned(row, widths)) for row in [cells[0], rule, *self.rows]]
+        return "\n".join([f"### {self.title}", "", self.done, "", *(f"| {x} |" for x in lines), ""])
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """The first cell to the left, figures to the right."""
+    figures = zip(row[1:], widths[1:], strict=True)
+    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in figures)]
+
+
+def record(page: Path, text: str) -> None:
+    """Put `text` between the marks of `page`. Raises ValueError if it has no marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"{page}: lacks the marks {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")

@@ -1,0 +1,65 @@
+"""Prepares a trace's accesses for the curve: as a kvscope store, and in libCacheSim's format.
+
+`python -m benchmarks.work_accesses TRACE FOLDER` leaves NAME.duckdb and NAME.oracleGeneral.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.ingest.pipeline import ingest
+from kvscope.store.db import open_store
+from kvscope.store.prompts import Prompts, load_prompts
+
+RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
+NEVER = -2
+
+
+def accesses(prompts: Prompts) -> NDArray[np.int64]:
+    """The block of every access, requests in order, each from head to tail."""
+    ends = np.cumsum(prompts.blocks, dtype=np.int64)
+    found = np.empty(ends[-1], dtype=np.int64)
+    block, at = prompts.leaf.astype(np.int64), ends - 1
+    first = ends - prompts.blocks
+    while len(block):
+        inside = at >= first
+        block, at, first = block[inside], at[inside], first[inside]
+        found[at] = block
+        block, at = prompts.block_parent[block].astype(np.int64), at - 1
+    return found
+
+
+def next_access(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position, from 1, of each access's block's next access, or NEVER."""
+    order = np.argsort(blocks, kind="stable")
+    again = blocks[order[1:]] == blocks[order[:-1]]
+    found = np.full(len(blocks), NEVER, dtype=np.int64)
+    found[order[:-1][again]] = order[1:][again] + 1
+    return found
+
+
+def main() -> None:
+    """The command line of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("folder", type=Path)
+    told = parser.parse_args()
+    name = told.trace.name.split(".", maxsplit=1)[0]
+    store_path = told.folder / f"{name}.duckdb"
+    store_path.unlink(missing_ok=True)
+    with open_store(str(store_path)) as store:
+        blocks = accesses(load_prompts(store, ingest(store, str(told.trace)).trace))
+    records = np.empty(len(blocks), dtype=RECORD)
+    records["time"] = np.arange(len(blocks))
+    records["id"] = blocks
+    records["size"] = 1
+    records["next"] = next_access(blocks)
+    records.tofile(told.folder / f"{name}.oracleGeneral")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Work for a fresh process: LRU's exact curve of a stored trace, timed after a first pass.
+
+`python -m benchmarks.work_curve STORE CAPACITY` prints JSON: accesses, CPU seconds (one thread),
+and the hit rate at CAPACITY as libCacheSim defines it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from statistics import median
+
+from kvscope.simulate.curve import lru_curve
+from kvscope.simulate.definitions import LIBCACHESIM
+from kvscope.simulate.distances import lru_distances
+from kvscope.store import traces
+from kvscope.store.db import open_store
+from kvscope.store.prompts import load_prompts
+
+PASSES = 5
+
+
+def main() -> None:
+    """The command line of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("store")
+    parser.add_argument("capacity", type=int)
+    told = parser.parse_args()
+    with open_store(told.store, read_only=True) as store:
+        (trace,) = traces.all_traces(store)
+        prompts = load_prompts(store, trace)
+    prefix = replace(LIBCACHESIM, flat=False)
+    seconds: dict[str, list[float]] = {"distances": [], "curve": []}
+    for counted in range(PASSES + 1):
+        started = time.process_time()
+        distances = lru_distances(prompts, prefix)
+        between = time.process_time()
+        lru_curve(prompts, prefix, distances)
+        ended = time.process_time()
+        if counted:
+            seconds["distances"].append(between - started)
+            seconds["curve"].append(ended - started)
+    flat = lru_curve(prompts, LIBCACHESIM).rate(told.capacity)
+    answer = {
+        "accesses": trace.accesses,
+        "distances_cpu_s": median(seconds["distances"]),
+        "curve_cpu_s": median(seconds["curve"]),
+        "flat_hit_rate": float(flat),
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

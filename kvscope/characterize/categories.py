@@ -1,0 +1,74 @@
+"""One row a category: what it asks for, what it reuses, after how long and for how long."""
+
+from __future__ import annotations
+
+from kvscope.characterize.facts import Category, Lifetimes, NextTurns, ReuseGaps
+from kvscope.characterize.gaps import reuse_gaps
+from kvscope.characterize.history import load_history
+from kvscope.characterize.lifetimes import lifetimes
+from kvscope.characterize.traffic import share
+from kvscope.characterize.turns import next_turns
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+
+def categories(store: Store, trace: Trace) -> tuple[Category, ...]:
+    """The summary of each category, ordered by type and turn.
+
+    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
+    that touched it first. `next_turn_probability` is the settled one where there is one. A category
+    is one of first or of later turns, so its `multi_turn_share` is 0 or 1.
+    """
+    history = load_history(store, trace) if trace.has_hashes else None
+    return assemble_categories(
+        store,
+        trace,
+        reuse_gaps(store, trace, history),
+        lifetimes(store, trace, history),
+        next_turns(store, trace),
+    )
+
+
+def assemble_categories(
+    store: Store,
+    trace: Trace,
+    gaps: ReuseGaps | None,
+    lives: Lifetimes | None,
+    followed: NextTurns | None,
+) -> tuple[Category, ...]:
+    """The same, of facts that are already known."""
+    rows = store.rows("characterize/categories", trace_id=trace.trace_id)
+    requests = sum(row["requests"] for row in rows)
+    hits = sum(row["ideal_blocks"] for row in rows)
+    gap_of = {found.category: found.gap_s.quantiles for found in gaps.by_category} if gaps else {}
+    life_of = (
+        {found.category: found.lifetime_s.quantiles for found in lives.by_category} if lives else {}
+    )
+    next_of = (
+        {found.category: found.next_turn for found in followed.by_category} if followed else {}
+    )
+
+    def next_turn_probability(category: str) -> float | None:
+        found = next_of.get(category)
+        if found is None:
+            return None
+        settled = found.settled_probability
+        return found.probability if settled is None else settled
+
+    return tuple(
+        Category(
+            category=row["category"],
+            type=row["type"],
+            turn_bucket=row["turn_bucket"],
+            requests=row["requests"],
+            share=row["requests"] / requests,
+            multi_turn_share=row["multi_turn_requests"] / row["requests"],
+            mean_input_tokens=row["input_tokens"] / row["requests"],
+            mean_output_tokens=row["output_tokens"] / row["requests"],
+            reuse_gap_s=gap_of.get(row["category"]),
+            lifetime_s=life_of.get(row["category"]),
+            next_turn_probability=next_turn_probability(row["category"]),
+            hit_share=share(row["ideal_blocks"], hits),
+        )
+        for row in rows
+    )

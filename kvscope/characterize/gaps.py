@@ -1,0 +1,130 @@
+"""After how long blocks are reused: gap distributions, and the chance of reuse after a silence.
+
+A gap belongs to the category of the request that touched the block last before it: an eviction
+policy that has to judge a block knows no more than that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.characterize.facts import GapDistribution, HazardCurve, ReuseGaps, ReuseHazard
+from kvscope.characterize.history import History, load_history
+from kvscope.characterize.weighted import cdf, cdfs, log_grid, summaries, summary, totals
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+_SOON_S = 1.0
+
+
+def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> ReuseGaps | None:
+    """How long blocks wait for their reuse, weighted by blocks; None without hashes.
+
+    Only gaps that end inside the trace count, so long ones are under-represented; `fit` models
+    account for that. Source: ATC'25, section 3 (reuse time).
+    """
+    if not trace.has_hashes:
+        return None
+    history = history or load_history(store, trace)
+    grid = log_grid(trace.span_s)
+    groups = len(history.categories)
+    category = history.category[history.prev]
+    blocks = totals(history.gap.weight, category, groups)
+    each = zip(
+        history.categories,
+        blocks.tolist(),
+        summaries(history.gap, category, groups),
+        cdfs(history.gap, category, groups, grid),
+        strict=True,
+    )
+    overall = summary(history.gap)
+    return ReuseGaps(
+        at_s=tuple(grid.tolist()),
+        overall=(
+            GapDistribution(None, int(blocks.sum()), overall, cdf(history.gap, grid))
+            if overall
+            else None
+        ),
+        by_category=tuple(
+            GapDistribution(name, count, gaps, along)
+            for name, count, gaps, along in each
+            if gaps is not None
+        ),
+    )
+
+
+def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> ReuseHazard | None:
+    """Chance that a block untouched for t is reused in (t, t + 1 s], along a log grid of t.
+
+    None without hashes. At risk at t are touches followed by no touch up to t, among those made
+    at least t + 1 s before the trace's end: of all others the next second is not seen whole, so
+    the end of the trace (right-censoring) biases nothing. Each touch of a block is one
+    observation, also the last one, which no reuse follows. A block's touch that only another
+    request's output renews is left out. Source: ATC'25, section 3 (reuse probability).
+    """
+    if not trace.has_hashes:
+        return None
+    history = history or load_history(store, trace)
+    grid = log_grid(trace.span_s)
+    groups = len(history.categories)
+    at_risk, reused = _counts(history, grid)
+    curves = [
+        _curve(history.categories[k], at_risk[k], reused[k]) for k in range(groups) if at_risk[k, 0]
+    ]
+    everything = at_risk.sum(axis=0)
+    return ReuseHazard(
+        at_s=tuple(grid.tolist()),
+        overall=_curve(None, everything, reused.sum(axis=0)) if everything[0] else None,
+        by_category=tuple(curves),
+    )
+
+
+def _curve(
+    category: str | None, at_risk: NDArray[np.int64], reused: NDArray[np.int64]
+) -> HazardCurve:
+    pairs = list(zip(reused.tolist(), at_risk.tolist(), strict=True))
+    return HazardCurve(
+        category=category,
+        probability=tuple(events / count if count else None for events, count in pairs),
+        at_risk_blocks=tuple(count for _, count in pairs),
+    )
+
+
+def _counts(
+    history: History, grid: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(at risk, reused in the next second), categories × grid."""
+    # How many leading points of the grid see a whole second more after each request.
+    seen = np.searchsorted(grid, _left_s(history) - _SOON_S, side="right")
+    requests = len(history.arrival_s)
+    last_touches = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
+
+    gap, weight = history.gap.value, history.gap.weight
+    category = history.category[history.prev]
+    waiting = np.minimum(np.searchsorted(grid, gap), seen[history.prev])  # points below the gap
+    soon = np.minimum(np.searchsorted(grid, gap - _SOON_S), waiting)  # gap at most 1 s beyond
+
+    shape = (len(history.categories), len(grid) + 1)
+    at_risk = _reaching(category, waiting, weight, shape) + _reaching(
+        history.category, seen, last_touches, shape
+    )
+    reused = _reaching(category, waiting, weight, shape) - _reaching(category, soon, weight, shape)
+    return at_risk, reused
+
+
+def _left_s(history: History) -> NDArray[np.float64]:
+    """How long the trace goes on after each request."""
+    return np.maximum(history.span_s - history.arrival_s, 0.0)
+
+
+def _reaching(
+    group: NDArray[np.int64],
+    points: NDArray[np.int64],
+    weight: NDArray[np.int64],
+    shape: tuple[int, int],
+) -> NDArray[np.int64]:
+    """Weight, by group, of what covers each point, each item covering the first `points`."""
+    ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
+    beyond: NDArray[np.int64] = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
+    return beyond[:, :-1]

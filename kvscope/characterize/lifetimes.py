@@ -1,0 +1,153 @@
+"""How long blocks live, from first to last touch, and how many are alive at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.characterize.facts import (
+    LifetimeDistribution,
+    Lifetimes,
+    WindowLifetime,
+    WorkingSet,
+)
+from kvscope.characterize.history import History, load_history
+from kvscope.characterize.weighted import (
+    Weighted,
+    cdf,
+    cdfs,
+    log_grid,
+    quantiles,
+    summaries,
+    summary,
+    totals,
+)
+from kvscope.characterize.windows import Windows, round_windows
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+SERIES_POINTS = 100
+
+
+def lifetimes(
+    store: Store, trace: Trace, history: History | None = None, windows: Windows | None = None
+) -> Lifetimes | None:
+    """How long cacheable blocks live; None without hashes.
+
+    A lifetime runs from the first to the last touch and is 0 for a block never touched again.
+    Categories and windows are those of the first touch. The trace's end cuts lifetimes short, those
+    of late blocks most. Source: ATC'25, section 3 (lifetime).
+    """
+    if not trace.has_hashes:
+        return None
+    history = history or load_history(store, trace)
+    windows = windows or round_windows(trace)
+    length = history.arrival_s[history.last] - history.arrival_s[history.first]
+    order = np.argsort(length)
+    lives = Weighted(length[order], history.lifespan_blocks[order])
+    born = history.first[order]
+    once = np.where(born == history.last[order], lives.weight, 0)
+    grid = log_grid(trace.span_s)
+    overall = summary(lives)
+    blocks = int(lives.weight.sum())
+    return Lifetimes(
+        at_s=tuple(grid.tolist()),
+        window_s=windows.length_s,
+        overall=(
+            LifetimeDistribution(None, blocks, int(once.sum()) / blocks, overall, cdf(lives, grid))
+            if overall
+            else None
+        ),
+        by_category=_by_category(history, lives, born, once, grid),
+        over_time=_over_time(history, lives, born, windows),
+    )
+
+
+def _by_category(
+    history: History,
+    lives: Weighted,
+    born: NDArray[np.int32],
+    once: NDArray[np.int64],
+    grid: NDArray[np.float64],
+) -> tuple[LifetimeDistribution, ...]:
+    groups = len(history.categories)
+    category = history.category[born]
+    each = zip(
+        history.categories,
+        totals(lives.weight, category, groups).tolist(),
+        totals(once, category, groups).tolist(),
+        summaries(lives, category, groups),
+        cdfs(lives, category, groups, grid),
+        strict=True,
+    )
+    return tuple(
+        LifetimeDistribution(name, blocks, never / blocks, life, along)
+        for name, blocks, never, life, along in each
+        if life is not None
+    )
+
+
+def _over_time(
+    history: History, lives: Weighted, born: NDArray[np.int32], windows: Windows
+) -> tuple[WindowLifetime, ...]:
+    groups = len(history.categories)
+    cell = windows.index(history.arrival_s[born]) * groups + history.category[born]
+    blocks = totals(lives.weight, cell, windows.count * groups)
+    seconds = np.bincount(cell, lives.value * lives.weight, minlength=windows.count * groups)
+    return tuple(
+        WindowLifetime(
+            start_s=windows.start_s(int(k) // groups),
+            category=history.categories[int(k) % groups],
+            blocks=int(blocks[k]),
+            mean_s=float(seconds[k] / blocks[k]),
+        )
+        for k in np.flatnonzero(blocks)
+    )
+
+
+def working_set(store: Store, trace: Trace, history: History | None = None) -> WorkingSet | None:
+    """How many blocks are alive over time: the capacity that keeps every block to be reused.
+
+    A block is alive at t if first touch <= t < last touch. Mean and p99 weigh by time. None
+    without hashes. Source: ATC'25, Figure 22.
+    """
+    if not trace.has_hashes:
+        return None
+    history = history or load_history(store, trace)
+    requests = len(history.arrival_s)
+    born = totals(history.lifespan_blocks, history.first.astype(np.int64), requests)
+    died = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
+    at_s, starts = np.unique(history.arrival_s, return_index=True)
+    level = np.cumsum(np.add.reduceat(born - died, starts))  # from at_s[i] until at_s[i + 1]
+    lasts = np.diff(at_s)
+    order = np.argsort(level[:-1])
+    by_time = Weighted(level[:-1][order].astype(np.float64), _microseconds(lasts[order]))
+    still = by_time.weight.sum() == 0  # all requests at once: nothing lives
+    p99 = quantiles(by_time, np.zeros(len(lasts), dtype=np.int64), 1, np.array([99]))[0, 0]
+    starts_s, peaks = _series(at_s, level, trace.span_s)
+    return WorkingSet(
+        peak_blocks=int(level.max()),
+        mean_blocks=0.0 if still else float((level[:-1] * lasts).sum() / lasts.sum()),
+        p99_blocks=0 if still else int(p99),
+        at_s=tuple(starts_s.tolist()),
+        blocks=tuple(peaks.tolist()),
+    )
+
+
+def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Durations as integer weights, so that ranks are exact."""
+    return np.round(seconds * 1e6).astype(np.int64)
+
+
+def _series(
+    at_s: NDArray[np.float64], level: NDArray[np.int64], span_s: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(starts, peaks) of a hundred equal stretches of time."""
+    if span_s <= 0:
+        return np.zeros(1), level[:1]
+    starts = np.arange(SERIES_POINTS, dtype=np.float64) * (span_s / SERIES_POINTS)
+    before = np.searchsorted(at_s, starts, side="right") - 1
+    peaks = level[np.maximum(before, 0)].copy()  # arrivals count from 0, so something is before
+    stretch = np.minimum(np.searchsorted(starts, at_s, side="right") - 1, SERIES_POINTS - 1)
+    np.maximum.at(peaks, stretch, level)
+    return starts, peaks

@@ -1,0 +1,83 @@
+"""Where reuse comes from: whose touch it goes back to, and on how few blocks and users it falls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvscope.characterize.facts import HeatCell, Skew, Sources, TopShare, UserSkew
+from kvscope.characterize.traffic import share
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+TOP_USERS = 30
+TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
+
+
+def sources(store: Store, trace: Trace) -> Sources | None:
+    """Whether blocks were last touched by the same conversation, the same user, or someone else.
+
+    The last touch decides: a system prompt that two users take turns to touch is cross-user reuse,
+    though each of them used it before. Weighted by blocks; None without hashes or reuse.
+    Source: ATC'25, section 3 (intra- and inter-user reuse).
+    """
+    if not trace.has_hashes:
+        return None
+    row = store.row("characterize/sources", trace_id=trace.trace_id)
+    reused = row["same_conversation"] + row["same_user"] + row["other"]
+    if not reused:
+        return None
+    return Sources(
+        reused_blocks=reused,
+        same_conversation_share=(
+            None if trace.lineage == "none" else row["same_conversation"] / reused
+        ),
+        same_user_share=row["same_user"] / reused if trace.has_users else None,
+        other_share=row["other"] / reused,
+        heat_map=_heat_map(store, trace) if trace.has_users else (),
+    )
+
+
+def _heat_map(store: Store, trace: Trace) -> tuple[HeatCell, ...]:
+    rows = store.rows("characterize/user_heat_map", trace_id=trace.trace_id, top=TOP_USERS)
+    return tuple(HeatCell(**row) for row in rows)
+
+
+def skew(store: Store, trace: Trace) -> Skew | None:
+    """Share of all reuse on the most reused blocks, and of all ideal hits on the top users.
+
+    Blocks: of the cacheable ones, that is, those that were ever a full block, never reused ones
+    included; reuse counts every prompt that found the block written. Users: of those with a
+    request. None without hashes. Source: ATC'25, section 3 (skew).
+    """
+    if not trace.has_hashes:
+        return None
+    key = {"trace_id": trace.trace_id, "top_shares": list(TOP_SHARES)}
+    rows = store.rows("characterize/block_skew", **key)
+    if not rows:
+        return None
+    reuse = _top_shares(rows, "reuse_share")
+    return Skew(
+        cacheable_blocks=rows[0]["blocks"],
+        reused_block_share=rows[0]["reused_blocks"] / rows[0]["blocks"],
+        reuse=reuse,
+        reuse_from_top_10_percent=next((at.share for at in reuse if at.top_share == 0.1), None),
+        users=_user_skew(store.rows("characterize/user_skew", **key)) if trace.has_users else None,
+    )
+
+
+def _user_skew(rows: Sequence[dict[str, Any]]) -> UserSkew | None:
+    if not rows:
+        return None
+    users = rows[0]["users"]
+    of_hits = rows[0]["users_of_90_percent_hits"]
+    return UserSkew(
+        users=users,
+        hits=_top_shares(rows, "hit_share"),
+        share_making_90_percent_of_hits=None if of_hits is None else share(of_hits, users),
+        share_making_90_percent_of_requests=rows[0]["users_of_90_percent_requests"] / users,
+    )
+
+
+def _top_shares(rows: Sequence[dict[str, Any]], name: str) -> tuple[TopShare, ...]:
+    return tuple(TopShare(row["top_share"], row[name]) for row in rows if row[name] is not None)

@@ -1,0 +1,122 @@
+"""Where in the prompt reuse lies: what caching only a part of each prompt would hit."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.characterize.facts import HeatMap, PrefixDepth, Spatial
+from kvscope.characterize.traffic import read_summary, turns_label
+from kvscope.facts import Trace
+from kvscope.jit import kernel
+from kvscope.store.db import Store
+from kvscope.store.prompts import Prompts, load_prompts
+
+DECILES = 10
+_MASKS = 1 << DECILES
+
+
+def spatial(store: Store, trace: Trace, prompts: Prompts | None = None) -> Spatial | None:
+    """Ideal block hit rate if each request caches only [offset, offset + stride) of its prompt.
+
+    A position is depth / full blocks of the request that caches the block. Every full block of a
+    prompt is looked up on its own, whatever became of the blocks before it, but for the last-token
+    rule; outputs have no position and are left out. Past the prompt's end there is nothing to
+    cache, so offset + stride beyond 100 % equals 100 %. None without hashes.
+    Source: ATC'25, section 3, Figure 16.
+    """
+    if not trace.has_hashes:
+        return None
+    prompts = prompts or load_prompts(store, trace)
+    multi_turn = store.columns("characterize/multi_turn", trace_id=trace.trace_id)["multi_turn"]
+    counts = decile_histogram(
+        prompts.block_parent,
+        prompts.leaf,
+        prompts.blocks,
+        prompts.full_blocks,
+        (prompts.input_tokens - 1) // prompts.block_size,
+        multi_turn.astype(np.bool_),
+    )
+    return Spatial(
+        offsets=tuple(decile / DECILES for decile in range(DECILES)),
+        strides=tuple((decile + 1) / DECILES for decile in range(DECILES)),
+        overall=heat_map(counts.sum(axis=0)),
+        single_turn=heat_map(counts[0]),
+        multi_turn=heat_map(counts[1]),
+        prefix_depth=prefix_depth(store, trace),
+    )
+
+
+def prefix_depth(store: Store, trace: Trace) -> tuple[PrefixDepth, ...]:
+    """How deep an infinite cache hits, in blocks and as share of the prompt's tokens.
+
+    Of all requests, of single- and of multi-turn ones; empty without hashes.
+    """
+    if not trace.has_hashes:
+        return ()
+    rows = store.rows(
+        "characterize/prefix_depth", trace_id=trace.trace_id, block_size=trace.block_size
+    )
+    return tuple(
+        PrefixDepth(
+            turns=turns_label(row["multi_turn"]),
+            requests=row["requests"],
+            hit_blocks=read_summary(row, "blocks"),
+            prompt_share=read_summary(row, "share"),
+        )
+        for row in rows
+    )
+
+
+def heat_map(counts: NDArray[np.int64]) -> HeatMap | None:
+    """Hit rates offset × stride from lookups by mask of deciles; None if there were none."""
+    lookups = int(counts.sum())
+    if not lookups:
+        return None
+    masks = np.arange(_MASKS)
+
+    def hit_rate(offset: int, stride: int) -> float:
+        end = min(offset + stride, DECILES)
+        cached = (1 << end) - (1 << offset)
+        return int(counts[(masks & cached) != 0].sum()) / lookups
+
+    return tuple(
+        tuple(hit_rate(offset, stride) for stride in range(1, DECILES + 1))
+        for offset in range(DECILES)
+    )
+
+
+@kernel
+def decile_histogram(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    blocks: NDArray[np.int32],
+    full_blocks: NDArray[np.int32],
+    hittable: NDArray[np.int32],
+    multi_turn: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Lookups of full blocks by the deciles at which earlier requests wrote the block.
+
+    All but `block_parent` (blocks + root) have an entry a request. Bit k of a mask: some earlier
+    request had the block in its k-th tenth. Lookups at a depth of `hittable` or more count as mask
+    0, since the last-token rule recomputes them. Returns 2 (single-, multi-turn) × 1024 counts.
+    """
+    counts = np.zeros((2, 1024), dtype=np.int64)
+    written = np.zeros(len(block_parent), dtype=np.uint16)
+    for request in range(len(leaf)):
+        full = np.int64(full_blocks[request])
+        row = counts[1] if multi_turn[request] else counts[0]
+        block = leaf[request]
+        for _ in range(blocks[request] - full):  # the partial last block, if there is one
+            block = block_parent[block]
+        depth = full - 1
+        for decile in range(9, -1, -1):
+            first = (decile * full + 9) // 10
+            bit = np.uint16(1 << decile)
+            while depth >= first:
+                mask = written[block]
+                row[mask if depth < hittable[request] else 0] += 1
+                written[block] = mask | bit
+                block = block_parent[block]
+                depth -= 1
+    return counts

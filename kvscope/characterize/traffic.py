@@ -1,0 +1,129 @@
+"""How much traffic, of which lengths, when, and which part of it contributes hits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvscope.characterize.facts import (
+    Contribution,
+    Lengths,
+    OverTime,
+    RequestSize,
+    Summary,
+    TrafficWindow,
+    Turns,
+    TypeContribution,
+)
+from kvscope.characterize.windows import Windows, round_windows
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+
+def lengths(store: Store, trace: Trace) -> Lengths:
+    """Token lengths of requests and the pace of arrivals; any trace can tell."""
+    row = store.row("characterize/lengths", trace_id=trace.trace_id)
+    arrivals = store.row("characterize/arrivals", trace_id=trace.trace_id)
+    return Lengths(
+        requests=row["requests"],
+        input_tokens=read_summary(row, "input"),
+        output_tokens=read_summary(row, "output"),
+        arrival_rate_per_s=share(row["requests"], trace.span_s),
+        inter_arrival_cv=share(arrivals["deviation_s"] or 0.0, arrivals["mean_s"] or 0.0),
+        single_turn_mean_tokens=row["single_turn_mean"],
+        multi_turn_mean_tokens=row["multi_turn_mean"],
+    )
+
+
+def request_sizes(store: Store, trace: Trace) -> tuple[RequestSize, ...]:
+    """Size of requests, input and output, in blocks and tokens; all, single- and multi-turn."""
+    rows = store.rows(
+        "characterize/request_sizes", trace_id=trace.trace_id, block_size=trace.block_size
+    )
+    return tuple(
+        RequestSize(
+            turns=turns_label(row["multi_turn"]),
+            requests=row["requests"],
+            blocks=read_summary(row, "blocks"),
+            tokens=read_summary(row, "tokens"),
+        )
+        for row in rows
+    )
+
+
+def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> OverTime:
+    """Traffic and ideal hit rate, window by window (about sixty round ones unless told).
+
+    Rates per second divide by the whole window, though the last one may end after the trace.
+    """
+    windows = windows or round_windows(trace)
+    rows = store.rows("characterize/over_time", trace_id=trace.trace_id, **windows.parameters)
+    return OverTime(
+        window_s=windows.length_s,
+        windows=tuple(
+            TrafficWindow(
+                start_s=windows.start_s(row["window_index"]),
+                requests=row["requests"],
+                input_tokens=row["input_tokens"],
+                output_tokens=row["output_tokens"],
+                arrival_rate_per_s=row["requests"] / windows.length_s,
+                token_hit_rate=_token_hit_rate(trace, row),
+                block_hit_rate=share(row["ideal_blocks"], row["full_blocks"]),
+            )
+            for row in rows
+        ),
+    )
+
+
+def contribution(store: Store, trace: Trace) -> Contribution:
+    """Requests and ideal hits by type and by single- and multi-turn, and the ideal hit rates.
+
+    Hits are those of an infinite cache under the default definition: full blocks, last-token rule,
+    outputs carried. Source: ATC'25, section 3 (single- and multi-turn requests).
+    """
+    rows = store.rows("characterize/contribution", trace_id=trace.trace_id)
+    names = ("requests", "input_tokens", "full_blocks", "ideal_blocks")
+    everything = {name: sum(row[name] for row in rows) for name in names}
+    multi = {name: sum(row[name] for row in rows if row["multi_turn"]) for name in names}
+    return Contribution(
+        token_hit_rate=_token_hit_rate(trace, everything),
+        block_hit_rate=share(everything["ideal_blocks"], everything["full_blocks"]),
+        multi_turn_request_share=multi["requests"] / everything["requests"],
+        multi_turn_hit_share=share(multi["ideal_blocks"], everything["ideal_blocks"]),
+        rows=tuple(
+            TypeContribution(
+                type=row["type"],
+                multi_turn=row["multi_turn"],
+                requests=row["requests"],
+                request_share=row["requests"] / everything["requests"],
+                hit_tokens=row["ideal_blocks"] * trace.block_size,
+                hit_blocks=row["ideal_blocks"],
+                hit_share=share(row["ideal_blocks"], everything["ideal_blocks"]),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _token_hit_rate(trace: Trace, row: Mapping[str, int]) -> float | None:
+    if not trace.has_hashes:
+        return None
+    return share(row["ideal_blocks"] * trace.block_size, row["input_tokens"])
+
+
+def share(part: float, whole: float) -> float | None:
+    """`part` of `whole`, None of nothing."""
+    return part / whole if whole else None
+
+
+def turns_label(multi_turn: bool | None) -> Turns:
+    """What a row of a grouping by `multi_turn` speaks of, NULL being the whole."""
+    if multi_turn is None:
+        return "all"
+    return "multi" if multi_turn else "single"
+
+
+def read_summary(row: Mapping[str, Any], name: str) -> Summary:
+    """The summary in the columns NAME_mean, NAME_at (a list of quantiles) and NAME_max."""
+    numbers = (row[f"{name}_mean"], *row[f"{name}_at"], row[f"{name}_max"])
+    return Summary(*(float(number) for number in numbers))

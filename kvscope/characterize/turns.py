@@ -1,0 +1,139 @@
+"""How conversations go on: turns they take, and the probability that another one follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from kvscope.characterize.facts import (
+    CategoryNextTurn,
+    ConversationTurns,
+    NextTurn,
+    NextTurns,
+    TurnCount,
+    UserTurns,
+    WindowNextTurn,
+)
+from kvscope.characterize.traffic import read_summary, share
+from kvscope.characterize.weighted import Weighted, summary
+from kvscope.characterize.windows import Windows, round_windows
+from kvscope.facts import Trace
+from kvscope.store.db import Store
+
+
+def turns(store: Store, trace: Trace) -> ConversationTurns | None:
+    """Turns per conversation, that is, its requests inside the trace; None without a lineage.
+
+    Source: ATC'25, section 3 (turns).
+    """
+    if trace.lineage == "none":
+        return None
+    rows = store.rows("characterize/turns", trace_id=trace.trace_id)
+    counts = Weighted(
+        np.array([row["turns"] for row in rows], dtype=np.float64),
+        np.array([row["conversations"] for row in rows], dtype=np.int64),
+    )
+    found = summary(counts)
+    if found is None:
+        return None
+    conversations = int(counts.weight.sum())
+    single = sum(row["conversations"] for row in rows if row["turns"] == 1)
+    return ConversationTurns(
+        conversations=conversations,
+        turns=found,
+        single_turn_share=single / conversations,
+        histogram=tuple(TurnCount(**row) for row in rows),
+        users=_user_turns(store, trace) if trace.has_users else None,
+    )
+
+
+def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
+    """Deviations are of users with two conversations or more; a conversation is its opener's."""
+    row = store.row("characterize/user_turns", trace_id=trace.trace_id)
+    if not row["users"]:
+        return None
+    return UserTurns(
+        users=row["users"],
+        mean=read_summary(row, "average"),
+        deviation=read_summary(row, "deviation") if row["deviation_users"] else None,
+    )
+
+
+def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> NextTurns | None:
+    """Probability that a request is followed by another turn, by category and over time.
+
+    The trace's end hides the next turns of the last requests. So every value comes twice: of all
+    requests, and of the settled ones, older than `settle_s` at the end; that is the p90 of the
+    time between a request and its continuation in this trace (0 where nothing is continued). A
+    window is settled if all of it is. None without a lineage. Source: ATC'25, section 3 (turns).
+    """
+    if trace.lineage == "none":
+        return None
+    windows = windows or round_windows(trace)
+    delay = store.row("characterize/next_turn_delay", trace_id=trace.trace_id)
+    settle_s = delay["delay_p90_s"] or 0.0
+    rows = _next_turn_rows(store, trace, windows, trace.span_s - settle_s)
+    by_category: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_category.setdefault(row["category"], []).append(row)
+    return NextTurns(
+        settle_s=settle_s,
+        window_s=windows.length_s,
+        overall=_next_turn(rows),
+        after_first_turn=_next_turn(row for row in rows if row["turn_bucket"] == "1"),
+        after_later_turns=_next_turn(row for row in rows if row["turn_bucket"] != "1"),
+        by_category=tuple(
+            CategoryNextTurn(category, _next_turn(found)) for category, found in by_category.items()
+        ),
+        over_time=tuple(
+            WindowNextTurn(
+                start_s=windows.start_s(row["window_index"]),
+                category=row["category"],
+                requests=row["requests"],
+                probability=row["continued"] / row["requests"],
+                settled=windows.start_s(row["window_index"] + 1) <= trace.span_s - settle_s,
+            )
+            for row in rows
+        ),
+    )
+
+
+def next_turns_over_time(
+    store: Store, trace: Trace, windows: Windows
+) -> dict[str, list[float | None]]:
+    """Probability of a next turn of all requests, by category and window; empty without lineage.
+
+    None: no requests of the category in that window.
+    """
+    found: dict[str, list[float | None]] = {}
+    if trace.lineage == "none":
+        return found
+    for row in _next_turn_rows(store, trace, windows, trace.span_s):
+        values = found.setdefault(row["category"], [None] * windows.count)
+        values[row["window_index"]] = row["continued"] / row["requests"]
+    return found
+
+
+def _next_turn_rows(
+    store: Store, trace: Trace, windows: Windows, settled_until_s: float
+) -> list[dict[str, Any]]:
+    return store.rows(
+        "characterize/next_turns",
+        trace_id=trace.trace_id,
+        settled_until_s=settled_until_s,
+        **windows.parameters,
+    )
+
+
+def _next_turn(rows: Iterable[dict[str, Any]]) -> NextTurn:
+    requests = continued = settled = settled_continued = 0
+    for row in rows:
+        requests += row["requests"]
+        continued += row["continued"]
+        settled += row["settled_requests"]
+        settled_continued += row["settled_continued"]
+    return NextTurn(
+        requests, share(continued, requests), settled, share(settled_continued, settled)
+    )

@@ -1,0 +1,60 @@
+"""Windows of time: how a trace's span is cut for everything that is shown over time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.facts import Trace
+
+DAY_S = 86_400.0
+_ROUND_S = (
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0),
+    *(3_600.0, 7_200.0, 14_400.0, 21_600.0, 43_200.0, DAY_S),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """`count` windows of `length_s` from the trace's start; the last takes what lies beyond."""
+
+    length_s: float
+    count: int
+
+    @property
+    def parameters(self) -> dict[str, float | int]:
+        """What the queries over time call these windows."""
+        return {"window_s": self.length_s, "last_window": self.count - 1}
+
+    def start_s(self, index: int) -> float:
+        """When window `index` begins."""
+        return index * self.length_s
+
+    def index(self, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The window of each time."""
+        return np.minimum(np.floor(at_s / self.length_s), self.count - 1).astype(np.int64)
+
+
+def round_windows(trace: Trace, about: int = 60) -> Windows:
+    """At most `about` windows of a length that reads well: seconds, minutes, hours, days."""
+    wanted = trace.span_s / about
+    length = next(
+        (length for length in _ROUND_S if length >= wanted), math.ceil(wanted / DAY_S) * DAY_S
+    )
+    return Windows(length, max(math.ceil(trace.span_s / length), 1))
+
+
+def equal_windows(trace: Trace, count: int) -> Windows:
+    """`count` windows of equal length; one window for a trace without a span."""
+    if trace.span_s <= 0:
+        return Windows(1.0, 1)
+    return Windows(trace.span_s / count, count)
+
+
+def day_windows(trace: Trace) -> Windows:
+    """The trace's days; a last one of less than half a day belongs to the day before."""
+    return Windows(DAY_S, max(math.floor(trace.span_s / DAY_S + 0.5), 1))

@@ -1,0 +1,157 @@
+"""The one owner of stderr and of exit codes.
+
+Whatever ends a command early becomes one line on stderr and an exit code, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+import typer
+
+from kvscope.errors import ExitCode, KvscopeError
+
+_RED, _YELLOW = "1;31", "33"
+
+
+class _Mode:
+    """What the global options chose for this run."""
+
+    debug = False
+
+
+def enable_debug() -> None:
+    """Show the traceback behind every error of this run."""
+    _Mode.debug = True
+
+
+def note(text: str) -> None:
+    """Tell the user something that is not data: what was inferred, assumed or left out."""
+    _line("note", _YELLOW, text)
+
+
+def error(text: str) -> None:
+    """Tell the user what failed, in one line."""
+    _line("error", _RED, text)
+
+
+def say(text: str) -> None:
+    """Write `text` to stderr as it is, for help that nobody asked for."""
+    with suppress(OSError):  # nobody listens: the exit code still tells
+        sys.stderr.write(f"{text}\n")
+
+
+def interactive() -> bool:
+    """Whether a person watches stderr: it is a terminal that can redraw a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def guarded(command: Callable[[], object]) -> ExitCode:
+    """Run `command` and say how it ended. Never raises.
+
+    An integer that `command` returns is its exit code. Python's warnings become notes.
+    """
+    _Mode.debug = False
+    code = _ended(command)
+    try:
+        sys.stdout.flush()  # here, while a full disk or a reader that left can still be told apart
+    except OSError as failure:
+        _discard_stdout()
+        return ExitCode.FAILED if isinstance(failure, BrokenPipeError) else _failed(failure)
+    return code
+
+
+def _ended(command: Callable[[], object]) -> ExitCode:
+    try:
+        with _warnings_as_notes():
+            code = _exit_code(command())
+    except SystemExit as stop:  # Typer's answer to a closed pipe
+        return _exit_code(stop.code)
+    except BrokenPipeError:  # nobody reads on (`kvscope ... | head`): leave without a word
+        return ExitCode.FAILED
+    except (KeyboardInterrupt, typer.Abort):  # Abort: the end of what was typed at a question
+        code = ExitCode.INTERRUPTED
+    except Exception as failure:  # noqa: BLE001  (the last line of defence)
+        return _failed(failure)
+    if code == ExitCode.INTERRUPTED:  # which Typer returns where it caught the interrupt
+        error("interrupted")
+    return code
+
+
+def _failed(failure: Exception) -> ExitCode:
+    if isinstance(failure, KvscopeError):
+        code = failure.exit_code
+        error(str(failure))
+    elif isinstance(failure, typer.TyperException):
+        code = _exit_code(failure.exit_code)
+        error(_usage(failure))
+    elif isinstance(failure, OSError) and failure.strerror:  # the machine's: disk, permissions
+        code = ExitCode.FAILED
+        place = f"{failure.filename}: " if failure.filename is not None else ""
+        error(f"{place}{failure.strerror}")
+    else:
+        code = ExitCode.FAILED
+        what = f"{type(failure).__name__}: {failure}".removesuffix(": ")
+        remedy = "" if _Mode.debug else "; run again with --debug to see the traceback"
+        _line("internal error", _RED, f"{what}{remedy}")
+    if _Mode.debug:
+        traceback.print_exception(failure)
+    return code
+
+
+def _usage(failure: typer.TyperException) -> str:
+    """What Typer refuses, in the form of kvscope's own errors."""
+    what = failure.format_message().rstrip(".").replace(": Value error, ", ": ")
+    what = what[:1].lower() + what[1:].replace(". Did you mean ", "; did you mean ")
+    context = getattr(failure, "ctx", None)
+    if context is None or what.endswith("?"):
+        return what
+    return f"{what}; see `{context.command_path} --help`"
+
+
+def _exit_code(code: object) -> ExitCode:
+    """What a command returned as an exit code: only integers are meant as one."""
+    if not isinstance(code, int):
+        return ExitCode.DONE
+    return ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
+
+
+def _discard_stdout() -> None:
+    """Let Python's own flush at its end succeed, so that it does not complain as well."""
+    with suppress(OSError, ValueError):  # ValueError: stdout is not a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    def show(  # Python's signature
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        place = f" ({category.__name__}, {filename}:{lineno})" if _Mode.debug else ""
+        note(f"{message}{place}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _line(label: str, colour: str, text: str) -> None:
+    """One line on stderr, whatever `text` holds: a trace may carry line feeds and escape codes."""
+    one = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in re.sub(r"\s*[\r\n]\s*", " ", text)
+    )
+    coloured = interactive() and not os.environ.get("NO_COLOR")
+    say(f"\033[{colour}m{label}:\033[0m {one}" if coloured else f"{label}: {one}")

@@ -1,0 +1,66 @@
+"""Parquet with the canonical columns: kvscope's own format, compact and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import BinaryIO
+
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from kvscope.facts import Trace
+from kvscope.ingest.export.base import Advance, Exporter
+from kvscope.ingest.export.rows import Row, rows
+from kvscope.ingest.parquet import Parquet
+from kvscope.store.db import Store
+
+_SCHEMA = pl.Schema(
+    {
+        "arrival_s": pl.Float64,
+        "chat_id": pl.Int64,
+        "parent_chat_id": pl.Int64,
+        "user_id": pl.Int64,
+        "type": pl.String,
+        "turn": pl.Int32,
+        "input_tokens": pl.Int32,
+        "output_tokens": pl.Int32,
+        "hash_ids": pl.List(pl.Int32),
+        "block_size": pl.Int32,
+    }
+)
+
+
+class ParquetExport(Exporter):
+    """Every canonical column; conversations that were inferred are left to be inferred again.
+
+    Lost: ids that were strings (their digests are written) and the original block hashes.
+    """
+
+    name = Parquet.name
+    summary = Parquet.summary
+    is_text = False
+
+    def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
+        """Write row groups as they come."""
+
+        def frames(
+            with_columns: list[str] | None,
+            predicate: pl.Expr | None,
+            n_rows: int | None,
+            batch_size: int | None,
+        ) -> Iterator[pl.DataFrame]:
+            # Nothing is pushed down: a sink asks for all columns of all rows.
+            for chunk in rows(store, trace):
+                yield _frame(chunk, trace)
+                advance(len(chunk))
+
+        register_io_source(frames, schema=_SCHEMA).sink_parquet(stream, compression="zstd")
+
+
+def _frame(chunk: list[Row], trace: Trace) -> pl.DataFrame:
+    frame = pl.DataFrame(
+        [asdict(row) | {"block_size": trace.block_size} for row in chunk], schema=_SCHEMA
+    )
+    hidden = [] if trace.lineage == "given" else ["chat_id", "parent_chat_id"]
+    return frame.with_columns(pl.lit(None, dtype=pl.Int64).alias(name) for name in hidden)

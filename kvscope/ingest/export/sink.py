@@ -1,0 +1,46 @@
+"""Where an export goes: a file that appears when it is whole, or standard output."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import zstandard
+
+from kvscope.ingest.source import STDIN as DASH
+
+
+@contextmanager
+def sink(path: str) -> Iterator[BinaryIO]:
+    """Open `path` for writing, compressed as `.gz` or `.zst` ask for; `-` is standard output.
+
+    The file gets its name only when the block ends well, so a broken export leaves none behind.
+    """
+    if path == DASH:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = Path(f"{path}.part")
+    try:
+        with ExitStack() as stack:
+            file = stack.enter_context(part.open("wb"))
+            yield _compressed(file, Path(path).suffix, stack)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _compressed(file: BinaryIO, suffix: str, stack: ExitStack) -> BinaryIO:
+    if suffix == ".gz":
+        # Neither name nor time in the header: equal traces give equal bytes.
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6)
+        return cast(BinaryIO, stack.enter_context(packed))
+    if suffix == ".zst":
+        writer = zstandard.ZstdCompressor(level=6).stream_writer(file, closefd=False)
+        return cast(BinaryIO, stack.enter_context(writer))
+    return file

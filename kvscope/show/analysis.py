@@ -1,0 +1,196 @@
+"""Everything `kvscope analyze` tells of a trace, gathered once for terminal, JSON and report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.characterize import Characterization, characterize
+from kvscope.facts import HitDefinition, Trace, Weight
+from kvscope.kv_size import ModelKv
+from kvscope.simulate.curve import lru_curve
+from kvscope.simulate.definitions import side_by_side, standard
+from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
+from kvscope.simulate.misses import MissReasons, miss_reasons
+from kvscope.store.db import Store
+from kvscope.store.prompts import Prompts, load_prompts
+
+LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+CURVE_POINTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class HitRate:
+    """One definition's row: its hit rate with an infinite cache."""
+
+    definition: str
+    weight: str
+    window: str
+    partial: bool
+    last_token_rule: bool
+    outputs: str
+    flat: bool
+    ideal: float
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What LRU hits at one capacity. Sizes that need a model or an HBM size are None without."""
+
+    capacity_blocks: int
+    capacity_tokens: int
+    capacity_bytes: int | None
+    hbm_multiple: float | None
+    token_hit_rate: float
+    block_hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """The least capacity with which LRU reaches a share of the ideal hit rate."""
+
+    share_of_ideal: float
+    point: CurvePoint
+
+
+@dataclass(frozen=True, slots=True)
+class Caching:
+    """What caching gives: LRU at every capacity, under `definition`."""
+
+    definition: HitDefinition
+    ideal: float
+    hit_rates: tuple[HitRate, ...]
+    curve: tuple[CurvePoint, ...]
+    landmarks: tuple[Landmark, ...]
+    asked: tuple[CurvePoint, ...]
+    misses: tuple[MissReasons, ...]
+
+    def rate(self, point: CurvePoint) -> float:
+        """The hit rate at `point` in the weight of the headline."""
+        return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A trace characterized; `caching` is None for a trace that tells only lengths."""
+
+    trace: Trace
+    model: ModelKv | None
+    hbm_bytes: int | None
+    characterization: Characterization
+    caching: Caching | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeOptions:
+    """What may be asked of an analysis beyond the trace itself."""
+
+    definition: HitDefinition = standard()
+    model: ModelKv | None = None
+    hbm_bytes: int | None = None
+    capacities_blocks: tuple[int, ...] = ()
+
+
+def analyze(store: Store, trace: Trace, options: AnalyzeOptions | None = None) -> Analysis:
+    """Characterize `trace` and draw LRU's curve over it."""
+    options = options or AnalyzeOptions()
+    return Analysis(
+        trace=trace,
+        model=options.model,
+        hbm_bytes=options.hbm_bytes,
+        characterization=characterize(store, trace),
+        caching=caching(load_prompts(store, trace), options) if trace.has_hashes else None,
+    )
+
+
+def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
+    """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
+    definition = options.definition
+    runs = _Distances(prompts)
+    by_token = lru_curve(prompts, _weighted(definition, "token"), runs.of(definition))
+    by_block = lru_curve(prompts, _weighted(definition, "block"), runs.of(definition))
+    headline = by_block if definition.weight == "block" else by_token
+
+    def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
+        rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
+        return tuple(_point(prompts, options, int(c), float(t), float(b)) for c, t, b in rates)
+
+    at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
+    largest = max(int(headline.knots[-1]), 1)
+    grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
+    return Caching(
+        definition=definition,
+        ideal=headline.ideal,
+        hit_rates=tuple(_hit_rate(prompts, each, runs) for each in side_by_side(definition)),
+        curve=points(grid),
+        landmarks=tuple(
+            Landmark(share, point)
+            for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
+        ),
+        asked=points(np.array(options.capacities_blocks, dtype=np.int64)),
+        misses=_misses(prompts, definition, runs, [*at, *options.capacities_blocks]),
+    )
+
+
+class _Distances:
+    """Stack distances by what they depend on; weights and windows share one pass."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+        self._known: dict[tuple[object, ...], LruDistances] = {}
+
+    def of(self, definition: HitDefinition) -> LruDistances:
+        key = (
+            definition.partial,
+            definition.last_token_rule,
+            definition.outputs,
+            definition.flat,
+        )
+        if key not in self._known:
+            measure = flat_distances if definition.flat else lru_distances
+            self._known[key] = measure(self._prompts, definition)
+        return self._known[key]
+
+
+def _weighted(definition: HitDefinition, weight: Weight) -> HitDefinition:
+    return replace(definition, weight=weight)
+
+
+def _hit_rate(prompts: Prompts, definition: HitDefinition, runs: _Distances) -> HitRate:
+    # An infinite cache never evicts, so looking up blocks one by one or as a prefix is the same.
+    prefix = replace(definition, flat=False)
+    return HitRate(
+        definition=definition.name,
+        weight=definition.weight,
+        window="whole" if not definition.warmup else f"last {1 - definition.warmup:.0%}",
+        partial=definition.partial,
+        last_token_rule=definition.last_token_rule,
+        outputs=definition.outputs,
+        flat=definition.flat,
+        ideal=lru_curve(prompts, prefix, runs.of(prefix)).ideal,
+    )
+
+
+def _point(
+    prompts: Prompts, options: AnalyzeOptions, capacity: int, by_token: float, by_block: float
+) -> CurvePoint:
+    tokens = capacity * prompts.block_size
+    size = options.model.bytes_for(tokens) if options.model else None
+    return CurvePoint(
+        capacity_blocks=capacity,
+        capacity_tokens=tokens,
+        capacity_bytes=size,
+        hbm_multiple=size / options.hbm_bytes if size is not None and options.hbm_bytes else None,
+        token_hit_rate=by_token,
+        block_hit_rate=by_block,
+    )
+
+
+def _misses(
+    prompts: Prompts, definition: HitDefinition, runs: _Distances, capacities: list[int]
+) -> tuple[MissReasons, ...]:
+    full = replace(definition, partial=False, last_token_rule=True, flat=False)
+    distinct = sorted(set(capacities))
+    return miss_reasons(prompts, full, distinct, runs.of(full))

@@ -1,0 +1,46 @@
+"""How every chart looks: colours that colour-blind readers can tell apart, units on the axes.
+
+Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
+SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
+DASHES = ("solid", "dash", "dot", "dashdot")
+SHADES = "Blues"
+
+
+def label(text: str) -> str:
+    """A string that a trace supplied, for use in a chart: plotly reads a little HTML otherwise."""
+    return escape(text)
+
+
+def line(number: int) -> dict[str, object]:
+    """Colour and dash of the series `number`; no two of the first 32 are the same."""
+    return {
+        "color": SERIES[number % len(SERIES)],
+        "dash": DASHES[number // len(SERIES) % len(DASHES)],
+        "width": 2,
+    }
+
+
+def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
+    """An empty chart with its title and the titles of its axes, units included."""
+    chart = go.Figure()
+    chart.update_layout(
+        title={"text": title, "font": {"size": 16}},
+        template="plotly_white",
+        height=height,
+        margin={"l": 70, "r": 20, "t": 50, "b": 60},
+        legend={"font": {"size": 11}},
+        hovermode="closest",
+    )
+    chart.update_xaxes(title_text=x)
+    chart.update_yaxes(title_text=y)
+    return chart

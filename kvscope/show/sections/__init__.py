@@ -1,0 +1,1 @@
+"""What an analysis says, subject by subject, as sections of words, tables and plots."""

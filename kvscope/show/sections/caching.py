@@ -1,0 +1,162 @@
+"""How much caching can give, how large the cache must be, and why the rest misses."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvscope import units
+from kvscope.kv_size import ModelKv
+from kvscope.show.analysis import Analysis, Caching, CurvePoint
+from kvscope.show.section import Section
+from kvscope.show.sections.sizes import size_cells, size_columns
+from kvscope.show.table import Table
+from kvscope.show.text_plots import bar
+
+PLOTTED = 16  # points of the curve's upper end, where it rises
+
+
+def sections(analysis: Analysis) -> list[Section]:
+    """The sections on caching; none where the trace has no hashes."""
+    found = analysis.caching
+    if found is None:
+        return []
+    return [_curve(analysis, found), _misses(found), _definitions(found)]
+
+
+def definition_in_words(found: Caching) -> str:
+    """What the headline hit rate counts."""
+    chosen = found.definition
+    parts = [
+        f"{chosen.weight}-weighted",
+        "whole trace" if not chosen.warmup else f"last {1 - chosen.warmup:.0%} of the requests",
+        "partial last block kept" if chosen.partial else "full blocks only",
+        "last-token rule on" if chosen.last_token_rule else "last-token rule off",
+        f"outputs {chosen.outputs}",
+    ]
+    return ", ".join([*parts, "flat"] if chosen.flat else parts)
+
+
+def _curve(analysis: Analysis, found: Caching) -> Section:
+    from kvscope.show.charts import caching as charts
+
+    rows = [
+        (
+            f"{mark.share_of_ideal:.0%} of ideal",
+            *size_cells(analysis, mark.point.capacity_blocks),
+            *_rates(mark.point),
+        )
+        for mark in found.landmarks
+    ]
+    rows += [
+        ("asked for", *size_cells(analysis, point.capacity_blocks), *_rates(point))
+        for point in found.asked
+    ]
+    plot = tuple(
+        f"{units.format_count(point.capacity_blocks):>14} blocks  {bar(found.rate(point))}"
+        f" {units.format_share(found.rate(point))}"
+        for point in found.curve[-PLOTTED:]
+    )
+    return Section(
+        title="Capacity",
+        sentences=(
+            (
+                "LRU at every capacity, exact, from one pass over the trace"
+                f" ({definition_in_words(found)})."
+            ),
+            *_model_notes(analysis.model),
+        ),
+        tables=(
+            Table(
+                "How large the cache must be under LRU",
+                ("LRU reaches", *size_columns(analysis), "hit rate by token", "by block"),
+                tuple(rows),
+                note="capacity bounds what is kept between requests (the `cache` model)",
+            ),
+        ),
+        plot=plot,
+        figures=(partial(charts.curve, found),),
+    )
+
+
+def _rates(point: CurvePoint) -> tuple[str, str]:
+    return (
+        units.format_share(point.token_hit_rate, 2),
+        units.format_share(point.block_hit_rate, 2),
+    )
+
+
+def _model_notes(model: ModelKv | None) -> tuple[str, ...]:
+    return model.notes if model else ("Name a model with --model to read sizes in GiB.",)
+
+
+def _misses(found: Caching) -> Section:
+    from kvscope.show.charts import caching as charts
+
+    rows = tuple(
+        (
+            units.format_count(reasons.capacity_blocks),
+            *(
+                units.format_share(part / reasons.input_tokens)
+                for part in (
+                    reasons.hit_tokens,
+                    reasons.evicted_tokens,
+                    reasons.diverged_tokens,
+                    reasons.cold_tokens,
+                    reasons.tail_tokens,
+                )
+            ),
+        )
+        for reasons in found.misses
+    )
+    return Section(
+        title="Misses",
+        tables=(
+            Table(
+                "What became of the input tokens under LRU",
+                ("capacity (blocks)", "hit", "evicted", "diverged", "cold", "tail"),
+                rows,
+                note="evicted: cached once, dropped before its reuse; diverged: the conversation"
+                " went on from another history; cold: never seen before; tail: the partial last"
+                " block, the last token and prompts without hashes, which no prefix cache hits",
+            ),
+        ),
+        figures=(partial(charts.misses, found),),
+    )
+
+
+def _definitions(found: Caching) -> Section:
+    rows = tuple(
+        (
+            rate.definition,
+            rate.weight,
+            rate.window,
+            "kept" if rate.partial else "dropped",
+            "on" if rate.last_token_rule else "off",
+            rate.outputs,
+            units.format_share(rate.ideal, 2),
+        )
+        for rate in found.hit_rates
+    )
+    words = (
+        "One trace has as many hit rates as definitions; these are its rates with an infinite"
+        " cache, each definition changing one thing."
+    )
+    return Section(
+        title="Definitions",
+        sentences=(words,),
+        tables=(
+            Table(
+                "Ideal hit rate by definition",
+                (
+                    "definition",
+                    "weight",
+                    "window",
+                    "partial block",
+                    "last-token rule",
+                    "outputs",
+                    "ideal",
+                ),
+                rows,
+            ),
+        ),
+    )

@@ -1,0 +1,140 @@
+"""When blocks are reused, how long they live, how stable that is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvscope import units
+from kvscope.characterize.facts import (
+    Characterization,
+    GapDistribution,
+    LifetimeDistribution,
+    Lifetimes,
+    ReuseGaps,
+    ReuseHazard,
+    Stability,
+    Summary,
+    Variation,
+)
+from kvscope.show.section import Section
+from kvscope.show.sections.traffic import PLOT_WIDTH
+from kvscope.show.table import Table
+from kvscope.show.text_plots import sparkline, thinned
+
+_QUANTITIES = {
+    "ideal_hit_rate": "ideal hit rate",
+    "reuse_gap_p50_s": "reuse gap p50",
+    "reuse_gap_p80_s": "reuse gap p80",
+    "next_turn_probability": "next turn probability",
+}
+
+
+def sections(found: Characterization) -> list[Section]:
+    """The sections on time; none where the trace has no hashes."""
+    made = []
+    if found.reuse_gaps is not None and found.reuse_gaps.overall is not None:
+        made.append(_gaps(found.reuse_gaps, found.reuse_gaps.overall, found.reuse_hazard))
+    if found.lifetimes is not None and found.lifetimes.overall is not None:
+        made.append(_lifetimes(found.lifetimes, found.lifetimes.overall))
+    if found.stability.between_windows:
+        made.append(_stability(found.stability))
+    return made
+
+
+def _gaps(found: ReuseGaps, overall: GapDistribution, hazard: ReuseHazard | None) -> Section:
+    from kvscope.show.charts import time as charts
+
+    rows = [("all", overall), *((row.category or "all", row) for row in found.by_category)]
+    figures = [partial(charts.gaps, found)]
+    if hazard is not None and hazard.overall is not None:
+        figures.append(partial(charts.hazard, hazard))
+    words = (
+        f"Half of the reuse comes within {units.format_duration(overall.gap_s.p50)},"
+        f" 80% within {units.format_duration(overall.gap_s.p80)}."
+    )
+    return Section(
+        title="Reuse gaps",
+        sentences=(words,),
+        tables=(
+            Table(
+                "Time until a block is used again, by the category that touched it last",
+                ("type, turn", "reused blocks", "mean", "p50", "p80", "p90", "p99"),
+                tuple(
+                    (name, units.format_count(row.reused_blocks), *_durations(row.gap_s))
+                    for name, row in rows
+                ),
+            ),
+        ),
+        plot=_cdf_plot("reused within", found.at_s, overall.cdf),
+        figures=tuple(figures),
+    )
+
+
+def _lifetimes(found: Lifetimes, overall: LifetimeDistribution) -> Section:
+    from kvscope.show.charts import time as charts
+
+    rows = [("all", overall), *((row.category or "all", row) for row in found.by_category)]
+    words = (
+        f"{units.format_share(overall.never_reused_share)} of the blocks are never used again;"
+        f" 90% are dead {units.format_duration(overall.lifetime_s.p90)} after their first use."
+    )
+    return Section(
+        title="Lifetimes",
+        sentences=(words,),
+        tables=(
+            Table(
+                "First to last use of a block, by the category that touched it first",
+                ("type, turn", "blocks", "never reused", "mean", "p50", "p80", "p90", "p99"),
+                tuple(
+                    (
+                        name,
+                        units.format_count(row.blocks),
+                        units.format_share(row.never_reused_share),
+                        *_durations(row.lifetime_s),
+                    )
+                    for name, row in rows
+                ),
+            ),
+        ),
+        plot=_cdf_plot("dead within", found.at_s, overall.cdf),
+        figures=(partial(charts.lifetimes, found), partial(charts.lifetimes_over_time, found)),
+    )
+
+
+def _durations(summary: Summary) -> tuple[str, ...]:
+    values = (summary.mean, summary.p50, summary.p80, summary.p90, summary.p99)
+    return tuple(units.format_duration(value) for value in values)
+
+
+def _cdf_plot(label: str, at_s: tuple[float, ...], cdf: tuple[float, ...]) -> tuple[str, ...]:
+    if not at_s:
+        return ()
+    line = sparkline(thinned(cdf, PLOT_WIDTH), 1.0)
+    first, last = units.format_duration(at_s[0]), units.format_duration(at_s[-1])
+    return (f"{label:<14} {line}", f"{'':<14} {first:<{len(line) - len(last)}}{last}")
+
+
+def _stability(found: Stability) -> Section:
+    rows = [
+        (f"windows of {units.format_duration(found.window_s)}", row)
+        for row in found.between_windows
+    ]
+    rows += [("days", row) for row in found.between_days]
+    return Section(
+        title="Stability",
+        tables=(
+            Table(
+                "How much it varies from window to window",
+                ("", "between", "mean", "standard deviation", "variation"),
+                tuple(_variation(between, row) for between, row in rows),
+                note="variation: standard deviation over mean",
+            ),
+        ),
+    )
+
+
+def _variation(between: str, row: Variation) -> tuple[str, ...]:
+    write = units.format_duration if row.quantity.endswith("_s") else units.format_share
+    name = _QUANTITIES[row.quantity] + (f", {row.category}" if row.category else "")
+    variation = "–" if row.variation is None else f"{row.variation:.2f}"
+    return (name, f"{row.windows} {between}", write(row.mean), write(row.deviation), variation)

@@ -1,0 +1,97 @@
+"""Coding agents: long shared heads, contexts that grow for hours, tools that answer in seconds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.random import Generator
+
+from kvscope.synth.base import Ids, Record, Thread
+from kvscope.synth.counts import Counts, Lognormal
+from kvscope.synth.timeline import arrivals, in_order
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session under way: its conversation, the head it falls back to, the turns it takes."""
+
+    thread: Thread
+    head: range
+    turns: int
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Sessions of coding agents on a few clients, each with its own system and tools prompt.
+    """
+
+    name: ClassVar[str] = "agent"
+
+    lead_in_s: float = 14_400.0
+    session_rate_per_s: float = 1 / 300
+    head_tokens: tuple[int, ...] = (15_300, 14_800, 16_800)
+    subagent_head_tokens: int = 6_400
+    task_tokens: Counts = Lognormal(5_000, 1.6, 90_000)
+    turns: Counts = Lognormal(52, 0.8, 400)
+    step_tokens: Counts = Lognormal(1_900, 1.45, 30_000)
+    output_tokens: Counts = Lognormal(370, 0.95, 8_000)
+    tool_gap_s: tuple[float, float] = (20.0, 0.6)
+    think_gap_s: tuple[float, float] = (130.0, 1.7)
+    think_share: float = 0.15
+    subagent_share: float = 0.004
+    subagent_turns: Counts = Lognormal(14, 0.5, 60)
+    context_limit_tokens: int = 160_000
+    summary_tokens: Counts = Lognormal(25_000, 0.6, 80_000)
+    users: int = 12
+    block_size: int = 64
+
+    def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
+        """Yield `requests` records, each with its `block_size`."""
+        rng = np.random.default_rng(seed)
+        ids = Ids()
+        heads = [ids.blocks(tokens // self.block_size) for tokens in self.head_tokens]
+        subagent_heads = [ids.blocks(self.subagent_head_tokens // self.block_size) for _ in heads]
+
+        def births() -> Iterator[tuple[float, _Session]]:
+            for time_s in arrivals(rng, self.session_rate_per_s, start_s=-self.lead_in_s):
+                user_id = int(rng.integers(self.users))
+                client = user_id % len(heads)
+                yield time_s, self._open(user_id, "agent", heads[client], self.turns.draw(rng))
+
+        def serve(
+            time_s: float, session: _Session
+        ) -> tuple[Record | None, list[tuple[float, _Session]]]:
+            thread = session.thread
+            new = self._new_tokens(session).draw(rng)
+            output = self.output_tokens.draw(rng)
+            record = thread.take_turn(ids, time_s, new, output)
+            later = []
+            if thread.turn < session.turns:
+                later.append((time_s + self._gap_s(thread.type, rng), session))
+            if thread.type == "agent" and rng.random() < self.subagent_share:
+                head = subagent_heads[thread.user_id % len(heads)]
+                turns = self.subagent_turns.draw(rng)
+                helper = self._open(thread.user_id, "subagent", head, turns)
+                later.append((time_s + self._gap_s(helper.thread.type, rng), helper))
+            return record, later
+
+        return in_order(births(), serve, requests)
+
+    def _open(self, user_id: int, type_: str, head: range, turns: int) -> _Session:
+        """A session at the end of its head, before its first request."""
+        tokens = len(head) * self.block_size
+        return _Session(Thread(user_id, type_, self.block_size, list(head), tokens), head, turns)
+
+    def _new_tokens(self, session: _Session) -> Counts:
+        """What the next turn adds; a full context is first cut back to the head (compaction)."""
+        if session.thread.history_tokens > self.context_limit_tokens:
+            session.thread.restart(session.head)
+            return self.summary_tokens
+        return self.step_tokens if session.thread.turn else self.task_tokens
+
+    def _gap_s(self, type_: str, rng: Generator) -> float:
+        """Time to the next request: a tool's answer, or now and then a person's."""
+        thinks = type_ == "agent" and rng.random() < self.think_share
+        median_s, sigma = self.think_gap_s if thinks else self.tool_gap_s
+        return median_s * float(rng.lognormal(0.0, sigma))

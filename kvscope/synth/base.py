@@ -1,0 +1,133 @@
+"""What a generated trace is made of: one record a request, one profile a kind of traffic."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+BAILIAN_BLOCK_TOKENS = 16
+"""Block size that the Qwen-Bailian format implies."""
+
+ROOT = -1
+"""Parent id of a conversation's first request, as the Qwen-Bailian traces write it."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One request, in the field names and order of the Qwen-Bailian JSONL traces.
+
+    `timestamp` is in seconds from the start of the trace, rounded to milliseconds;
+    `hash_ids` has ceil(input_length / block size) entries, the last of them may stand for a
+    partial block. `block_size` is written only where it is not the format's 16 tokens.
+
+    Source: https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon
+    """
+
+    chat_id: int
+    parent_chat_id: int
+    user_id: int
+    timestamp: float
+    input_length: int
+    output_length: int
+    type: str
+    turn: int
+    hash_ids: list[int]
+    block_size: int | UnsetType = UNSET
+
+
+class Profile(Protocol):
+    """A kind of traffic: a frozen dataclass of parameters that can produce a trace of any length.
+
+    The same parameters, `requests` and `seed` give the same records (for one NumPy release:
+    its generators may change between releases, see NEP 19).
+    """
+
+    name: ClassVar[str]
+
+    def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
+        """Yield `requests` records in arrival order; memory grows with live conversations only.
+
+        Raises UsageError, at the first record, if `requests` is negative.
+        """
+        ...
+
+
+class Ids:
+    """Hands out chat ids and block ids: consecutive natural numbers, in order of creation."""
+
+    def __init__(self) -> None:
+        self._chats = 0
+        self._blocks = 0
+
+    def chat(self) -> int:
+        """The next chat id."""
+        self._chats += 1
+        return self._chats
+
+    def blocks(self, count: int) -> range:
+        """The next `count` block ids. Consecutive, so that a compressed trace stays small."""
+        first = self._blocks
+        self._blocks += count
+        return range(first, self._blocks)
+
+
+@dataclass(slots=True)
+class Thread:
+    """A conversation under way: what its next prompt repeats, and where it stands.
+
+    `blocks` are the full blocks that the next prompt starts with, `history_tokens` is the length
+    that it starts with (parent's prompt and output); the difference is tokens whose blocks
+    get their ids only when a prompt carries them.
+    """
+
+    user_id: int
+    type: str
+    block_size: int
+    blocks: list[int]
+    history_tokens: int
+    turn: int = 0
+    chat_id: int = ROOT
+
+    def request(self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int) -> Record:
+        """The next turn: history and `new_tokens` as prompt. Changes the thread to after it."""
+        input_tokens = self.history_tokens + new_tokens
+        missing = -(-input_tokens // self.block_size) - len(self.blocks)
+        hash_ids = [*self.blocks, *ids.blocks(missing)]
+        parent, self.chat_id = self.chat_id, ids.chat()
+        self.turn += 1
+        # A partial last block hashes differently once it is full, so it is not inherited.
+        self.blocks = hash_ids[: input_tokens // self.block_size]
+        self.history_tokens = input_tokens + output_tokens
+        return Record(
+            chat_id=self.chat_id,
+            parent_chat_id=parent,
+            user_id=self.user_id,
+            timestamp=round(time_s, 3),
+            input_length=input_tokens,
+            output_length=output_tokens,
+            type=self.type,
+            turn=self.turn,
+            hash_ids=hash_ids,
+            block_size=UNSET if self.block_size == BAILIAN_BLOCK_TOKENS else self.block_size,
+        )
+
+    def take_turn(
+        self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int
+    ) -> Record | None:
+        """The next turn as in `request`; before time 0 it happens without a record.
+
+        Such a turn leaves its length and chat id, so that a trace can begin in the middle of a
+        conversation, as a window of real traffic does.
+        """
+        if time_s >= 0:
+            return self.request(ids, time_s, new_tokens, output_tokens)
+        self.history_tokens += new_tokens + output_tokens
+        self.chat_id = ids.chat()
+        self.turn += 1
+        return None
+
+    def restart(self, prefix: list[int]) -> None:
+        """Forget everything after a shared prefix of full blocks (context compaction)."""
+        self.blocks = list(prefix)
+        self.history_tokens = len(prefix) * self.block_size

@@ -1,0 +1,16 @@
+-- categories: requests, tokens and ideal hits of each category
+-- $trace_id: the trace
+-- columns: category, type, turn_bucket, requests, multi_turn_requests, input_tokens, output_tokens, ideal_blocks
+SELECT
+    category,
+    any_value(type) AS type,
+    any_value(turn_bucket) AS turn_bucket,
+    count(*) AS requests,
+    count(*) FILTER (WHERE turn > 1) AS multi_turn_requests,
+    sum(input_tokens)::BIGINT AS input_tokens,
+    sum(output_tokens)::BIGINT AS output_tokens,
+    sum(ideal_blocks)::BIGINT AS ideal_blocks
+FROM categorized
+WHERE trace_id = $trace_id
+GROUP BY category
+ORDER BY type, turn_bucket

@@ -1,0 +1,17 @@
+-- export_requests: some requests of a trace with what a trace file says of each, in order of arrival
+-- $trace_id: the trace
+-- $first: the first request
+-- $after: the request behind the last
+-- $own_ids: whether the trace's chat ids can name the requests; otherwise their numbers do
+-- columns: arrival_s, chat_id, parent_chat_id, user_id, type, turn, input_tokens, output_tokens, blocks, leaf
+SELECT
+    child.arrival_s,
+    if($own_ids, child.chat_id, child.request) AS chat_id,
+    if($own_ids, parent.chat_id, parent.request) AS parent_chat_id,
+    child.user_id, child.type, child.turn, child.input_tokens, child.output_tokens, child.blocks,
+    child.leaf
+FROM requests AS child
+LEFT JOIN requests AS parent
+    ON parent.trace_id = child.trace_id AND parent.request = child.parent
+WHERE child.trace_id = $trace_id AND child.request >= $first AND child.request < $after
+ORDER BY child.request

@@ -1,0 +1,233 @@
+"""What is exported and ingested again is the same trace, as far as the format can say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.errors import InputError, UsageError
+from kvscope.facts import HitDefinition, Trace
+from kvscope.ingest.base import Request
+from kvscope.ingest.export.mooncake import milliseconds
+from kvscope.ingest.export.pipeline import export
+from kvscope.ingest.export.registry import EXPORTERS
+from kvscope.ingest.export.rows import REQUESTS_AT_ONCE, rows
+from kvscope.ingest.pipeline import ingest
+from kvscope.simulate.curve import lru_curve
+from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.prompts import load_prompts
+from tests import small_traces
+
+CARRIED = HitDefinition("default")
+IGNORED = HitDefinition("prompts alone", partial=True, last_token_rule=False, outputs="ignored")
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    """One store for all examples: to open one takes longer than an example."""
+    with open_store(MEMORY) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where examples write their files, one over the other."""
+    return tmp_path_factory.mktemp("exported")
+
+
+def again(store: Store, trace: Trace, to: str, path: Path) -> Trace:
+    """The trace as it comes back from an export to `to`."""
+    export(store, trace, to, str(path))
+    return ingest(store, str(path)).trace
+
+
+def prompts_of(store: Store, trace: Trace) -> dict[str, Any]:
+    """Times, lengths and path structure, and what LRU makes of the prompts alone."""
+    found = load_prompts(store, trace)
+    columns = ("arrival_s", "input_tokens", "output_tokens", "blocks", "full_blocks")
+    numbers: dict[int, int] = {}
+    paths = [
+        [numbers.setdefault(block, len(numbers)) for block in row.hash_ids]
+        for chunk in rows(store, trace)
+        for row in chunk
+    ]
+    return {name: getattr(found, name).tolist() for name in columns} | {
+        "paths": paths,
+        "block_size": trace.block_size if trace.has_hashes else None,
+        "curve": curve_of(store, trace, IGNORED),
+    }
+
+
+def conversations_of(store: Store, trace: Trace) -> dict[str, Any]:
+    """Who continues whom, and all that follows from it."""
+    told = [row for chunk in rows(store, trace) for row in chunk]
+    found = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    return {
+        "conversation": found["conversation"].tolist(),
+        "cached_blocks": found["cached_blocks"].tolist(),
+        "carried_blocks": found["carried_blocks"].tolist(),
+        "turns": [row.turn for row in told],
+        "parents": [
+            next((at for at in range(len(told)) if told[at].chat_id == row.parent_chat_id), None)
+            for row in told
+        ],
+        "ideal": ideal_of(store, trace),
+        "curve": curve_of(store, trace, CARRIED),
+    }
+
+
+def ideal_of(store: Store, trace: Trace) -> list[int]:
+    """The blocks that an infinite cache hits, request by request."""
+    cursor = store._connection.execute(
+        "SELECT ideal_blocks FROM requests WHERE trace_id = $1 ORDER BY request", [trace.trace_id]
+    )
+    return [blocks for (blocks,) in cursor.fetchall()]
+
+
+def curve_of(store: Store, trace: Trace, definition: HitDefinition) -> list[list[int]]:
+    """LRU's hits at every capacity."""
+    curve = lru_curve(load_prompts(store, trace), definition)
+    return [curve.knots.tolist(), curve.hits.tolist()]
+
+
+def labels_of(store: Store, trace: Trace) -> list[tuple[int | None, str]]:
+    """User and type of every request."""
+    return [(row.user_id, row.type) for chunk in rows(store, trace) for row in chunk]
+
+
+@st.composite
+def labelled(draw: st.DrawFn, size: int, *, chats: bool) -> list[Request]:
+    """Requests with users and types, on a grid of milliseconds."""
+    trace = draw(small_traces.requests(size, chats=chats))
+    for request in trace:
+        request.user_id = draw(st.none() | st.integers(0, 3))
+        request.type = draw(st.sampled_from([None, "text", "image"]))
+        request.arrival_s = (request.arrival_s or 0.0) * 337 / 1000
+    return trace
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), small_traces.SIZES, st.booleans(), st.sampled_from(["bailian", "parquet"]))
+def test_everything_comes_back(
+    store: Store, folder: Path, data: st.DataObject, size: int, chats: bool, to: str
+) -> None:
+    """Bailian and parquet carry requests, blocks, conversations, users and types."""
+    trace = small_traces.stored(store, data.draw(labelled(size, chats=chats)), size)
+    back = again(store, trace, to, folder / "back")
+    assert prompts_of(store, back) == prompts_of(store, trace)
+    assert conversations_of(store, back) == conversations_of(store, trace)
+    assert labels_of(store, back) == labels_of(store, trace)
+    assert back.lineage == ("given" if to == "bailian" else trace.lineage)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), small_traces.SIZES, st.booleans())
+def test_mooncake_carries_prompts(
+    store: Store, folder: Path, data: st.DataObject, size: int, chats: bool
+) -> None:
+    """Prompts come back as they were; conversations if they were inferred in the first place."""
+    trace = small_traces.stored(store, data.draw(labelled(size, chats=chats)), size)
+    back = again(store, trace, "mooncake", folder / "back")
+    assert prompts_of(store, back) == prompts_of(store, trace)
+    if not chats:
+        assert conversations_of(store, back) == conversations_of(store, trace)
+
+
+@pytest.mark.parametrize("to", ["bailian", "parquet", "mooncake"])
+def test_many_chunks(store: Store, tmp_path: Path, to: str) -> None:
+    """A trace longer than what is in memory at a time comes back whole and in order."""
+    rng = np.random.default_rng(3)
+    trace = [
+        Request(
+            input_tokens=int(rng.integers(33, 48)),
+            output_tokens=1,
+            hash_ids=rng.integers(0, 9, 3).tolist(),
+            arrival_s=at // 3 / 1000,
+        )
+        for at in range(2 * REQUESTS_AT_ONCE + 5)
+    ]
+    kept = small_traces.stored(store, trace, 16)
+    back = again(store, kept, to, tmp_path / "back")
+    assert prompts_of(store, back) == prompts_of(store, kept)
+
+
+def test_chat_ids_of_the_trace_are_kept(store: Store, tmp_path: Path) -> None:
+    """Ids that tell all requests apart stay; otherwise request numbers take their place."""
+    told = [
+        Request(input_tokens=1, output_tokens=1, chat_id=chat, parent_chat_id=parent)
+        for chat, parent in [(70, None), (90, 70), (80, 90)]
+    ]
+    kept = small_traces.stored(store, told, 16)
+    back = again(store, kept, "bailian", tmp_path / "kept.jsonl")
+    assert [row.chat_id for row in next(rows(store, back))] == [70, 90, 80]
+    told[2].chat_id = 70
+    numbered = small_traces.stored(store, told, 16)
+    back = again(store, numbered, "bailian", tmp_path / "numbered.jsonl")
+    assert [row.chat_id for row in next(rows(store, back))] == [0, 1, 2]
+    assert [row.parent_chat_id for row in next(rows(store, back))] == [None, 0, 1]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_the_ending_compresses(store: Store, tmp_path: Path, suffix: str) -> None:
+    """Compressed or not, the content is one and the same trace."""
+    trace = [Request(input_tokens=at + 40, output_tokens=1, hash_ids=[1, at]) for at in range(9)]
+    kept = small_traces.stored(store, trace, 16)
+    back = again(store, kept, "mooncake", tmp_path / f"trace.jsonl{suffix}")
+    plain = again(store, kept, "mooncake", tmp_path / "plain.jsonl")
+    assert back.trace_id == plain.trace_id
+    magic = {"": b'{"ti', ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}[suffix]
+    assert (tmp_path / f"trace.jsonl{suffix}").read_bytes().startswith(magic)
+
+
+def test_a_broken_export_leaves_no_file(store: Store, tmp_path: Path) -> None:
+    """What fails midway leaves the file that was there before."""
+    trace = small_traces.stored(store, [Request(input_tokens=1, output_tokens=1)], 16)
+    target = tmp_path / "trace.jsonl"
+    target.write_text("before")
+
+    def fail(requests: int) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        export(store, trace, "bailian", str(target), fail)
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_cannot_be_exported_is_refused(store: Store, tmp_path: Path) -> None:
+    """Unknown formats, binary ones on standard output, and block formats without blocks."""
+    trace = small_traces.stored(store, [Request(input_tokens=1, output_tokens=1)], 16)
+    with pytest.raises(UsageError, match="take one of bailian, mooncake, parquet, oracleGeneral"):
+        export(store, trace, "csv", str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="parquet is binary"):
+        export(store, trace, "parquet", "-")
+    with pytest.raises(InputError, match="no block hashes"):
+        export(store, trace, "oraclegeneral", str(tmp_path / "x"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_format_says_what_it_is() -> None:
+    """Each has a name of its own and one line of summary."""
+    assert len({exporter.name.lower() for exporter in EXPORTERS}) == len(EXPORTERS)
+    assert all(exporter.summary and exporter.__doc__ for exporter in EXPORTERS)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 10**12))
+def test_milliseconds_are_whole_where_they_can_be(ms: int) -> None:
+    """A time that was read from whole milliseconds is written as them."""
+    assert milliseconds(ms / 1000) == ms
+    assert isinstance(milliseconds(ms / 1000), int)
+
+
+@settings(max_examples=300)
+@given(st.floats(0, 1e9))
+def test_milliseconds_are_exact_to_the_last_place(seconds: float) -> None:
+    """Other times lose at most a float's last place."""
+    assert milliseconds(seconds) / 1000 == pytest.approx(seconds, rel=2**-52, abs=0)

@@ -1,0 +1,234 @@
+"""What holds for every trace format alike; the samples are in conftest.py."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from kvscope.errors import InputError, UsageError
+from kvscope.ingest import registry
+from kvscope.ingest.base import ReadOptions, Rejects, Request
+from kvscope.ingest.json_lines import common_keys
+from kvscope.ingest.source import HEAD_BYTES, Source
+
+
+def _zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
+COMPRESSIONS = [pytest.param(gzip.compress, id="gz"), pytest.param(_zstd, id="zst")]
+
+
+def test_exactly_one_format_claims_the_sample(sample: Any) -> None:
+    """Detection is exclusive."""
+    claims = [known.name for known in registry.FORMATS if known.recognizes(sample.data)]
+    assert claims == [sample.format]
+
+
+def test_any_head_of_the_sample_is_claimed_by_no_other_format(sample: Any) -> None:
+    """However early the head breaks off, no format claims another's trace."""
+    for end in range(len(sample.data)):
+        claims = {k.name for k in registry.FORMATS if k.recognizes(sample.data[:end])}
+        assert claims <= {sample.format}
+
+
+def test_a_broken_first_line_does_not_prevent_detection(sample: Any) -> None:
+    """Whole lines after a broken one decide."""
+    if sample.headers or not sample.text:
+        pytest.skip("its beginning is all that tells the format")
+    head = b'{"chat_id": 1, "requests": [}\n\n' + sample.data
+    assert [k.name for k in registry.FORMATS if k.recognizes(head)] == [sample.format]
+
+
+def test_a_byte_order_mark_changes_nothing(sample: Any, read: Any) -> None:
+    """Text with a byte order mark, as some editors write it, reads the same."""
+    if not sample.text:
+        pytest.skip("no text")
+    assert tuple(read(b"\xef\xbb\xbf" + sample.data).records) == sample.records
+
+
+def test_the_sample_reads_as_its_canonical_requests(sample: Any, read: Any) -> None:
+    """Names, types and units are canonical; ties and disorder in time pass through."""
+    result = read(sample.data)
+    assert tuple(result.records) == sample.records
+    assert result.rejects.count == 0
+    arrivals = [request.arrival_s for request in result.requests]
+    assert arrivals != sorted(arrivals)
+    assert len(set(arrivals)) < len(arrivals)
+
+
+def test_types_are_exact(sample: Any, read: Any) -> None:
+    """Times are floats and counts are integers, whatever the trace writes."""
+    for request in read(sample.data).requests:
+        assert type(request) is Request
+        assert type(request.arrival_s) is float
+        assert type(request.input_tokens) is type(request.output_tokens) is int
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_compression_changes_nothing(sample: Any, read: Any, compress: Any) -> None:
+    """A compressed trace is recognized and read as the plain one."""
+    assert tuple(read(compress(sample.data)).records) == sample.records
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_frames_in_a_row_are_one_trace(sample: Any, read: Any, compress: Any) -> None:
+    """Compressed pieces put one after another read as one."""
+    half = len(sample.data) // 2
+    pieces = compress(sample.data[:half]) + compress(sample.data[half:])
+    assert tuple(read(pieces).records) == sample.records
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_a_cut_off_compressed_file_is_an_error(sample: Any, read: Any, compress: Any) -> None:
+    """Missing compressed data is an error wherever it begins, never a shorter trace."""
+    whole = compress(sample.data)
+    for end in range(4, len(whole)):
+        with pytest.raises(InputError, match="compressed data ends or breaks"):
+            read(whole[:end], sample.format)
+
+
+def test_standard_input_reads_as_a_file(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` reads the same requests from standard input."""
+    stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(sample.data)))
+    monkeypatch.setattr("sys.stdin", stdin)
+    source = Source("-")
+    reader = registry.detect(source.head, "-").reader(ReadOptions())
+    assert tuple(tuple(r) for r in reader.records(source, Rejects("-"))) == sample.records
+
+
+def test_the_content_is_hashed_whole(sample: Any, read: Any) -> None:
+    """The content hash covers all bytes, whichever way a format reads them."""
+    read(sample.data)
+    source = Source(str(read.path))
+    for _ in registry.by_name(sample.format).reader(ReadOptions()).records(source, Rejects("")):
+        pass
+    assert source.drain() == blake2b(sample.data, digest_size=16).hexdigest()
+    source.close()
+
+
+def test_a_bad_record_is_reported_with_its_line_and_reason(sample: Any, read: Any) -> None:
+    """One unusable record is skipped and told; the others are read."""
+    result = read(sample.broken)
+    assert result.rejects.lines == [(sample.broken_line, sample.reason)]
+    assert sum(result.rejects.reasons.values()) == result.rejects.count == 1
+    assert all(record in sample.records for record in result.records)
+    assert result.records
+
+
+def test_strict_reading_ends_at_the_first_bad_record(sample: Any, read: Any) -> None:
+    """Strict mode raises `path:line: reason`."""
+    with pytest.raises(InputError) as caught:
+        read(sample.broken, strict=True)
+    assert str(caught.value) == f"{read.path}:{sample.broken_line}: {sample.reason}"
+
+
+def test_an_empty_trace_is_an_error(read: Any) -> None:
+    """Nothing, or nothing but blank lines, is no trace."""
+    for data in (b"", b"\n \n\r\n", gzip.compress(b""), _zstd(b"")):
+        with pytest.raises(InputError, match="the trace is empty"):
+            read(data)
+
+
+def test_an_empty_trace_of_a_forced_format_has_no_requests(sample: Any, read: Any) -> None:
+    """With the format forced an empty text holds no requests; a binary file is damaged."""
+    if sample.text:
+        assert read(b"\n\n", sample.format).records == []
+    else:
+        with pytest.raises(InputError, match="is damaged"):
+            read(b"", sample.format)
+
+
+def test_a_truncated_trace_loses_only_its_last_record(sample: Any, read: Any) -> None:
+    """A text that breaks off in a record yields those before it, and tells the broken one."""
+    if not sample.text:
+        with pytest.raises(InputError, match="is damaged"):
+            read(sample.data[:-20])
+        return
+    data = sample.data.rstrip()
+    last = data.rindex(b"\n") + 1
+    result = read(data[: (last + len(data)) // 2])
+    assert tuple(result.records) == sample.records[:-1]
+    assert [line for line, _ in result.rejects.lines] == [len(sample.records) + sample.headers]
+
+
+def test_strings_as_hash_ids_stay_as_they_are(sample: Any, read: Any) -> None:
+    """Hash ids may be strings, decimal or not."""
+    if not registry.by_name(sample.format).has_hashes:
+        assert all(request.hash_ids is None for request in read(sample.data).requests)
+    else:
+        assert read(sample.string_ids).requests[0].hash_ids == ["17", "a0ff", "-3"]
+
+
+def test_something_else_is_no_trace(read: Any) -> None:
+    """What no format recognizes is refused with the formats that may be forced."""
+    others = (
+        b"hello\n",
+        b"{}\n",
+        b"[1,2]\n",
+        b'{"prompt": 1}\n',
+        b"a,b,c\n1,2,3\n",
+        b"\xff\xfe\x00",
+    )
+    for data in others:
+        with pytest.raises(InputError, match="no trace format that kvscope knows"):
+            read(data)
+    with pytest.raises(UsageError, match="unknown trace format 'csv'"):
+        read(b"", "csv")
+
+
+def test_every_format_describes_itself() -> None:
+    """Names are unique and summaries fit a line of help."""
+    names = [known.name for known in registry.FORMATS]
+    assert len(set(names)) == len(names)
+    for known in registry.FORMATS:
+        assert 0 < len(known.summary) <= 80
+        assert known.default_block_size >= 1
+
+
+def test_keys_are_voted_on() -> None:
+    """Neither a stray line nor a broken one decides which keys a trace has."""
+    lines = [b'{"a": 1}', b'{"a": {"x": 1}, "b": 2}', b'{"a"', b'{"c": 1, "a": 2}', b"[1]"]
+    assert common_keys(b"\n".join(lines)) == {"a"}
+
+
+def test_keys_of_a_line_longer_than_the_head() -> None:
+    """The beginning of one very long line shows its outermost keys, and only those."""
+    session = {"id": 'a"b{', "deep": [{"chat_id": 1}], "block_size": 64, "requests": [{"t": 0}]}
+    line = json.dumps(session | {"more": ["x" * HEAD_BYTES]}).encode()
+    head = line[:HEAD_BYTES]
+    assert common_keys(head) == {"id", "deep", "block_size", "requests", "more"}
+    assert registry.detect(head, "").name == "weka"
+
+
+RECIPE = Path(__file__).parents[3] / "docs" / "add-a-format.md"
+
+
+def test_the_recipe_of_the_documentation_suffices(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file and a registry line as docs/add-a-format.md has them make a format."""
+    code = RECIPE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    (tmp_path / "toy.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    toy = importlib.import_module("toy").Toy
+    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, toy))
+
+    data = b"#toy\n12>3\n\nx>1\n5>0"
+    result = read(gzip.compress(data))
+    assert registry.by_name("toy") is toy
+    assert [known.name for known in registry.FORMATS if known.recognizes(data)] == ["toy"]
+    assert result.requests == [
+        Request(input_tokens=12, output_tokens=3),
+        Request(input_tokens=5, output_tokens=0),
+    ]
+    assert result.rejects.lines == [(4, "expected prompt>answer: 'x>1'")]
+    assert result.rejects.reasons == {"expected prompt>answer": 1}

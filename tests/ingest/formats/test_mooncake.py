@@ -1,0 +1,124 @@
+"""What the mooncake format and its relatives alone do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvscope.ingest.base import ReadOptions, Request
+
+
+def test_dynamo_names_are_aliases(read: Any) -> None:
+    """input_tokens, output_tokens, created_time and delay_ms mean the usual fields."""
+    line = (
+        b'{"session_id":"s","input_tokens":9,"output_tokens":2,"created_time":1500,"delay_ms":250}'
+    )
+    assert read(line).requests == [
+        Request(input_tokens=9, output_tokens=2, arrival_s=1.5, delay_s=0.25, session_id="s")
+    ]
+
+
+def test_rows_of_a_session_may_tell_a_delay_in_place_of_a_time(read: Any) -> None:
+    """Rows without timestamp or hash_ids are valid; delays are milliseconds."""
+    data = (
+        b'{"session_id":1,"timestamp":0,"input_length":9,"output_length":2,"hash_ids":[1]}\n'
+        b'{"session_id":1,"delay":500,"input_length":20,"output_length":2}\n'
+    )
+    first, second = read(data).requests
+    assert (first.arrival_s, first.delay_s, first.session_id) == (0.0, None, 1)
+    assert (second.arrival_s, second.delay_s, second.hash_ids) == (None, 0.5, None)
+
+
+def test_optional_fields_are_taken(read: Any) -> None:
+    """Type, user, turn and block size of a record are kept."""
+    line = b'{"input_length":9,"output_length":2,"type":"t","user_id":4,"turn":3,"block_size":64}'
+    (request,) = read(line).requests
+    assert (request.type, request.user_id, request.turn, request.block_size) == ("t", 4, 3, 64)
+
+
+def test_missing_outputs_count_as_none_and_are_noted_once(read: Any) -> None:
+    """kvcache-simulator's schema has no output lengths."""
+    result = read(b'{"input_length":9,"hash_ids":["a"],"block_size":16}\n' * 3)
+    assert [request.output_tokens for request in result.requests] == [0, 0, 0]
+    assert result.reader.notes == ["output_length is missing in some rows: taken as 0 tokens"]
+
+
+def test_alias_and_name_must_agree(read: Any) -> None:
+    """Two different values for one field are no request."""
+    data = (
+        b'{"input_length":9,"input_tokens":9,"output_length":1}\n'
+        b'{"input_length":9,"input_tokens":8,"output_length":1}\n'
+    )
+    assert read(data).rejects.lines == [(2, "input_length and input_tokens disagree: 9 and 8")]
+
+
+@pytest.mark.parametrize("field", [b'"messages":[{"role":"user"}]', b'"text_input":"Hello"'])
+def test_prompts_as_text_are_refused_with_the_reason(read: Any, field: bytes) -> None:
+    """A trace with prompts in place of lengths is told what kvscope reads."""
+    result = read(b'{"timestamp":0,"output_length":1,' + field + b"}")
+    reason = "prompts as text, without input_length: kvscope reads hashed traces only"
+    assert result.rejects.lines == [(1, reason)]
+
+
+def test_text_beside_lengths_is_ignored(read: Any) -> None:
+    """A row with lengths is read, whatever else it carries."""
+    line = b'{"input_length":9,"output_length":1,"text_input":"Hello"}'
+    assert read(line).requests == [Request(input_tokens=9, output_tokens=1)]
+
+
+@pytest.mark.parametrize("tokens", [[512, 512, 76], [512], [512, 512], []])
+def test_block_tokens_of_full_blocks_are_accepted(read: Any, tokens: list[int]) -> None:
+    """Full blocks, the prompt's last one possibly shorter, say nothing new."""
+    result = read(_with_block_tokens(tokens))
+    assert result.rejects.count == 0
+    assert result.requests[0].hash_ids == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block", "expected"),
+    [
+        ([512, 512, 77], 2, 76),
+        ([512, 100], 1, 512),
+        ([100, 512], 0, 512),
+        ([512, 512, 76, 1], 3, -436),
+    ],
+)
+def test_other_block_tokens_are_refused(
+    read: Any, tokens: list[int], block: int, expected: int
+) -> None:
+    """Blocks of varying length are not what kvscope models; the reason names the block."""
+    reason = (
+        f"block_tokens must be full blocks but for the prompt's last: block {block} has"
+        f" {tokens[block]} tokens, expected {expected} (block_size 512, input_length 1100)"
+    )
+    if expected < 0:
+        reason = "more block_tokens than the prompt has blocks: 4, but 1100 tokens are 3 of 512"
+    assert read(_with_block_tokens(tokens)).rejects.lines == [(1, reason)]
+
+
+def test_block_tokens_follow_the_block_size_in_force(read: Any) -> None:
+    """The record's block size counts before the option's, that before 512."""
+    options = ReadOptions(block_size=600)
+    assert read(_with_block_tokens([600, 500]), options=options).rejects.count == 0
+    assert read(_with_block_tokens([600, 500])).rejects.count == 1
+    own = _with_block_tokens([1000, 100]).replace(b"{", b'{"block_size":1000,', 1)
+    assert read(own, options=options).rejects.count == 0
+
+
+def test_block_tokens_go_with_hash_ids(read: Any) -> None:
+    """As many of the one as of the other."""
+    line = b'{"input_length":9,"output_length":1,"hash_ids":[1,2],"block_tokens":[9]}'
+    reason = "block_tokens and hash_ids differ in length: 1 and 2"
+    assert read(line).rejects.lines == [(1, reason)]
+
+
+def _with_block_tokens(tokens: list[int]) -> bytes:
+    row = {
+        "input_length": 1100,
+        "output_length": 1,
+        "hash_ids": list(range(len(tokens))),
+        "block_tokens": tokens,
+    }
+    return json.dumps(row).encode()

@@ -1,0 +1,128 @@
+"""What the parquet format alone does."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from kvscope.errors import InputError
+from kvscope.ingest.base import ReadOptions, Rejects, Request
+from kvscope.ingest.parquet import Parquet
+from kvscope.ingest.source import Source
+from kvscope.store.sql import statement
+
+
+def parquet(frame: pl.DataFrame, **options: Any) -> bytes:
+    """The bytes of a Parquet file."""
+    file = io.BytesIO()
+    frame.write_parquet(file, **options)
+    return file.getvalue()
+
+
+LENGTHS = pl.DataFrame({"input_tokens": [5, 6], "output_tokens": [1, 2]})
+
+
+def test_the_query_takes_every_canonical_column() -> None:
+    """A field added to Request must be added to the query too."""
+    query = statement("ingest/parquet_rows")
+    assert query.columns == Request.__struct_fields__[:2] + query.columns[2:]
+    assert set(query.columns) == set(Request.__struct_fields__)
+    assert f"^({'|'.join(query.columns)})$" in query.text
+
+
+def test_only_the_lengths_are_mandatory(read: Any) -> None:
+    """Two columns make a trace; narrow integer types will do."""
+    expected = [
+        Request(input_tokens=5, output_tokens=1),
+        Request(input_tokens=6, output_tokens=2),
+    ]
+    assert read(parquet(LENGTHS)).requests == expected
+    narrow = LENGTHS.cast({"input_tokens": pl.UInt16, "output_tokens": pl.Int32})
+    assert read(parquet(narrow)).requests == expected
+
+
+def test_every_field_of_a_request_is_a_column(read: Any) -> None:
+    """What a reader may tell can be told in Parquet."""
+    row = {
+        "arrival_s": 1.5,
+        "hash_ids": ["a", "b"],
+        "chat_id": "c",
+        "parent_chat_id": "p",
+        "session_id": "s",
+        "delay_s": 0.5,
+        "user_id": 2**64 - 1,
+        "type": "text",
+        "turn": 2,
+        "block_size": 16,
+        "scope": "x",
+    }
+    frame = LENGTHS.head(1).with_columns(
+        pl.Series("user_id", [row["user_id"]], dtype=pl.UInt64),
+        *(pl.Series(name, [value]) for name, value in row.items() if name != "user_id"),
+    )
+    assert read(parquet(frame)).requests == [Request(input_tokens=5, output_tokens=1, **row)]
+
+
+@pytest.mark.parametrize("dtype", [pl.Int64, pl.UInt32, pl.UInt64, pl.String])
+def test_hash_ids_of_any_width(read: Any, dtype: Any) -> None:
+    """Lists of integers of any width, or of strings."""
+    ids = pl.Series("hash_ids", [[1, 2], []], dtype=pl.List(pl.Int64)).cast(pl.List(dtype))
+    requests = read(parquet(LENGTHS.with_columns(ids))).requests
+    assert [r.hash_ids for r in requests] == (
+        [["1", "2"], []] if dtype is pl.String else [[1, 2], []]
+    )
+
+
+@pytest.mark.parametrize(
+    ("frame", "missing"),
+    [
+        (LENGTHS.drop("input_tokens"), "no column input_tokens; name the columns input_tokens, "),
+        (LENGTHS.drop("output_tokens"), "no column output_tokens;"),
+        (pl.DataFrame({"a": [1]}), "no column input_tokens and no column output_tokens;"),
+    ],
+)
+def test_missing_mandatory_columns_are_named(read: Any, frame: pl.DataFrame, missing: str) -> None:
+    """The error says which columns are missing and what they should be called."""
+    with pytest.raises(InputError) as caught:
+        read(parquet(frame))
+    assert str(caught.value).startswith(f"{read.path}: {missing}")
+
+
+def test_rows_keep_their_order_and_numbers_across_row_groups(read: Any) -> None:
+    """Rows come in file order however the file is cut, and bad ones are told by number."""
+    count = 50_000
+    frame = pl.DataFrame(
+        {
+            "input_tokens": [None if row in {4_096, 31_999} else row + 1 for row in range(count)],
+            "output_tokens": [0] * count,
+        }
+    )
+    result = read(parquet(frame, row_group_size=3_000))
+    tokens = [request.input_tokens for request in result.requests]
+    assert tokens == [row + 1 for row in range(count) if row not in {4_096, 31_999}]
+    assert [line for line, _ in result.rejects.lines] == [4_097, 32_000]
+
+
+def test_a_path_is_no_pattern(tmp_path: Path) -> None:
+    """A file whose name looks like a pattern is read, and none of its neighbours is."""
+    for name in ("trace[1].parquet", "trace1.parquet"):
+        (tmp_path / name).write_bytes(parquet(LENGTHS.head(1 if "[" in name else 2)))
+    source = Source(str(tmp_path / "trace[1].parquet"))
+    records = list(Parquet.reader(ReadOptions()).records(source, Rejects("")))
+    source.close()
+    assert [tuple(record) for record in records] == [(Request(input_tokens=5, output_tokens=1),)]
+
+
+def test_folders_add_no_columns(tmp_path: Path) -> None:
+    """A folder named type=x is a folder, not a column."""
+    folder = tmp_path / "type=chat"
+    folder.mkdir()
+    (folder / "trace.parquet").write_bytes(parquet(LENGTHS.head(1)))
+    source = Source(str(folder / "trace.parquet"))
+    (record,) = Parquet.reader(ReadOptions()).records(source, Rejects(""))
+    source.close()
+    assert record[0].type is None

@@ -1,0 +1,147 @@
+"""What the weka format alone does: sessions on a common clock, sub-agents, local ids."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from kvscope.errors import UsageError
+from kvscope.ingest.base import ReadOptions
+from kvscope.ingest.source import HEAD_BYTES
+
+
+def session(name: str | int, *requests: dict[str, Any], **fields: Any) -> bytes:
+    """A line with one session."""
+    head = {"id": name, "block_size": 64, "hash_id_scope": "local"}
+    return json.dumps(head | fields | {"requests": list(requests)}).encode() + b"\n"
+
+
+def entry(t: float, **fields: Any) -> dict[str, Any]:
+    """A request of 70 tokens."""
+    return {"t": t, "type": "n", "model": "m", "in": 70, "out": 2, "hash_ids": [1]} | fields
+
+
+def agent(t: float, *requests: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A sub-agent."""
+    return {"t": t, "type": "subagent", "requests": list(requests)} | fields
+
+
+def test_sub_agents_count_from_their_own_start(read: Any) -> None:
+    """Nested times add up along the nesting; file order is kept."""
+    inner = agent(2.0, entry(0.25), agent_id="b")
+    data = session("s", entry(1.0), agent(10.0, entry(0.5), inner, agent_id="a"), entry(11.0))
+    requests = read(data).requests
+    assert [r.arrival_s for r in requests] == [1.0, 10.5, 12.25, 11.0]
+    assert [r.type for r in requests] == ["agent", "subagent", "subagent", "agent"]
+    assert [r.session_id for r in requests] == [
+        "s/main/m",
+        "s/main/a/m",
+        "s/main/a/b/m",
+        "s/main/m",
+    ]
+
+
+def test_agents_of_one_name_are_told_apart(read: Any) -> None:
+    """Each sub-agent is a chain of its own, named or not."""
+    data = session("s", *(agent(t, entry(0), agent_id="a") for t in (1, 2)), agent(3, entry(0)))
+    chains = [request.session_id for request in read(data).requests]
+    assert chains == ["s/main/a/m", "s/main/a#2/m", "s/main/agent/m"]
+
+
+def test_blocks_are_shared_within_a_session_and_a_model_only(read: Any) -> None:
+    """Local ids carry their session and model; agents of one model share blocks."""
+    data = session("s", entry(0), entry(1, model="n"), agent(2, entry(0))) + session(5, entry(0))
+    assert [r.scope for r in read(data).requests] == ["s/m", "s/n", "s/m", "5/m"]
+
+
+def test_global_ids_carry_their_model_alone(read: Any) -> None:
+    """Ids that hold across sessions still mean other blocks under another model."""
+    data = session("s", entry(0), hash_id_scope="global") + session(
+        "t", entry(0), hash_id_scope=None
+    )
+    assert [r.scope for r in read(data).requests] == ["m", "m"]
+
+
+def test_a_session_of_one_model_need_not_repeat_it(read: Any) -> None:
+    """A request without a model has the session's only one; else the model is unknown."""
+    data = session("s", entry(0, model=None), models=["m"])
+    data += session("t", entry(0, model=None), models=["m", "n"])
+    assert [r.session_id for r in read(data).requests] == ["s/main/m", "t/main/unknown"]
+
+
+def test_sessions_are_placed_back_to_back(read: Any) -> None:
+    """The next session starts when the last request of all before it arrived."""
+    data = (
+        session("a", entry(3), agent(4, entry(5)), entry(6)) + session("b") + session("c", entry(1))
+    )
+    result = read(data)
+    assert [r.arrival_s for r in result.requests] == [3.0, 9.0, 6.0, 10.0]
+    assert result.reader.notes == ["sessions have no common clock: they were placed back to back"]
+
+
+def test_sessions_are_placed_as_a_seeded_poisson_process(read: Any) -> None:
+    """Gaps between session starts average 1 / rate, and the seed alone decides them."""
+    data = b"".join(session(index, entry(0)) for index in range(2000))
+
+    def starts(seed: int) -> list[float]:
+        result = read(data, options=ReadOptions(session_arrivals=4.0, seed=seed))
+        assert result.reader.notes[0].endswith(
+            f"placed as a Poisson process of 4 sessions/s (seed {seed})"
+        )
+        return [request.arrival_s for request in result.requests]
+
+    first = starts(1)
+    assert first == starts(1)
+    assert first != starts(2)
+    assert first == sorted(first)
+    assert math.isclose(first[-1] / 1999, 0.25, rel_tol=0.1)  # 4.5 standard errors
+
+
+def test_the_rate_of_sessions_must_be_positive(read: Any) -> None:
+    """A rate that cannot be is refused before anything is read."""
+    for rate in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match="--session-arrivals"):
+            read(session("s", entry(0)), options=ReadOptions(session_arrivals=rate))
+
+
+def test_a_session_is_used_whole_or_not_at_all(read: Any) -> None:
+    """One bad request rejects its session, which then leaves no trace on the others."""
+    bad = session("s", entry(0), agent(50, entry(1), entry(2, out=None)))
+    result = read(bad + session("s", entry(1)))
+    assert result.rejects.lines == [
+        (1, "Object missing required field `out` - at `$.requests[1].requests[1]`")
+    ]
+    assert [request.arrival_s for request in result.requests] == [1.0]
+
+
+def test_session_ids_are_unique(read: Any) -> None:
+    """A second session of the same id is refused, a number being no other id than its digits."""
+    result = read(session(1, entry(0)) + session("1", entry(0)))
+    assert result.rejects.lines == [(2, "duplicate session id: '1'")]
+
+
+@pytest.mark.parametrize("t", [-0.5, 2e9])
+def test_times_that_cannot_be_are_refused(read: Any, t: float) -> None:
+    """A broken time must not move the sessions after it."""
+    result = read(session("s", agent(0, entry(t))) + session("t", entry(1)))
+    assert result.rejects.lines == [
+        (1, f"time outside 0 to 1e+09 s: {t:g} - at `$.requests[0].requests[0].t`")
+    ]
+    assert result.requests[0].arrival_s == 1.0
+
+
+def test_the_scope_is_one_of_two(read: Any) -> None:
+    """An unknown scope is refused, for its meaning is unknown."""
+    result = read(session("s", entry(0), hash_id_scope="tenant"))
+    assert result.rejects.lines == [(1, "hash_id_scope is neither local nor global: 'tenant'")]
+
+
+def test_sessions_longer_than_the_head_are_read(read: Any) -> None:
+    """A line of several megabytes is recognized by its beginning and read whole."""
+    ids = list(range(400_000))
+    result = read(session("s", entry(0, hash_ids=ids, **{"in": 64 * len(ids)})))
+    assert len(ids) * 6 > 32 * HEAD_BYTES
+    assert result.requests[0].hash_ids == ids

@@ -1,0 +1,104 @@
+"""Whose turn is whose: inferred and given lineage against a plain reading of the design."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.facts import HitDefinition
+from kvscope.ingest.base import Request
+from tests import small_traces
+from tests.oracles import lineage, lru
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), small_traces.SIZES)
+def test_inferred_lineage_equals_the_oracle(data: st.DataObject, size: int) -> None:
+    """Parents, conversations and turns are those of a scan of all earlier requests."""
+    trace = data.draw(small_traces.requests(size, most=25))
+    made = small_traces.built(trace, size)
+    if made.trie.count > 1:
+        assert made.lineage == "inferred"
+        parents = lineage.inferred(trace, size)
+    else:
+        assert made.lineage == "none"
+        parents = [None] * len(trace)
+    assert small_traces.parents(made) == parents
+    found = zip(made.requests["conversation"], made.requests["turn"], strict=True)
+    assert list(found) == lineage.turns(parents)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8) | st.just("nobody")),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_given_lineage_equals_the_oracle(told: list[tuple[int, int | str | None]]) -> None:
+    """Missing parents, cycles, loops onto oneself, twice the same id, disorder: all tolerated."""
+    trace = [
+        Request(input_tokens=1, output_tokens=1, chat_id=chat, parent_chat_id=parent)
+        for chat, parent in told
+    ]
+    made = small_traces.built(trace, 16)
+    parents = lineage.given(trace)
+    assert made.lineage == "given"
+    assert small_traces.parents(made) == parents
+    found = zip(made.requests["conversation"], made.requests["turn"], strict=True)
+    assert list(found) == lineage.turns(parents)
+
+
+def test_a_parent_that_arrives_later_is_none() -> None:
+    """Lines in reverse: order of arrival decides, so the child finds its parent after sorting."""
+    child = Request(input_tokens=2, output_tokens=0, chat_id=2, parent_chat_id=1, arrival_s=5.0)
+    parent = Request(input_tokens=1, output_tokens=0, chat_id=1, parent_chat_id=2, arrival_s=1.0)
+    made = small_traces.built([child, parent], 16)
+    assert list(made.requests["chat_id"]) == [1, 2]
+    assert small_traces.parents(made) == [None, 0]
+    assert made.out_of_order == 1
+
+
+def test_the_turn_that_the_trace_tells_wins() -> None:
+    """A trace that begins amid conversations knows its turns better than its lines do."""
+    trace = [
+        Request(input_tokens=1, output_tokens=0, chat_id=1, turn=7),
+        Request(input_tokens=1, output_tokens=0, chat_id=2, parent_chat_id=1),
+    ]
+    assert list(small_traces.built(trace, 16).requests["turn"]) == [7, 2]
+
+
+def test_sessions_are_conversations() -> None:
+    """Requests of one session follow each other; two sessions never mix."""
+    trace = [
+        Request(input_tokens=1, output_tokens=0, session_id=name, arrival_s=float(at))
+        for at, name in enumerate("abab")
+    ]
+    made = small_traces.built(trace, 16)
+    assert made.lineage == "given"
+    assert small_traces.parents(made) == [None, None, 0, 1]
+
+
+def test_a_head_that_four_continue_begins_no_conversation() -> None:
+    """Three continuations are branches of a conversation, four make a shared head."""
+    head = Request(input_tokens=2, output_tokens=0, hash_ids=[1, 2])
+    tails = [Request(input_tokens=3, output_tokens=0, hash_ids=[1, 2, n]) for n in range(4)]
+    assert small_traces.parents(small_traces.built([head, *tails[:3]], 1)) == [None, 0, 0, 0]
+    assert small_traces.parents(small_traces.built([head, *tails], 1)) == [None] * 5
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), small_traces.SIZES, st.booleans())
+def test_carried_outputs_equal_the_oracle(data: st.DataObject, size: int, chats: bool) -> None:
+    """What is known to be cached after each turn, and how much there is in all."""
+    trace = data.draw(small_traces.requests(size, most=20, chats=chats))
+    made = small_traces.built(trace, size)
+    parents = small_traces.parents(made)
+    everything = HitDefinition("default")
+    for at in range(len(trace)):
+        known = lru.known_after(trace, parents, at, size)
+        assert made.requests["carried_blocks"][at] == len(known)
+        assert small_traces.path(made, int(made.requests["carried_leaf"][at])) == known
+        kept = lru.kept(trace, parents, at, size, everything)
+        assert made.requests["cached_blocks"][at] == len(kept)

@@ -1,0 +1,85 @@
+"""Random traces, small but with everything in them: strategies, and the short way to a `Built`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvscope.facts import Trace
+from kvscope.ingest.base import ReadOptions, Rejects, Request
+from kvscope.ingest.build import Built, build
+from kvscope.ingest.columns import Columns
+from kvscope.ingest.write import Origin, write
+from kvscope.store import traces
+from kvscope.store.db import Store
+from kvscope.store.prompts import Prompts
+
+SIZES = st.integers(1, 4)
+
+
+@st.composite
+def requests(
+    draw: st.DrawFn, size: int, *, most: int = 14, chats: bool = False, whole: bool = False
+) -> list[Request]:
+    """Requests in order of arrival, with ties, that branch off each other's prompts.
+
+    `chats` gives chat ids and parents; `whole` gives every request all hashes of its prompt.
+    """
+    trace: list[Request] = []
+    for number in range(draw(st.integers(1, most))):
+        base = draw(st.one_of(st.none(), st.sampled_from(trace))) if trace else None
+        head = list(base.hash_ids or ()) if base else []
+        ids = head[: draw(st.integers(0, len(head)))] if draw(st.booleans()) else head
+        ids = ids + draw(st.lists(st.integers(0, 2), min_size=int(whole and not ids), max_size=3))
+        unhashed = 0 if whole else draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+        asked = Request(
+            input_tokens=(max(len(ids), 1) - 1 + unhashed) * size + draw(st.integers(1, size)),
+            output_tokens=draw(st.integers(0, 3 * size)),
+            arrival_s=(trace[-1].arrival_s or 0.0) + draw(st.integers(0, 1)) if trace else 0.0,
+            hash_ids=list(ids),
+        )
+        if chats:
+            asked.chat_id = number
+            asked.parent_chat_id = base.chat_id if base else None
+        trace.append(asked)
+    return trace
+
+
+def built(trace: Sequence[Request], size: int) -> Built:
+    """The trace as ingest builds it, each request a record of its own."""
+    columns = Columns(size, ReadOptions())
+    for request in trace:
+        columns.add((request,))
+    return build(columns, [])
+
+
+def parents(made: Built) -> list[int | None]:
+    """Each request's parent, or None."""
+    return [None if parent < 0 else int(parent) for parent in made.requests["parent"]]
+
+
+def prompts(made: Built) -> Prompts:
+    """What kernels walk, without a store in between."""
+    names = Prompts.__dataclass_fields__.keys() - {"block_size", "block_parent"}
+    columns = {name: np.asarray(made.requests[name]) for name in names}
+    return Prompts(block_size=made.block_size, block_parent=made.trie.parent.copy(), **columns)
+
+
+def path(made: Built, block: int) -> list[int]:
+    """The hash ids from the root to `block`."""
+    ids = []
+    while block:
+        ids.append(int(made.trie.hash_id[block]))
+        block = int(made.trie.parent[block])
+    return ids[::-1]
+
+
+def stored(store: Store, trace: Sequence[Request], size: int) -> Trace:
+    """The trace in `store`, under a name of its own."""
+    name = f"trace-{len(traces.all_traces(store))}"
+    origin = Origin(name=name, source=name, source_bytes=0, content_hash=name, format="made")
+    rejects = Rejects(name, accepted=len(trace))
+    with store.transaction():
+        return write(store, origin, built(trace, size), rejects)
