@@ -23,7 +23,7 @@ setup: $(READY) ## make .venv with everything but an engine (again when the vers
 $(PY):
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer, and found none on" \
 		"the PATH; install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: $(PYTHON) cannot make a virtual" \
+	@$(PYTHON) -m venv $(VENV) || { rm -f $(PY); echo "make: $(PYTHON) cannot make a virtual" \
 		"environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 $(READY): pyproject.toml constraints.txt | $(PY)
@@ -35,10 +35,11 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@echo "Ready: $(KVSCOPE) --help"
 
 demo: setup ## analyze a sample trace, and write report.html
-	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --report report.html
+	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --html report.html
 	@echo
 	@echo "report.html has all of it, with charts. What to try next:"
-	@echo "  $(KVSCOPE) analyze YOUR-TRACE.jsonl"
+	@echo "  $(KVSCOPE) analyze YOUR-TRACE.jsonl --model llama3-8b --hbm 80GiB"
+	@echo "  $(KVSCOPE) analyze sample_traces/to-b.jsonl.gz --db demo.duckdb"
 	@echo "  $(KVSCOPE) --help"
 
 test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
@@ -57,7 +58,7 @@ bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says wha
 	$(PY) -m benchmarks $(BENCH)
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
-	$(PY) -m sample_traces.generate
+	$(PY) -m kvscope.synth.samples sample_traces
 
 wheel: setup ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation --outdir dist

@@ -55,62 +55,80 @@ def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> Re
 
 
 def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> ReuseHazard | None:
-    """Chance that a block untouched for t is reused in (t, t + 1 s], along a log grid of t.
+    """Chance that a block untouched for t is reused in the next second, along a log grid of t.
 
-    None without hashes. At risk at t are touches followed by no touch up to t, among those made
-    at least t + 1 s before the trace's end: of all others the next second is not seen whole, so
-    the end of the trace (right-censoring) biases nothing. Each touch of a block is one
-    observation, also the last one, which no reuse follows. A block's touch that only another
-    request's output renews is left out. Source: ATC'25, section 3 (reuse probability).
+    None without hashes. Where the grid's points lie more than a second apart, what is observed is
+    reuse up to the next point, turned into the chance per second that would give as much; so no
+    reuse falls between two points. At risk at t are touches followed by no touch up to t, of those
+    after which the trace goes on long enough to see all that is observed: its end
+    (right-censoring) biases nothing. Each touch of a block is one observation, also the last one,
+    which no reuse follows. A touch that only another request's output renews is left out.
+    Source: ATC'25, section 3 (reuse probability).
     """
     if not trace.has_hashes:
         return None
     history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
     groups = len(history.categories)
-    at_risk, reused = _counts(history, grid)
+    until = _observed_until(grid)
+    at_risk, reused = _counts(history, grid, until)
     curves = [
-        _curve(history.categories[k], at_risk[k], reused[k]) for k in range(groups) if at_risk[k, 0]
+        _curve(history.categories[k], at_risk[k], reused[k], until - grid)
+        for k in range(groups)
+        if at_risk[k, 0]
     ]
     everything = at_risk.sum(axis=0)
     return ReuseHazard(
         at_s=tuple(grid.tolist()),
-        overall=_curve(None, everything, reused.sum(axis=0)) if everything[0] else None,
+        overall=(
+            _curve(None, everything, reused.sum(axis=0), until - grid) if everything[0] else None
+        ),
         by_category=tuple(curves),
     )
 
 
+def _observed_until(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To what age a block is watched from each point on: a second, or to the next point."""
+    following = np.append(grid[1:], grid[-1])
+    until: NDArray[np.float64] = np.maximum(grid + _SOON_S, following)
+    return until
+
+
 def _curve(
-    category: str | None, at_risk: NDArray[np.int64], reused: NDArray[np.int64]
+    category: str | None,
+    at_risk: NDArray[np.int64],
+    reused: NDArray[np.int64],
+    observed_s: NDArray[np.float64],
 ) -> HazardCurve:
-    pairs = list(zip(reused.tolist(), at_risk.tolist(), strict=True))
+    kept = 1 - reused / np.maximum(at_risk, 1)
+    chance = 1 - kept ** (_SOON_S / observed_s)
     return HazardCurve(
         category=category,
-        probability=tuple(events / count if count else None for events, count in pairs),
-        at_risk_blocks=tuple(count for _, count in pairs),
+        probability=tuple(
+            p if count else None for p, count in zip(chance.tolist(), at_risk.tolist(), strict=True)
+        ),
+        at_risk_blocks=tuple(at_risk.tolist()),
     )
 
 
 def _counts(
-    history: History, grid: NDArray[np.float64]
+    history: History, grid: NDArray[np.float64], until: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(at risk, reused in the next second), categories × grid."""
-    # How many leading points of the grid see a whole second more after each request.
-    seen = np.searchsorted(grid, _left_s(history) - _SOON_S, side="right")
+    """(at risk at grid[i], of these reused by the age until[i]), categories × grid."""
+    # How many leading points of the grid are observed in full after each request.
+    seen = np.searchsorted(until, _left_s(history), side="right")
     requests = len(history.arrival_s)
     last_touches = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
 
     gap, weight = history.gap.value, history.gap.weight
     category = history.category[history.prev]
     waiting = np.minimum(np.searchsorted(grid, gap), seen[history.prev])  # points below the gap
-    soon = np.minimum(np.searchsorted(grid, gap - _SOON_S), waiting)  # gap at most 1 s beyond
+    too_soon = np.minimum(np.searchsorted(until, gap), waiting)  # those that do not reach the gap
 
     shape = (len(history.categories), len(grid) + 1)
-    at_risk = _reaching(category, waiting, weight, shape) + _reaching(
-        history.category, seen, last_touches, shape
-    )
-    reused = _reaching(category, waiting, weight, shape) - _reaching(category, soon, weight, shape)
-    return at_risk, reused
+    waited = _reaching(category, waiting, weight, shape)
+    at_risk = waited + _reaching(history.category, seen, last_touches, shape)
+    return at_risk, waited - _reaching(category, too_soon, weight, shape)
 
 
 def _left_s(history: History) -> NDArray[np.float64]:

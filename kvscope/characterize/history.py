@@ -44,7 +44,7 @@ def load_history(store: Store, trace: Trace) -> History:
     requests = store.columns("characterize/history_requests", **key)
     runs = store.columns("characterize/history_runs", **key)
     lifespans = store.columns("characterize/history_lifespans", **key)
-    order = np.argsort(runs["gap_s"], kind="stable")
+    order = np.argsort(runs["gap_s"])
     return History(
         span_s=trace.span_s,
         categories=names,

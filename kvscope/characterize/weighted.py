@@ -44,7 +44,8 @@ def quantiles(
     found = np.full((groups, len(percents)), np.nan)
     if len(of.value) == 0:
         return found
-    order = np.argsort(group.astype(np.int32), kind="stable")
+    small = np.int16 if groups <= np.iinfo(np.int16).max else np.int32  # radix sort up to 16 bits
+    order = np.argsort(group.astype(small), kind="stable")
     rank = np.cumsum(of.weight[order])
     before = np.cumsum(total) - total
     wanted = before[:, None] + -(-percents[None, :] * total[:, None] // 100)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 Paths = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH", help="Trace files, plain, .gz or .zst; - is standard input.",
+        metavar="PATH",
+        help="Trace files, plain, .gz or .zst; - is standard input.",
         show_default=False,
     ),
 ]
@@ -78,8 +79,10 @@ def _told(found: Ingested) -> str:
     """One line on what is now in the store."""
     trace = found.trace
     parts = [
-        (f"{trace.name}: {trace.format}, {trace.requests:,} requests in"
-        f" {units.format_duration(trace.span_s)}")
+        (
+            f"{trace.name}: {trace.format}, {trace.requests:,} requests in"
+            f" {units.format_duration(trace.span_s)}"
+        )
     ]
     if trace.has_hashes:
         parts.append(

@@ -37,6 +37,7 @@ def _show(console: Console, section: Section) -> None:
     for line in section.plot:
         console.print(Text(line, style="cyan"), soft_wrap=True)
     for table in section.tables:
+        console.print()
         _table(console, table)
 
 
@@ -57,7 +58,9 @@ def _table(console: Console, table: Table) -> None:
     for number, column in enumerate(table.columns):
         # A column without a title, past the first, holds bars made of characters.
         left = number == 0 or not column
-        drawn.add_column(Text(column), justify="left" if left else "right", overflow="fold")
+        drawn.add_column(
+            Text(column), justify="left" if left else "right", overflow="fold", no_wrap=True
+        )
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)

@@ -25,24 +25,21 @@ _INT32_MAX = 2**31 - 1
 
 
 def key(identifier: Identifier) -> int:
-    """An identifier as a signed 64-bit number: integers themselves, strings by digest.
+    """An identifier as a signed 64-bit number: 64-bit integers themselves, the rest by digest.
 
-    Decimal strings count as the integers they spell.
+    Decimal strings count as the integers they spell; integers from 2^63 on wrap around.
     """
-    if isinstance(identifier, str):
-        # 20 digits hold every 64-bit number; longer ones are strings like any other.
-        if (
-            len(identifier) <= 20
-            and identifier.isdecimal()
-            and str(int(identifier)) == identifier
-        ):
-            identifier = int(identifier)
-        else:
-            digest = hashlib.blake2b(identifier.encode(), digest_size=8).digest()
-            return int.from_bytes(digest, "little", signed=True)
-    if -(2**63) <= identifier < 2**63:
-        return identifier
-    return int.from_bytes((identifier & (2**64 - 1)).to_bytes(8, "little"), "little", signed=True)
+    if isinstance(identifier, str) and _spells_integer(identifier):
+        identifier = int(identifier)
+    if isinstance(identifier, int) and -(2**63) <= identifier < 2**64:
+        return identifier if identifier < 2**63 else identifier - 2**64
+    digest = hashlib.blake2b(str(identifier).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _spells_integer(text: str) -> bool:
+    # 20 digits hold every 64-bit number; longer ones are strings like any other.
+    return len(text) <= 20 and text.isdecimal() and str(int(text)) == text
 
 
 class Columns:
@@ -141,8 +138,8 @@ class Columns:
         if ids:
             first = len(self._ids)
             try:
-                self._ids.fromlist(ids)
-            except (TypeError, OverflowError):  # strings, or integers beyond 64 bits
+                self._ids.fromlist(ids)  # type: ignore[arg-type]  # strings raise
+            except (TypeError, OverflowError):  # OverflowError: an integer of 2^63 or more
                 self._ids.fromlist([key(one) for one in ids])
             if request.scope is not None:
                 self._ids[first] = key(f"{request.scope}/{self._ids[first]}")
@@ -152,7 +149,8 @@ class Columns:
         """Turn the pending requests into columns, and hand their paths to the trie."""
         if self.trie.count + len(self._ids) > _INT32_MAX:
             raise InputError(
-                f"more than {_INT32_MAX:,} distinct blocks", remedy="split the trace and take a part"
+                f"more than {_INT32_MAX:,} distinct blocks",
+                remedy="split the trace and take a part",
             )
         rows, self._pending = self._pending, []
         self._append_times(rows)
@@ -182,15 +180,15 @@ class Columns:
 
     def _append_times(self, rows: list[Request]) -> None:
         """When each request arrives, and which one comes before it in its session."""
-        times = [row.arrival_s for row in rows]
-        if None in times or any(row.session_id is not None for row in rows):
-            for row in rows:
-                previous = self._previous_in_session(row)
-                self.session_parent.append(previous)
-                self.arrival_s.append(self._arrival(row, previous))
-        else:
+        times = [row.arrival_s for row in rows if row.arrival_s is not None]
+        if len(times) == len(rows) and all(row.session_id is None for row in rows):
             self.session_parent.fromlist([-1] * len(rows))
             self.arrival_s.fromlist(times)
+            return
+        for row in rows:
+            previous = self._previous_in_session(row)
+            self.session_parent.append(previous)
+            self.arrival_s.append(self._arrival(row, previous))
 
     def _previous_in_session(self, request: Request) -> int:
         if request.session_id is None:

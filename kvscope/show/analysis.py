@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvscope.characterize import Characterization, characterize
 from kvscope.facts import HitDefinition, Trace, Weight
 from kvscope.kv_size import ModelKv
-from kvscope.simulate.curve import lru_curve
+from kvscope.simulate.curve import ideal_rate, lru_curve
 from kvscope.simulate.definitions import side_by_side, standard
 from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
 from kvscope.simulate.misses import MissReasons, miss_reasons
@@ -96,12 +96,13 @@ class AnalyzeOptions:
 def analyze(store: Store, trace: Trace, options: AnalyzeOptions | None = None) -> Analysis:
     """Characterize `trace` and draw LRU's curve over it."""
     options = options or AnalyzeOptions()
+    prompts = load_prompts(store, trace) if trace.has_hashes else None
     return Analysis(
         trace=trace,
         model=options.model,
         hbm_bytes=options.hbm_bytes,
-        characterization=characterize(store, trace),
-        caching=caching(load_prompts(store, trace), options) if trace.has_hashes else None,
+        characterization=characterize(store, trace, prompts),
+        caching=caching(prompts, options) if prompts is not None else None,
     )
 
 
@@ -169,7 +170,7 @@ def _hit_rate(prompts: Prompts, definition: HitDefinition, runs: _Distances) -> 
         last_token_rule=definition.last_token_rule,
         outputs=definition.outputs,
         flat=definition.flat,
-        ideal=lru_curve(prompts, prefix, runs.of(prefix)).ideal,
+        ideal=ideal_rate(prompts, prefix, runs.of(prefix)),
     )
 
 

@@ -13,9 +13,11 @@ _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
        max-width: 1000px; margin: 2rem auto; padding: 0 1rem; }
+p { margin: .35rem 0; }
 h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.2rem; margin-top: 2.2rem;
      border-bottom: 1px solid #d0d7de; padding-bottom: .2rem; }
-.lead { color: #57606a; margin-top: .2rem; } nav { margin: 1rem 0; } nav a { margin-right: 1rem; }
+.lead { color: #57606a; margin-top: .2rem; } nav { margin: 1rem 0; }
+nav a { margin-right: 1rem; white-space: nowrap; }
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #eaeef2; }

@@ -126,7 +126,7 @@ def _capacity(analysis: Analysis, found: Caching) -> list[str]:
 
 def _landmarks(analysis: Analysis, found: Caching) -> Table:
     return Table(
-        "LRU at a given capacity",
+        "What LRU needs",
         ("", *size_columns(analysis), "hit rate", ""),
         tuple(
             (
@@ -137,4 +137,5 @@ def _landmarks(analysis: Analysis, found: Caching) -> Table:
             )
             for mark in found.landmarks
         ),
+        note="capacity bounds what is kept between requests",
     )

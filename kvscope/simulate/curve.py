@@ -13,6 +13,8 @@ from kvscope.facts import HitDefinition
 from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
 from kvscope.store.prompts import Prompts
 
+Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
 
 @dataclass(frozen=True, slots=True)
 class HitCurve:
@@ -61,6 +63,22 @@ def lru_curve(
     must have been made for a definition with the same `partial`, `last_token_rule`, `outputs` and
     `flat`.
     """
+    events = _events(prompts, definition, distances)
+    knots, hits = _accumulate(*events)
+    return HitCurve(definition, knots, hits, _total(prompts, definition))
+
+
+def ideal_rate(
+    prompts: Prompts, definition: HitDefinition, distances: LruDistances | None = None
+) -> float:
+    """The hit rate (0–1) of an infinite cache, without drawing the curve that leads there."""
+    _, blocks, weight = _events(prompts, definition, distances)
+    total = _total(prompts, definition)
+    return float((blocks * weight).sum()) / total if total else 0.0
+
+
+def _events(prompts: Prompts, definition: HitDefinition, distances: LruDistances | None) -> Events:
+    """Runs of hits: from which capacity on, for how many blocks, each of what weight."""
     if definition.partial and definition.outputs == "carried":
         raise UsageError(
             "a partial last block cannot be kept where outputs fill it",
@@ -68,14 +86,14 @@ def lru_curve(
         )
     if distances is None:
         distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
-    first = int(len(prompts.leaf) * definition.warmup)
-    counted = distances.request >= first
+    counted = distances.request >= _first(prompts, definition)
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
-    knots, hits = _accumulate(*weigh[definition.weight](prompts, distances, counted))
-    return HitCurve(definition, knots, hits, _total(prompts, definition, first))
+    return weigh[definition.weight](prompts, distances, counted)
 
 
-Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+def _first(prompts: Prompts, definition: HitDefinition) -> int:
+    """The first request that is counted."""
+    return int(len(prompts.leaf) * definition.warmup)
 
 
 def _block_events(prompts: Prompts, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
@@ -120,8 +138,9 @@ def _accumulate(
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
-def _total(prompts: Prompts, definition: HitDefinition, first: int) -> int:
+def _total(prompts: Prompts, definition: HitDefinition) -> int:
     """What the hits are a share of, in the same weight."""
+    first = _first(prompts, definition)
     if definition.weight == "request":
         return len(prompts.leaf) - first
     if definition.weight == "token":

@@ -1,0 +1,1 @@
+"""Seeded generators of hashed request traces; no real user data is involved."""

@@ -1,11 +1,15 @@
 """What a generated trace is made of: one record a request, one profile a kind of traffic."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 BAILIAN_BLOCK_TOKENS = 16
 """Block size that the Qwen-Bailian format implies."""
@@ -51,6 +55,28 @@ class Profile(Protocol):
         Raises UsageError, at the first record, if `requests` is negative.
         """
         ...
+
+
+def check_parameters(profile: "DataclassInstance") -> None:
+    """Refuse numbers that the profile cannot work with, by the unit in the parameter's name.
+
+    Shares and swings lie in 0-1, seconds are at least 0, rates are above 0, counts at least 1.
+    Raises ValueError with the parameter's name, its value and what it may be.
+    """
+    for field in fields(profile):
+        name, value = field.name, getattr(profile, field.name)
+        if not isinstance(value, int | float):
+            continue
+        if name.endswith(("_share", "_swing")):
+            allowed, fits = "between 0 and 1", 0 <= value <= 1
+        elif name.endswith("_per_s"):
+            allowed, fits = "above 0", value > 0
+        elif name.endswith("_s"):
+            allowed, fits = "at least 0", value >= 0
+        else:
+            allowed, fits = "at least 1", value >= 1
+        if not (fits and math.isfinite(value)):
+            raise ValueError(f"{name} is {value}; it has to be {allowed}")
 
 
 class Ids:
@@ -127,7 +153,7 @@ class Thread:
         self.turn += 1
         return None
 
-    def restart(self, prefix: list[int]) -> None:
+    def restart(self, prefix: Sequence[int]) -> None:
         """Forget everything after a shared prefix of full blocks (context compaction)."""
         self.blocks = list(prefix)
         self.history_tokens = len(prefix) * self.block_size

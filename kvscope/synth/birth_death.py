@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvscope.synth.base import BAILIAN_BLOCK_TOKENS, Ids, Record, Thread
-from kvscope.synth.counts import Geometric, Counts
+from kvscope.synth.base import BAILIAN_BLOCK_TOKENS, Ids, Record, Thread, check_parameters
+from kvscope.synth.counts import Counts, Geometric
 from kvscope.synth.timeline import arrivals, in_order
 
 
@@ -43,6 +43,10 @@ class BirthDeath:
     prompt_tokens: Counts = Geometric(100)
     output_tokens: Counts = Geometric(250)
     block_size: int = BAILIAN_BLOCK_TOKENS
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a parameter out of range."""
+        check_parameters(self)
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield the first `requests` turns; every conversation is its own user."""

@@ -9,9 +9,9 @@ from kvscope.synth.counts import Counts, Fixed, Geometric, Lognormal
 class Program:
     """A kind of program: calls that share a system prompt, each fanned out over a document.
 
-    Runs start at `run_rate_per_s` and make `calls` calls, `call_gap_mean_s` apart
-    (exponential). A call sends `fan_out` requests a lognormal gap apart; they share the system prompt and
-    the call's document and add `own_tokens` each.
+    Runs start at `run_rate_per_s` and make `calls` calls, exponential gaps of mean
+    `call_gap_mean_s` apart. A call sends `fan_out` requests, lognormal gaps apart; they share the
+    user's system prompt and the call's document, and add `own_tokens` each.
     """
 
     run_rate_per_s: float
@@ -47,7 +47,7 @@ BATCH = Program(
     output_tokens=Lognormal(150, 0.8),
     document_tokens=Lognormal(620, 0.8),
     fan_out=Geometric(4),
-    fan_out_gap_median_s=0.19,
+    fan_out_gap_median_s=0.22,
     fan_out_gap_sigma=1.2,
 )
 """Many questions about each of many documents, as fast as answers come."""

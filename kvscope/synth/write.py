@@ -1,7 +1,6 @@
 """Writes records as JSONL, compressed by the file's ending, one record at a time."""
 
 import gzip
-import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,14 +10,14 @@ import msgspec
 
 from kvscope.synth.base import Record
 
-GZIP_LEVEL = 9
-"""Samples are written rarely and shipped often."""
+GZIP_LEVEL = 6
+"""Level 9 takes three times as long for files a few percent smaller."""
 
 
 def write_jsonl(records: Iterable[Record], path: Path) -> int:
     """Write a trace file; returns the number of records. Memory: one record.
 
-    `.gz` and `.zst` endings compress (`.zst` needs the package zstandard), anything else is plain.
+    `.gz` and `.zst` endings compress, anything else is plain.
     Equal records give equal bytes: no time and no file name is stored. The file appears under
     its name only when it is complete.
     """
@@ -27,7 +26,7 @@ def write_jsonl(records: Iterable[Record], path: Path) -> int:
         with ExitStack() as stack:
             file = stack.enter_context(part.open("wb"))
             count = write_stream(records, _compressed(file, path.suffix, stack))
-        os.replace(part, path)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
     return count
@@ -38,7 +37,8 @@ def write_stream(records: Iterable[Record], stream: BinaryIO) -> int:
     encoder = msgspec.json.Encoder()
     line = bytearray()
     count = 0
-    for count, record in enumerate(records, start=1):
+    for record in records:
+        count += 1
         encoder.encode_into(record, line)
         line += b"\n"
         stream.write(line)
@@ -54,8 +54,8 @@ def _compressed(file: BinaryIO, suffix: str, stack: ExitStack) -> BinaryIO:
         )
         return stack.enter_context(opened)  # type: ignore[return-value]
     if suffix == ".zst":
-        import zstandard  # only here: plain and gzip output need no third package
+        import zstandard  # late: the other endings do without
 
         writer = zstandard.ZstdCompressor(level=10).stream_writer(file, closefd=False)
-        return stack.enter_context(writer)  # type: ignore[return-value]
+        return stack.enter_context(writer)
     return file

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.characterize.facts import Summary
-from kvscope.characterize.gaps import _counts, reuse_gaps, reuse_hazard
+from kvscope.characterize.gaps import _counts, _observed_until, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History
 from kvscope.characterize.weighted import Weighted
 from tests.characterize.tiny import CHAT_1, CHAT_2, SEARCH_1, one_request, tiny_store
@@ -42,7 +42,7 @@ def test_reuse_gap_cdf() -> None:
 
 
 def test_hazard_by_hand() -> None:
-    """At 9.5 s, r0's three blocks are about to be reused; at 0 s nobody's are."""
+    """At nine seconds, r0's three blocks are about to be reused; at 0 s nobody's are."""
     with tiny_store() as (store, trace):
         found = reuse_hazard(store, trace)
     assert found is not None
@@ -51,7 +51,11 @@ def test_hazard_by_hand() -> None:
     at = next(k for k, t in enumerate(found.at_s) if 9 <= t < 10)
     # Touches by chat 1: b1 b2 b4 by r0, b1 by r3 (again after 60 s), b2 by r3 (never again).
     assert (chat.at_risk_blocks[0], chat.probability[0]) == (5, 0)
-    assert (chat.at_risk_blocks[at], chat.probability[at]) == (5, 3 / 5)
+    assert chat.at_risk_blocks[at] == 5
+    # The next point is more than a second away: three of five in that time, so fewer in a second.
+    observed_s = found.at_s[at + 1] - found.at_s[at]
+    assert observed_s > 1
+    assert chat.probability[at] == pytest.approx(1 - (2 / 5) ** (1 / observed_s))
     later = next(k for k, t in enumerate(found.at_s) if t > 60)
     assert chat.at_risk_blocks[later] == 0  # r3's b2 is 60 s old when the trace ends
     assert chat.probability[later] is None
@@ -99,7 +103,9 @@ def test_hazard_against_every_touch(arrivals: list[int], data: st.DataObject) ->
         lifespan_blocks=np.full(len(lasts), 3),
     )
     grid = np.array([0.25, 0.5, 1.0, 1.75, 3.0])
-    at_risk, reused = _counts(history, grid)
+    until = _observed_until(grid)
+    assert until.tolist() == [1.25, 1.5, 2.0, 3.0, 4.0]
+    at_risk, reused = _counts(history, grid, until)
 
     touches = [(p, arrival_s[r] - arrival_s[p], 2) for p, r in runs]
     touches += [(q, np.inf, 3) for q in lasts]
@@ -108,7 +114,7 @@ def test_hazard_against_every_touch(arrivals: list[int], data: st.DataObject) ->
             seen = [
                 (gap, blocks)
                 for q, gap, blocks in touches
-                if category[q] == k and gap > t and history.span_s - arrival_s[q] >= t + 1
+                if category[q] == k and gap > t and history.span_s - arrival_s[q] >= until[j]
             ]
             assert at_risk[k, j] == sum(blocks for _, blocks in seen)
-            assert reused[k, j] == sum(blocks for gap, blocks in seen if gap <= t + 1)
+            assert reused[k, j] == sum(blocks for gap, blocks in seen if gap <= until[j])

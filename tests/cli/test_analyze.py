@@ -16,7 +16,7 @@ BLOCK = 512
 def mooncake(path: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:
     """A mooncake trace of (timestamp ms, input, output, hash ids)."""
     lines = [
-        json.dumps(dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), row)))
+        json.dumps(dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), row, strict=True)))
         for row in rows
     ]
     path.write_text("\n".join(lines) + "\n")
@@ -45,9 +45,7 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return document
 
 
-def test_the_document_keeps_its_contract(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_document_keeps_its_contract(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts depend on these keys; they may only grow."""
     document = analyzed(capsys, str(trace))
     assert document["command"] == "analyze"

@@ -53,7 +53,7 @@ def test_grows_beyond_its_first_capacity() -> None:
     leaves = [
         leaf for at in range(0, len(paths), 9000) for leaf in intern(trie, paths[at : at + 9000])
     ]
-    numbers, expected = oracle(paths[:60_000])
+    _, expected = oracle(paths[:60_000])
     assert leaves[:60_000] == expected
     deep = trie.count
     assert deep > 2 * (1 << 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 from kvscope.facts import HitDefinition
 from kvscope.ingest.base import Request
@@ -77,7 +78,7 @@ class Reuse:
         for at, request in enumerate(requests):
             full = len(full_path(request, size))
             blocks = kept(requests, parents, at, size, EVERYTHING)
-            known = [block for block in blocks if block[:1] != ("anonymous",)]  # type: ignore[index]
+            known = [block for block in cast(list[Block], blocks) if block[0] != "anonymous"]
             self.ideal.append(self._leading(known[: min(full, (request.input_tokens - 1) // size)]))
             for depth, block in enumerate(known):
                 self._touch(at, depth, block, in_prompt=depth < full)

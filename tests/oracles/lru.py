@@ -25,7 +25,9 @@ def full_path(request: Request, block_size: int) -> list[int | str]:
     return path(request)[: request.input_tokens // block_size]
 
 
-def known_after(requests: Sequence[Request], parents: Parents, at: int, size: int) -> list[int | str]:
+def known_after(
+    requests: Sequence[Request], parents: Parents, at: int, size: int
+) -> list[int | str]:
     """The identified blocks that are cached after request `at`, its output's included.
 
     The last sampled token has no KV, so the history fills floor((I + O - 1) / B) blocks; the

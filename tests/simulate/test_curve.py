@@ -138,7 +138,9 @@ def test_a_trace_without_hashes_has_no_hits() -> None:
 
 def test_partial_blocks_cannot_be_kept_beside_outputs() -> None:
     """The contradiction is refused with its remedy."""
-    prompts = small_traces.prompts(small_traces.built([Request(input_tokens=1, output_tokens=1)], 1))
+    prompts = small_traces.prompts(
+        small_traces.built([Request(input_tokens=1, output_tokens=1)], 1)
+    )
     with pytest.raises(UsageError, match="outputs 'ignored'"):
         lru_curve(prompts, HitDefinition("mixed", partial=True, outputs="carried"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import BinaryIO
 
 import polars as pl
@@ -15,20 +14,18 @@ from kvscope.ingest.export.rows import Row, rows
 from kvscope.ingest.parquet import Parquet
 from kvscope.store.db import Store
 
-_SCHEMA = pl.Schema(
-    {
-        "arrival_s": pl.Float64,
-        "chat_id": pl.Int64,
-        "parent_chat_id": pl.Int64,
-        "user_id": pl.Int64,
-        "type": pl.String,
-        "turn": pl.Int32,
-        "input_tokens": pl.Int32,
-        "output_tokens": pl.Int32,
-        "hash_ids": pl.List(pl.Int32),
-        "block_size": pl.Int32,
-    }
-)
+_SCHEMA: dict[str, pl.DataType] = {
+    "arrival_s": pl.Float64(),
+    "chat_id": pl.Int64(),
+    "parent_chat_id": pl.Int64(),
+    "user_id": pl.Int64(),
+    "type": pl.String(),
+    "turn": pl.Int32(),
+    "input_tokens": pl.Int32(),
+    "output_tokens": pl.Int32(),
+    "hash_ids": pl.List(pl.Int32()),
+    "block_size": pl.Int32(),
+}
 
 
 class ParquetExport(Exporter):
@@ -59,8 +56,9 @@ class ParquetExport(Exporter):
 
 
 def _frame(chunk: list[Row], trace: Trace) -> pl.DataFrame:
-    frame = pl.DataFrame(
-        [asdict(row) | {"block_size": trace.block_size} for row in chunk], schema=_SCHEMA
-    )
-    hidden = [] if trace.lineage == "given" else ["chat_id", "parent_chat_id"]
-    return frame.with_columns(pl.lit(None, dtype=pl.Int64).alias(name) for name in hidden)
+    """The chunk with a column a field; chat ids only where conversations are the trace's own."""
+    columns = {name: [getattr(row, name) for row in chunk] for name in Row.__dataclass_fields__}
+    if trace.lineage != "given":
+        nobody = [None] * len(chunk)
+        columns |= {"chat_id": nobody, "parent_chat_id": nobody}
+    return pl.DataFrame(columns | {"block_size": [trace.block_size] * len(chunk)}, schema=_SCHEMA)

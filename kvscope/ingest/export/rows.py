@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from kvscope.jit import kernel
 from kvscope.store.db import Store
 from kvscope.store.prompts import load_block_parents
 
-REQUESTS_AT_ONCE = 2048
+REQUESTS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,9 @@ def rows(store: Store, trace: Trace) -> Iterator[list[Row]]:
         leaf = np.array([row.pop("leaf") for row in found], dtype=np.int32)
         blocks = np.array([row.pop("blocks") for row in found], dtype=np.int32)
         starts, ids = paths(block_parent, leaf, blocks)
-        ends = zip(starts[:-1], starts[1:], strict=True)
         yield [
             Row(**row, hash_ids=ids[start:end].tolist())
-            for row, (start, end) in zip(found, ends, strict=True)
+            for row, (start, end) in zip(found, pairwise(starts), strict=True)
         ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from typing import BinaryIO, cast
 
 import zstandard
 
-from kvscope.ingest.source import STDIN as DASH
+DASH = "-"
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def sink(path: str) -> Iterator[BinaryIO]:
         with ExitStack() as stack:
             file = stack.enter_context(part.open("wb"))
             yield _compressed(file, Path(path).suffix, stack)
-        os.replace(part, path)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 

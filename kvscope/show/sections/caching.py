@@ -6,7 +6,7 @@ from functools import partial
 
 from kvscope import units
 from kvscope.kv_size import ModelKv
-from kvscope.show.analysis import Analysis, Caching, CurvePoint
+from kvscope.show.analysis import Analysis, Caching
 from kvscope.show.section import Section
 from kvscope.show.sections.sizes import size_cells, size_columns
 from kvscope.show.table import Table
@@ -39,18 +39,6 @@ def definition_in_words(found: Caching) -> str:
 def _curve(analysis: Analysis, found: Caching) -> Section:
     from kvscope.show.charts import caching as charts
 
-    rows = [
-        (
-            f"{mark.share_of_ideal:.0%} of ideal",
-            *size_cells(analysis, mark.point.capacity_blocks),
-            *_rates(mark.point),
-        )
-        for mark in found.landmarks
-    ]
-    rows += [
-        ("asked for", *size_cells(analysis, point.capacity_blocks), *_rates(point))
-        for point in found.asked
-    ]
     plot = tuple(
         f"{units.format_count(point.capacity_blocks):>14} blocks  {bar(found.rate(point))}"
         f" {units.format_share(found.rate(point))}"
@@ -65,23 +53,25 @@ def _curve(analysis: Analysis, found: Caching) -> Section:
             ),
             *_model_notes(analysis.model),
         ),
-        tables=(
-            Table(
-                "How large the cache must be under LRU",
-                ("LRU reaches", *size_columns(analysis), "hit rate by token", "by block"),
-                tuple(rows),
-                note="capacity bounds what is kept between requests (the `cache` model)",
-            ),
-        ),
+        tables=(_asked(analysis, found),) if found.asked else (),
         plot=plot,
         figures=(partial(charts.curve, found),),
     )
 
 
-def _rates(point: CurvePoint) -> tuple[str, str]:
-    return (
-        units.format_share(point.token_hit_rate, 2),
-        units.format_share(point.block_hit_rate, 2),
+def _asked(analysis: Analysis, found: Caching) -> Table:
+    return Table(
+        "LRU at the capacities asked for",
+        ("", *size_columns(analysis), "hit rate by token", "by block"),
+        tuple(
+            (
+                "asked for",
+                *size_cells(analysis, point.capacity_blocks),
+                units.format_share(point.token_hit_rate, 2),
+                units.format_share(point.block_hit_rate, 2),
+            )
+            for point in found.asked
+        ),
     )
 
 

@@ -12,8 +12,8 @@ from kvscope.show.sections.traffic import share
 from kvscope.show.table import Table
 from kvscope.show.text_plots import bar
 
-_GAPS = ("gap p50", "gap p80", "gap p99")
-_LIVES = ("life p50", "life p90", "life p99")
+_GAPS = ("gap p80",)
+_LIVES = ("life p90",)
 
 
 def sections(found: Characterization) -> list[Section]:
@@ -29,9 +29,9 @@ def sections(found: Characterization) -> list[Section]:
 
 
 def _categories(categories: tuple[Category, ...], *, hashed: bool) -> Section:
-    columns = ["type, turn", "requests", "share", "mean input", "mean output", "next turn"]
+    columns = ["type, turn", "requests", "share", "input", "output", "next turn"]
     if hashed:
-        columns += ["of all hits", *_GAPS, *_LIVES]
+        columns += ["of hits", *_GAPS, *_LIVES]
     rows = tuple(
         (
             row.category,
@@ -59,8 +59,8 @@ def _categories(categories: tuple[Category, ...], *, hashed: bool) -> Section:
                 "By type and turn",
                 tuple(columns),
                 rows,
-                note="gap: time until a block last touched by this category is used again; life:"
-                " first to last use of blocks that it touched first, 0 if never reused"
+                note="input, output: mean tokens; gap: until a block last touched by this category"
+                " is used again; life: first to last use of blocks that it touched first"
                 if hashed
                 else "",
             ),

@@ -29,5 +29,5 @@ def size_cells(analysis: Analysis, blocks: int) -> tuple[str, ...]:
 
 
 def multiple(times: float) -> str:
-    """How many times over, two digits below ten: 0.43×, 6.4×, 24×, 120×."""
-    return f"{times:,.0f}×" if times >= 10 else f"{times:.2g}×"
+    """How many times over: 0.06×, 6.40×, 24×, 1,200×."""
+    return f"{times:,.0f}×" if times >= 10 else f"{times:.2f}×"

@@ -45,7 +45,6 @@ def _spatial(found: Spatial) -> Section:
     rows = tuple(
         (
             _TURNS[row.turns],
-            units.format_count(row.requests),
             *(
                 units.format_count(value)
                 for value in (row.hit_blocks.mean, row.hit_blocks.p50, row.hit_blocks.p90)
@@ -69,11 +68,10 @@ def _spatial(found: Spatial) -> Section:
                 "How deep an infinite cache hits",
                 (
                     "",
-                    "requests",
-                    "blocks, mean",
+                    "hit blocks",
                     "blocks p50",
                     "blocks p90",
-                    "of the prompt, mean",
+                    "of prompt",
                     "prompt p50",
                     "prompt p90",
                 ),

@@ -10,6 +10,7 @@ from kvscope.characterize.facts import (
     GapDistribution,
     LifetimeDistribution,
     Lifetimes,
+    Quantity,
     ReuseGaps,
     ReuseHazard,
     Stability,
@@ -21,8 +22,7 @@ from kvscope.show.sections.traffic import PLOT_WIDTH
 from kvscope.show.table import Table
 from kvscope.show.text_plots import sparkline, thinned
 
-_QUANTITIES = {
-    "ideal_hit_rate": "ideal hit rate",
+_BY_CATEGORY: dict[Quantity, str] = {
     "reuse_gap_p50_s": "reuse gap p50",
     "reuse_gap_p80_s": "reuse gap p80",
     "next_turn_probability": "next turn probability",
@@ -115,26 +115,32 @@ def _cdf_plot(label: str, at_s: tuple[float, ...], cdf: tuple[float, ...]) -> tu
 
 
 def _stability(found: Stability) -> Section:
-    rows = [
-        (f"windows of {units.format_duration(found.window_s)}", row)
-        for row in found.between_windows
-    ]
-    rows += [("days", row) for row in found.between_days]
-    return Section(
-        title="Stability",
-        tables=(
-            Table(
-                "How much it varies from window to window",
-                ("", "between", "mean", "standard deviation", "variation"),
-                tuple(_variation(between, row) for between, row in rows),
-                note="variation: standard deviation over mean",
-            ),
+    tables = [_varying("window", found.between_windows)]
+    if found.between_days:
+        tables.append(_varying("day", found.between_days))
+    words = (
+        f"How much it varies between windows of {units.format_duration(found.window_s)}:"
+        " mean ± standard deviation over those windows that have a value."
+    )
+    overall = [row for row in found.between_windows if row.quantity == "ideal_hit_rate"]
+    rates = [f"Ideal hit rate: {_spread(row)}." for row in overall]
+    return Section(title="Stability", sentences=(words, *rates), tables=tuple(tables))
+
+
+def _varying(unit: str, variations: tuple[Variation, ...]) -> Table:
+    """A row a category, a column a quantity."""
+    cells = {(row.category, row.quantity): _spread(row) for row in variations}
+    categories = list(dict.fromkeys(row.category for row in variations if row.category))
+    return Table(
+        f"From {unit} to {unit}",
+        ("type, turn", *_BY_CATEGORY.values()),
+        tuple(
+            (category, *(cells.get((category, name), "–") for name in _BY_CATEGORY))
+            for category in categories
         ),
     )
 
 
-def _variation(between: str, row: Variation) -> tuple[str, ...]:
+def _spread(row: Variation) -> str:
     write = units.format_duration if row.quantity.endswith("_s") else units.format_share
-    name = _QUANTITIES[row.quantity] + (f", {row.category}" if row.category else "")
-    variation = "–" if row.variation is None else f"{row.variation:.2f}"
-    return (name, f"{row.windows} {between}", write(row.mean), write(row.deviation), variation)
+    return f"{write(row.mean)} ± {write(row.deviation)}"

@@ -1,0 +1,179 @@
+"""`kvscope ingest`, `traces` and `export`: what they print, what they say, how they end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.cli.loading import load_trace, parse_session_arrivals
+from kvscope.errors import ExitCode, InputError, UsageError
+from kvscope.store.db import MEMORY, open_store
+
+Streams = pytest.CaptureFixture[str]
+
+
+def line(at: int) -> str:
+    """One Mooncake line of two blocks; all share the first."""
+    told = {"timestamp": at * 1000, "input_length": 1024, "output_length": 5, "hash_ids": [1, at]}
+    return json.dumps(told)
+
+
+def trace_file(path: Path, lines: list[str] | None = None) -> str:
+    """A trace of ten lines, or of these."""
+    path.write_text("".join(f"{one}\n" for one in lines or map(line, range(10))))
+    return str(path)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    """A store that does not exist yet."""
+    return str(tmp_path / "store.duckdb")
+
+
+def test_ingest_says_what_is_stored(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """One line of data a trace; what was inferred goes to stderr."""
+    path = trace_file(tmp_path / "chat.jsonl")
+    assert run(["ingest", path, "--db", db]) == ExitCode.DONE
+    out, err = capsys.readouterr()
+    assert out == (
+        "chat: mooncake, 10 requests in 9s, 20 accesses of 11 blocks of 512 tokens,"
+        " lineage inferred\n"
+    )
+    assert f"note: {path}: conversations are inferred from shared prefixes\n" in err
+    assert run(["ingest", path, "--db", db]) == ExitCode.DONE
+    again = capsys.readouterr()
+    assert again.out == out
+    assert again.err == f"note: {path}: already in the store as 'chat'\n"
+
+
+def test_ingest_as_json(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """One document for all paths; its `trace` has the keys that scripts depend on."""
+    first, second = trace_file(tmp_path / "a.jsonl"), trace_file(tmp_path / "b.jsonl", [line(7)])
+    assert run(["ingest", first, second, "--db", db, "--json"]) == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["command"]) == (1, "ingest")
+    assert document["trace"]["name"] == "b"
+    assert [one["name"] for one in document["ingested"]] == ["a", "b"]
+    assert [one["created"] for one in document["ingested"]] == [True, True]
+    assert document["ingested"][0]["requests"] == 10
+    assert "trace_id" not in document["ingested"][0]
+
+
+def test_bad_lines_are_reported_and_kept(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """The first ones by place and reason, all by count; later again from the store."""
+    bad = '{"timestamp": 1, "input_length": 0, "output_length": 1}'
+    path = trace_file(tmp_path / "a.jsonl", [line(1), *[bad] * 7, "{", line(2)])
+    assert run(["ingest", path, "--db", db]) == ExitCode.INPUT
+    refused = capsys.readouterr()
+    assert refused.out == ""
+    assert refused.err.startswith(f"error: {path}: 8 of 10 lines cannot be used, more than 1%")
+    assert f"{path}:2: input tokens must be 1 or more: 0" in refused.err
+    assert run(["ingest", path, "--db", db, "--max-bad", "90%"]) == ExitCode.DONE
+    told = capsys.readouterr().err.splitlines()
+    reason = "input tokens must be 1 or more"
+    assert told[:5] == [f"note: {path}:{at}: {reason}: 0" for at in range(2, 7)]
+    assert told[5] == f"note: {path}: 8 of 10 lines cannot be used and were left out:"
+    assert told[6] == f"note: 7 × {reason}"
+    assert run(["traces", "bad-lines", "a", "--db", db]) == ExitCode.DONE
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 8
+    assert listed[0] == f"{path}:2: {reason}: 0"
+    assert run(["ingest", path, "--db", db, "--strict", "--block-size", "600"]) == ExitCode.INPUT
+    assert capsys.readouterr().err == f"error: {path}:2: {reason}: 0\n"
+
+
+def test_traces_lists_the_last_used_first(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """A table for people, a document for programs; removing takes one away."""
+    for name in ("first", "second"):
+        path = trace_file(tmp_path / f"{name}.jsonl", [line(len(name))])
+        assert run(["ingest", path, "--db", db]) == ExitCode.DONE
+    capsys.readouterr()
+    assert run(["traces", "--db", db]) == ExitCode.DONE
+    table = capsys.readouterr().out
+    assert table.index("second") < table.index("first")
+    assert all(word in table for word in ("mooncake", "requests", "bad lines"))
+    assert run(["traces", "--db", db, "remove", "second"]) == ExitCode.DONE
+    assert capsys.readouterr().err == "note: removed 'second'\n"
+    assert run(["traces", "--db", db, "--json"]) == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert document["trace"] is None
+    assert [one["name"] for one in document["traces"]] == ["first"]
+    assert run(["traces", "remove", "fist", "--db", db]) == ExitCode.INPUT
+    assert "did you mean 'first'?" in capsys.readouterr().err
+
+
+def test_listing_creates_no_store(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """A store that is not there is an error, not an empty file."""
+    assert run(["traces", "--db", db]) == ExitCode.INPUT
+    assert "no such store" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_and_back(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """Text goes to stdout alone, a file by its ending; what comes back is the same trace."""
+    path = trace_file(tmp_path / "a.jsonl")
+    target = tmp_path / "out.jsonl.gz"
+    told = ["export", path, "--db", db, "--to", "mooncake", "-o"]
+    assert run([*told, str(target)]) == ExitCode.DONE
+    capsys.readouterr()
+    piped = subprocess.run(
+        [sys.executable, "-m", "kvscope", *told, "-"], capture_output=True, check=True
+    )
+    assert piped.stdout == gzip.decompress(target.read_bytes())
+    assert json.loads(piped.stdout.splitlines()[3]) == json.loads(line(3)) | {"hash_ids": [1, 5]}
+    assert run(["export", "a", "--db", db, "--to", "parquet", "-o", "-"]) == ExitCode.USAGE
+    assert "parquet is binary" in capsys.readouterr().err
+
+
+def test_load_trace_takes_a_path_a_name_or_nothing(tmp_path: Path, capsys: Streams) -> None:
+    """Each becomes the trace last worked on, which is what None gives; stderr says which."""
+    first = trace_file(tmp_path / "first.jsonl")
+    second = trace_file(tmp_path / "second.jsonl", [line(3)])
+    with open_store(MEMORY) as store:
+        assert load_trace(store, first).name == "first"
+        assert load_trace(store, second).name == "second"
+        capsys.readouterr()
+        assert load_trace(store, None).name == "second"
+        assert capsys.readouterr().err == "note: working on 'second', the trace last worked on\n"
+        assert load_trace(store, "first").name == "first"
+        assert load_trace(store, None).name == "first"
+        assert load_trace(store, second).name == "second"
+        assert load_trace(store, None).name == "second"
+        with pytest.raises(InputError, match="neither a file nor a stored trace: 'secnd'"):
+            load_trace(store, "secnd")
+        with pytest.raises(InputError, match="a folder, not a trace"):
+            load_trace(store, str(tmp_path))
+
+
+def test_one_name_is_for_one_trace(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """Two files cannot have the same name; nothing is read."""
+    path = trace_file(tmp_path / "a.jsonl")
+    assert run(["ingest", path, path, "--name", "x", "--db", db]) == ExitCode.USAGE
+    assert "--name: one name for 2 traces" in capsys.readouterr().err
+
+
+def test_session_arrivals_are_a_rate() -> None:
+    """`poisson:` and a rate with its unit; anything else is refused with an example."""
+    assert parse_session_arrivals("poisson:0.5/s") == 0.5
+    assert parse_session_arrivals("poisson:30/min") == 0.5
+    for wrong in ("0.5/s", "poisson:0.5", "poisson:0/s", "uniform:1/s"):
+        with pytest.raises(UsageError, match="write for example"):
+            parse_session_arrivals(wrong)
+
+
+def test_stdin_is_a_trace(tmp_path: Path, db: str) -> None:
+    """`-` reads standard input; without a file's name it is called stdin."""
+    text = Path(trace_file(tmp_path / "a.jsonl")).read_bytes()
+    told = subprocess.run(
+        [sys.executable, "-m", "kvscope", "ingest", "-", "--db", db],
+        input=text,
+        capture_output=True,
+        check=True,
+    )
+    assert told.stdout.startswith(b"stdin: mooncake, 10 requests")

@@ -1,0 +1,229 @@
+"""An ingest is whole, once, or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvscope.errors import ExitCode, InputError, UsageError
+from kvscope.ingest.base import ReadOptions
+from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.store import traces
+from kvscope.store.db import MEMORY, Store, open_store
+
+TABLES = ("traces", "requests", "blocks", "reuses", "bad_lines")
+
+
+def lines(count: int, blocks: int = 3) -> list[str]:
+    """Mooncake lines whose prompts share their first block."""
+    return [
+        json.dumps(
+            {
+                "timestamp": at,
+                "input_length": 512 * blocks,
+                "output_length": 8,
+                "hash_ids": [0, *range(at * blocks + 1, at * blocks + blocks)],
+            }
+        )
+        for at in range(count)
+    ]
+
+
+def write(path: Path, told: list[str]) -> str:
+    """A trace file with these lines."""
+    path.write_text("".join(f"{line}\n" for line in told))
+    return str(path)
+
+
+def rows(store: Store) -> dict[str, int]:
+    """How many rows each table holds."""
+    tables = (store._connection.table(table) for table in TABLES)
+    return {table.alias: len(table) for table in tables}
+
+
+def test_twice_is_once(tmp_path: Path) -> None:
+    """The same bytes, plain, compressed or under another name, are the same trace."""
+    plain = write(tmp_path / "a.jsonl", lines(20))
+    copy = write(tmp_path / "b.jsonl", lines(20))
+    packed = tmp_path / "c.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(plain).read_bytes()))
+    with open_store(MEMORY) as store:
+        first = ingest(store, plain)
+        before = rows(store)
+        again = [ingest(store, path) for path in (plain, copy, str(packed))]
+        forced = ingest(store, plain, IngestOptions(format="mooncake"))
+        assert rows(store) == before
+    assert first.created
+    assert not any(one.created for one in [*again, forced])
+    assert {one.trace.trace_id for one in [*again, forced]} == {first.trace.trace_id}
+
+
+def test_read_otherwise_is_another_trace(tmp_path: Path) -> None:
+    """Another block size is another reading of the file, under a name of its own."""
+    path = write(tmp_path / "a.jsonl", lines(5))
+    with open_store(MEMORY) as store:
+        first = ingest(store, path)
+        other = ingest(store, path, IngestOptions(read=ReadOptions(block_size=256)))
+        named = ingest(store, write(tmp_path / "x.jsonl", lines(6)), IngestOptions(name="mine"))
+        assert [trace.name for trace in traces.all_traces(store)] == ["mine", "a-2", "a"]
+        with pytest.raises(InputError, match="a trace called 'mine' is already there"):
+            ingest(store, write(tmp_path / "y.jsonl", lines(7)), IngestOptions(name="mine"))
+        assert len(traces.all_traces(store)) == 3
+    assert first.created
+    assert other.created
+    assert other.trace.block_size == 256
+    assert named.created
+
+
+def test_a_few_bad_lines_are_kept_for_show(tmp_path: Path) -> None:
+    """Up to the tolerated share the rest is stored, and each bad line with place and reason."""
+    told = lines(200)
+    told[7] = '{"timestamp": 7'
+    told[9] = ""
+    told[150] = '{"timestamp": 1, "input_length": 0, "output_length": 1}'
+    with open_store(MEMORY) as store:
+        found = ingest(store, write(tmp_path / "a.jsonl", told), IngestOptions(max_bad=0.0101))
+        kept = traces.bad_lines(store, found.trace)
+    assert (found.trace.requests, found.trace.lines, found.trace.bad_lines) == (197, 199, 2)
+    assert [line for line, _ in kept] == [8, 151]
+    assert kept[1][1] == "input tokens must be 1 or more: 0"
+    assert found.rejects.reasons["input tokens must be 1 or more"] == 1
+
+
+def test_too_many_bad_lines_store_nothing(tmp_path: Path) -> None:
+    """Above the tolerated share the error names the first bad line, and the store is as it was."""
+    told = lines(100)
+    told[3] = told[5] = "{}"
+    path = write(tmp_path / "a.jsonl", told)
+    with open_store(MEMORY) as store:
+        with pytest.raises(InputError) as refused:
+            ingest(store, path)
+        assert not any(rows(store).values())
+        assert ingest(store, path, IngestOptions(max_bad=0.02)).created
+    assert f"2 of 100 lines cannot be used, more than 1% of them; the first: {path}:4:" in str(
+        refused.value
+    )
+    assert refused.value.exit_code == ExitCode.INPUT
+
+
+def test_strict_stops_at_the_first_bad_line(tmp_path: Path) -> None:
+    """However many lines are good, one bad one is an error with its place and reason."""
+    path = write(tmp_path / "a.jsonl", [*lines(500), "{}"])
+    with open_store(MEMORY) as store:
+        with pytest.raises(InputError, match=r"a\.jsonl:501: ") as refused:
+            ingest(store, path, IngestOptions(strict=True))
+        assert not any(rows(store).values())
+    assert refused.value.exit_code == ExitCode.INPUT
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "the trace is empty"), ("\n\n", "the trace is empty"), ("{}\n" * 9, "no trace format")],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    """Empty files and unknown formats are told as what they are."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with open_store(MEMORY) as store, pytest.raises(InputError, match=message):
+        ingest(store, str(path))
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    """A file that is not there, a format that kvscope does not know."""
+    with open_store(MEMORY) as store:
+        with pytest.raises(InputError, match="no such file"):
+            ingest(store, str(tmp_path / "nothing.jsonl"))
+        with pytest.raises(UsageError, match="unknown trace format 'xml'"):
+            ingest(store, write(tmp_path / "a.jsonl", lines(1)), IngestOptions(format="xml"))
+
+
+def test_progress_counts_every_byte(tmp_path: Path) -> None:
+    """`advance` is told of as many bytes as the file has."""
+    path = write(tmp_path / "a.jsonl", lines(3000))
+    told: list[int] = []
+    with open_store(MEMORY) as store:
+        ingest(store, path, advance=told.append)
+    assert sum(told) == Path(path).stat().st_size
+
+
+def test_removing_a_trace_leaves_the_others(tmp_path: Path) -> None:
+    """Nothing of the removed trace stays, all of the other does."""
+    with open_store(MEMORY) as store:
+        kept = ingest(store, write(tmp_path / "a.jsonl", lines(10))).trace
+        before = rows(store)
+        told = [*lines(300), "{}"]
+        gone = ingest(store, write(tmp_path / "b.jsonl", told)).trace
+        assert rows(store)["bad_lines"] == 1
+        traces.remove(store, gone)
+        assert rows(store) == before
+        assert traces.all_traces(store) == [kept]
+
+
+# Runs an ingest and stops dead where the test wants to kill it. Nothing in kvscope knows of it.
+_VICTIM = """
+    import sys, time
+    from kvscope.ingest import pipeline
+    from kvscope.store.db import Store, open_store
+
+    db, path, moment = sys.argv[1:]
+
+    def stop(at):
+        if at == moment:
+            print("here", flush=True)
+            time.sleep(600)
+
+    inner = Store.insert
+    def insert(self, table, columns, /, **constants):
+        inner(self, table, columns, **constants)
+        stop(table)
+    Store.insert = insert
+
+    with open_store(db) as store:
+        stop("opened")
+        pipeline.ingest(store, path, advance=lambda read: stop("reading"))
+        stop("done")
+"""
+
+
+@pytest.mark.parametrize("moment", ["opened", "reading", "requests", "blocks", "reuses", "done"])
+def test_killed_at_any_moment(tmp_path: Path, moment: str) -> None:
+    """SIGKILL leaves the store as it was, or, once committed, with the whole trace; and usable."""
+    db = str(tmp_path / "store.duckdb")
+    small = write(tmp_path / "small.jsonl", lines(10))
+    large = write(tmp_path / "large.jsonl", lines(1500, blocks=200))
+    with open_store(db) as store:
+        ingest(store, small)
+        before = rows(store)
+    command = [sys.executable, "-c", textwrap.dedent(_VICTIM), db, large, moment]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "here\n"
+        victim.kill()
+        assert victim.wait() == -signal.SIGKILL
+    with open_store(db) as store:
+        found = ingest(store, large)
+        assert found.created == (moment != "done")
+        assert [trace.name for trace in traces.all_traces(store)] == ["large", "small"]
+        after = rows(store)
+        traces.remove(store, found.trace)
+        assert rows(store) == before
+    assert after["blocks"] == before["blocks"] + 1500 * 199 + 1
+    assert after["requests"] == before["requests"] + 1500
+
+
+def test_a_file_that_breaks_off_stores_nothing(tmp_path: Path) -> None:
+    """A truncated archive is an error that says how far it could be read."""
+    packed = gzip.compress("".join(f"{line}\n" for line in lines(5000)).encode())
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    with open_store(MEMORY) as store:
+        with pytest.raises(InputError, match="ends or breaks after line"):
+            ingest(store, str(path))
+        assert not any(rows(store).values())

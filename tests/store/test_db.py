@@ -1,0 +1,171 @@
+"""The store: one file, one schema version, one process at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from kvscope.errors import ExitCode, InputError, KvscopeError, StoreBusyError, StoreVersionError
+from kvscope.facts import Trace
+from kvscope.ingest.base import Request
+from kvscope.store import sql, traces
+from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.prompts import load_prompts
+from tests import small_traces
+
+REQUESTS = [Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at]) for at in range(5)]
+
+
+def filled(path: str) -> Trace:
+    """A store at `path` with one trace in it."""
+    with open_store(path) as store:
+        return small_traces.stored(store, REQUESTS, 16)
+
+
+def test_migrations_build_the_schema_from_nothing(tmp_path: Path) -> None:
+    """A new file gets every step, in order, and says the newest version."""
+    steps = [version for version, _ in sql.migrations()]
+    assert steps == list(range(1, len(steps) + 1))
+    with open_store(str(tmp_path / "new.duckdb")) as store:
+        found = store._connection.execute("SELECT version FROM schema_version").fetchall()
+        assert found == [(steps[-1],)]
+        assert traces.all_traces(store) == []
+
+
+def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
+    """A store that is closed and opened again holds the same trace, read-only too."""
+    path = str(tmp_path / "store.duckdb")
+    trace = filled(path)
+    for read_only in (False, True):
+        with open_store(path, read_only=read_only) as store:
+            assert traces.find(store, None) == trace
+            assert load_prompts(store, trace).block_parent.tolist() == [0, 0, 1, 2, 2, 2, 2, 2]
+
+
+def test_memory_keeps_nothing() -> None:
+    """Two stores in memory know nothing of each other."""
+    filled(MEMORY)
+    with open_store(MEMORY) as store:
+        assert traces.all_traces(store) == []
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    """A store of a newer kvscope is left alone, and the remedy is named."""
+    path = str(tmp_path / "store.duckdb")
+    filled(path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE schema_version SET version = 999")
+    with pytest.raises(StoreVersionError, match=r"version 999.*upgrade kvscope") as refused:
+        open_store(path)
+    assert refused.value.exit_code == ExitCode.INPUT
+    with duckdb.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM traces").fetchall() == [(1,)]
+
+
+def test_an_older_schema_cannot_be_read_only(tmp_path: Path) -> None:
+    """Migrations need to write: an empty database opened read-only says so."""
+    path = str(tmp_path / "old.duckdb")
+    duckdb.connect(path).close()
+    with pytest.raises(StoreVersionError, match="open it once for writing"):
+        open_store(path, read_only=True)
+    with open_store(path):
+        pass
+    with open_store(path, read_only=True) as store:
+        assert traces.all_traces(store) == []
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    """A missing store that is only to be read, and a file of something else."""
+    with pytest.raises(InputError, match="no such store"):
+        open_store(str(tmp_path / "none.duckdb"), read_only=True)
+    assert not list(tmp_path.iterdir())
+    text = tmp_path / "text.duckdb"
+    text.write_text("not a database\n" * 400)
+    with pytest.raises(InputError, match="not a DuckDB file"):
+        open_store(str(text))
+
+
+_HOLDER = """
+import sys
+from kvscope.store.db import open_store
+with open_store(sys.argv[1]):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_store_in_use_says_so(tmp_path: Path) -> None:
+    """Another process has it open: one line with its number, exit code 1, nothing damaged."""
+    path = str(tmp_path / "store.duckdb")
+    trace = filled(path)
+    command = [sys.executable, "-c", _HOLDER, path]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(
+            StoreBusyError, match=f"process {holder.pid} has this store open"
+        ) as busy:
+            open_store(path)
+        told = subprocess.run(
+            [sys.executable, "-m", "kvscope", "traces", "--db", path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        holder.communicate()
+    assert busy.value.exit_code == ExitCode.FAILED
+    assert told.returncode == ExitCode.FAILED
+    assert told.stderr.count("\n") == 1
+    assert f"process {holder.pid} has this store open" in told.stderr
+    with open_store(path) as store:
+        assert traces.all_traces(store) == [trace]
+
+
+def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+    """What was written before the failure is gone, and the store works on."""
+    with open_store(str(tmp_path / "store.duckdb")) as store:
+        with pytest.raises(duckdb.ConversionException):
+            _insert_badly(store)
+        small_traces.stored(store, REQUESTS, 16)
+        assert store._connection.execute("SELECT count(*) FROM bad_lines").fetchall() == [(0,)]
+
+
+def _insert_badly(store: Store) -> None:
+    with store.transaction():
+        store.insert("bad_lines", {"line": [1], "reason": ["x"]}, trace_id=1)
+        store.insert("bad_lines", {"line": ["one"], "reason": ["x"]}, trace_id=1)
+
+
+def test_statements_insist_on_their_parameters() -> None:
+    """A missing or unknown parameter is an error before DuckDB sees the statement."""
+    with open_store(MEMORY) as store:
+        with pytest.raises(KvscopeError, match="takes \\['trace_id'\\], was given \\[\\]"):
+            store.run("ingest/mark_used")
+        with pytest.raises(KvscopeError, match="no such query"):
+            store.run("ingest/nothing")
+        with pytest.raises(ValueError, match="not a table name"):
+            store.insert("traces; DROP TABLE traces", {"line": [1]})
+
+
+def test_the_last_used_comes_first() -> None:
+    """`find` without a name gives the trace last worked on; a near name is suggested."""
+    with open_store(MEMORY) as store:
+        first, second = (small_traces.stored(store, REQUESTS, size) for size in (16, 15))
+        assert traces.find(store, None) == second
+        traces.mark_used(store, first)
+        assert [trace.name for trace in traces.all_traces(store)] == ["trace-0", "trace-1"]
+        with pytest.raises(InputError, match=r"'trace-00'; did you mean 'trace-0'\?"):
+            traces.find(store, "trace-00")
+
+
+def test_an_empty_store_has_nothing_to_find() -> None:
+    """The error says where and what to do."""
+    store: Store
+    with open_store(MEMORY) as store, pytest.raises(InputError, match="holds no traces"):
+        traces.find(store, None)

@@ -1,0 +1,132 @@
+"""What holds for every record of every profile."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.errors import UsageError
+from kvscope.synth.base import ROOT, Profile, Record
+from kvscope.synth.registry import PROFILES, by_name
+
+PROFILE_NAMES = sorted(PROFILES)
+FIELDS = [
+    "chat_id",
+    "parent_chat_id",
+    "user_id",
+    "timestamp",
+    "input_length",
+    "output_length",
+    "type",
+    "turn",
+    "hash_ids",
+]
+
+
+def brief(name: str) -> Profile:
+    """The profile with a short lead-in: what fills the house before time 0 takes most time."""
+    profile: Any = by_name(name)
+    short: Profile = replace(profile, lead_in_s=900.0) if hasattr(profile, "lead_in_s") else profile
+    return short
+
+
+def block_tokens(record: Record) -> int:
+    """Block size of a record."""
+    return record.block_size if isinstance(record.block_size, int) else 16
+
+
+@given(name=st.sampled_from(PROFILE_NAMES), seed=st.integers(0, 2**32), requests=st.integers(0, 80))
+@settings(max_examples=60, deadline=None)
+def test_schema(name: str, seed: int, requests: int) -> None:
+    """Lengths, order and ids of the records are those of the format."""
+    records = list(brief(name).generate(requests=requests, seed=seed))
+    assert len(records) == requests
+    assert all(a.timestamp <= b.timestamp for a, b in pairwise(records))
+    assert all(record.timestamp >= 0 for record in records)
+    assert len({record.chat_id for record in records}) == requests
+    for record in records:
+        assert record.input_length >= 1
+        assert record.output_length >= 1
+        assert len(record.hash_ids) == -(-record.input_length // block_tokens(record))
+        assert len(set(record.hash_ids)) == len(record.hash_ids)
+        assert (record.turn == 1) == (record.parent_chat_id == ROOT)
+
+
+@given(name=st.sampled_from(PROFILE_NAMES), seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_a_child_carries_its_parent(name: str, seed: int) -> None:
+    """A next turn starts with its parent's full blocks, and is as long as its history.
+
+    The exception is an agent whose context was compacted: a shorter prompt on another path.
+    """
+    seen: dict[int, Record] = {}
+    for record in brief(name).generate(requests=150, seed=seed):
+        seen[record.chat_id] = record
+        parent = seen.get(record.parent_chat_id)
+        if parent is None:
+            continue
+        assert record.turn == parent.turn + 1
+        assert (record.user_id, record.type) == (parent.user_id, parent.type)
+        history_tokens = parent.input_length + parent.output_length
+        if record.input_length < history_tokens:
+            assert name == "agent"
+            assert record.hash_ids[0] == parent.hash_ids[0]
+            continue
+        full_blocks = parent.input_length // block_tokens(parent)
+        assert record.hash_ids[:full_blocks] == parent.hash_ids[:full_blocks]
+        # A partial last block is another block once it is full.
+        assert not set(parent.hash_ids[full_blocks:]) & set(record.hash_ids)
+
+
+@pytest.mark.parametrize("name", PROFILE_NAMES)
+def test_one_path_a_block(name: str) -> None:
+    """A block id always follows the same block: ids are nodes of a trie, as in vLLM."""
+    before: dict[int, int] = {}
+    for record in brief(name).generate(requests=300, seed=5):
+        for previous, block in pairwise([-1, *record.hash_ids]):
+            assert before.setdefault(block, previous) == previous
+
+
+@pytest.mark.parametrize("name", PROFILE_NAMES)
+def test_determinism(name: str) -> None:
+    """The same seed gives the same records, another seed gives others; a prefix stays a prefix."""
+    profile = brief(name)
+    records = list(profile.generate(requests=200, seed=1))
+    assert records == list(profile.generate(requests=200, seed=1))
+    assert records[:50] == list(profile.generate(requests=50, seed=1))
+    assert records != list(profile.generate(requests=200, seed=2))
+
+
+@pytest.mark.parametrize("name", PROFILE_NAMES)
+def test_fields(name: str) -> None:
+    """Records carry the format's fields in its order; only 64-token blocks are spelled out."""
+    (record,) = brief(name).generate(requests=1, seed=1)
+    document = msgspec.json.decode(msgspec.json.encode(record))
+    assert list(document) == FIELDS + (["block_size"] if name == "agent" else [])
+    assert document.get("block_size", 64) == 64
+
+
+def test_names() -> None:
+    """Profiles are found by name; a wrong name gets the nearest one."""
+    assert all(by_name(name).name == name for name in PROFILES)
+    with pytest.raises(UsageError, match="did you mean to-c"):
+        by_name("to_c")
+    with pytest.raises(UsageError, match="birth-death"):
+        by_name("?")
+
+
+def test_bad_parameters() -> None:
+    """A parameter out of range is refused by name, a negative length too."""
+    profile: Any = by_name("birth-death")
+    with pytest.raises(ValueError, match="death_rate_per_s is 0"):
+        replace(profile, death_rate_per_s=0)
+    with pytest.raises(ValueError, match="block_size is 0"):
+        replace(profile, block_size=0)
+    with pytest.raises(ValueError, match=r"engaged_share is 1\.5"):
+        replace(by_name("to-c"), engaged_share=1.5)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="negative"):
+        next(by_name("to-b").generate(requests=-1, seed=0))
