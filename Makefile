@@ -66,4 +66,4 @@ wheel: setup ## build the wheel and the source distribution into dist/
 clean: ## remove what the tools and the demo leave behind; .venv stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f demo.duckdb demo.duckdb.wal report.html
-	find kvscope tests benchmarks dashboard -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,9 +34,9 @@ class Agent:
     | quantity | expected |
     |---|---|
     | ideal hit rate (as in `ToC`) | 97 % |
-    | input tokens, mean / max | 70,000-71,000 / 174,000-183,000 |
-    | turns seen of a conversation, p50 / p90 | 21-31 / 70-86 |
-    | reuse gap, p50 / p90 / p99 | 19 s / 63 s / 1,080-1,350 s |
+    | input tokens, mean / max | 70,000-74,000 / 174,000-185,000 |
+    | turns seen of a conversation, p50 / p90 | 21-31 / 70-101 |
+    | reuse gap, p50 / p90 / p99 | 19 s / 62-64 s / 1,080-1,350 s |
     | requests of sub-agents | 5-6 % |
 
     Source: no published characterization; sizes and gaps are of the order seen in public traces

@@ -17,10 +17,10 @@ class Sample(NamedTuple):
     seed: int
 
 
-# Sized to stay near 1 MB each. At this size the rare, heavy conversations and programs make or
-# break the shares, so the seeds of to-c and to-b are the ones of 1-40 that come near their targets.
+# Sized to stay below 1 MB each. At this size the rare, heavy conversations and programs make or
+# break the shares, so the seeds of to-c and to-b are picked: of 1-40, among the nearest to target.
 SAMPLES = (
-    Sample("to-c.jsonl.gz", "to-c", 2_000, 20),
+    Sample("to-c.jsonl.gz", "to-c", 2_000, 3),
     Sample("to-b.jsonl.gz", "to-b", 5_000, 39),
     Sample("agent.jsonl.gz", "agent", 700, 7),
     Sample("birth-death.jsonl.gz", "birth-death", 10_000, 7),

@@ -36,7 +36,7 @@ class Kind:
 
 def gaps(scale: float) -> tuple[float, ...]:
     """Mean s to the next turn, a bucket each, as multiples of a text conversation's."""
-    return tuple(scale * mean_s for mean_s in (145.0, 165.0, 185.0, 225.0, 490.0))
+    return tuple(scale * mean_s for mean_s in (130.0, 145.0, 165.0, 200.0, 490.0))
 
 
 def prompts(first: float, follow_up: float) -> tuple[Counts, ...]:

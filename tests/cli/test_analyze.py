@@ -16,7 +16,9 @@ BLOCK = 512
 def mooncake(path: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:
     """A mooncake trace of (timestamp ms, input, output, hash ids)."""
     lines = [
-        json.dumps(dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), row, strict=True)))
+        json.dumps(
+            dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), row, strict=True))
+        )
         for row in rows
     ]
     path.write_text("\n".join(lines) + "\n")
