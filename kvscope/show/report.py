@@ -133,7 +133,7 @@ def _landmarks(analysis: Analysis, found: Caching) -> Table:
                 f"{mark.share_of_ideal:.0%} of ideal",
                 *size_cells(analysis, mark.point.capacity_blocks),
                 units.format_share(found.rate(mark.point), 2),
-                bar(found.rate(mark.point), 20),
+                bar(found.rate(mark.point), 16),
             )
             for mark in found.landmarks
         ),
