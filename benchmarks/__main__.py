@@ -9,11 +9,11 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, curve, end_to_end, peers, traces
+from benchmarks import ROOT, curve, end_to_end, peers, replays, traces
 from benchmarks.table import Table, record
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PARTS = ("end-to-end", "peers", "curve")
+PARTS = ("end-to-end", "peers", "curve", "replays")
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
@@ -52,6 +52,9 @@ def _measured(part: str, told: argparse.Namespace) -> list[Table]:
         return [peers.table([traces.published(folder), t6], told.rounds)]
     if part == "curve":
         return [curve.table(t6, folder, told.rounds)]
+    if part == "replays":
+        named = traces.published(folder)
+        return [replays.table(one, folder, told.rounds) for one in (named, t6)]
     large = [traces.t63(folder)] if told.t63 else []
     return end_to_end.tables([t6, *large], told.rounds)
 

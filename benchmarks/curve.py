@@ -15,22 +15,28 @@ AIM_PER_S = 100e6
 AGREEMENT = 1e-12
 
 
+def prepared(trace: TraceFile, folder: Path) -> tuple[Path, Path]:
+    """The trace as a kvscope store, and its accesses in libCacheSim's format."""
+    store, accesses = folder / f"{trace.name}.duckdb", folder / f"{trace.name}.oracleGeneral"
+    if not accesses.exists():
+        measure(python("work_accesses", trace.path, folder))
+    return store, accesses
+
+
 def table(trace: TraceFile, folder: Path, rounds: int) -> Table:
     """Everything about this peer. Raises RuntimeError if the two disagree."""
     note(f"libCacheSim and kvscope's curve on {trace.name}")
-    accesses = folder / f"{trace.name}.oracleGeneral"
-    if not accesses.exists():
-        measure(python("work_accesses", trace.path, folder))
-    own = python("work_curve", folder / f"{trace.name}.duckdb", CAPACITY_BLOCKS)
-    peer = python("work_libcachesim", accesses, CAPACITY_BLOCKS)
-    ours, theirs = measure(own).answer["flat_hit_rate"], measure(peer).answer["hit_rate"]
+    store, accesses = prepared(trace, folder)
+    own = python("work_curve", store, CAPACITY_BLOCKS)
+    peer = python("work_libcachesim", accesses, CAPACITY_BLOCKS, CAPACITY_BLOCKS, "lru")
+    ours, theirs = measure(own).answer["flat_hit_rate"], measure(peer).answer["lru"]["hit_rate"]
     if abs(ours - theirs) > AGREEMENT:
         raise RuntimeError(f"hit rates differ: kvscope {ours}, libCacheSim {theirs}")
     runs = interleaved(
         {"libCacheSim": lambda: measure(peer), "kvscope": lambda: measure(own)}, rounds
     )
     told = [run.answer for run in runs["kvscope"]]
-    replays = [run.answer["replay_cpu_s"] for run in runs["libCacheSim"]]
+    replays = [run.answer["lru"]["cpu_s"] for run in runs["libCacheSim"]]
     count = told[0]["accesses"]
     return Table(
         "libCacheSim, LRU on the same accesses",

@@ -55,9 +55,10 @@ def _show(section: Section) -> None:
     for number, figure in enumerate(section.figures):
         st.plotly_chart(figure(), key=f"{section.title} {number}")
     for table in section.tables:
-        columns = [title or " " for title in table.columns]
-        cells = list(zip(*table.rows, strict=True))
-        st.dataframe(dict(zip(columns, cells, strict=False)), hide_index=True)
+        # Blanks of different length, as two columns of one name would be one.
+        columns = [title or " " * number for number, title in enumerate(table.columns, start=1)]
+        cells = list(zip(*table.rows, strict=True)) or [()] * len(columns)
+        st.dataframe(dict(zip(columns, cells, strict=True)), hide_index=True)
         st.caption(table.title)
         if table.note:
             st.caption(table.note)

@@ -2,24 +2,53 @@
 
 Numba's disk cache looks at the file of the compiled function alone, so an edit in a function that
 it calls would leave stale machine code behind. The cache therefore lies in a folder named by a
-hash of every source file that takes part in compilation, that is: that imports this module.
+hash of every source file that takes part in compilation: those that import this module, and the
+policies, whose plain functions kernels compile in.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import TypeVar
-
-import numba
 
 from kvscope.paths import cache_folder
 
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Within the block `package` cannot be imported, unless somebody has done so before."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+# As it starts, numba loads scipy's linear algebra to see whether it is there: a fifth of the time
+# and 20 MiB of a small analysis, for matrix products that no kernel has. Whoever compiles one in
+# this process gets scipy all the same.
+with _hidden("scipy"):
+    import numba
+    from numba.extending import register_jitable
+
+    with suppress(ImportError):  # a numba that looks elsewhere starts slower, nothing else
+        import numba.np.arraymath
+
 F = TypeVar("F", bound=Callable[..., object])
 
-_MARK = b"kvscope.jit"
+_OWN = "kvscope."
+_callable: set[FunctionType] = set()
+_MARKS = (b"kvscope.jit", b"kvscope.policies")
 
 
 def sources_hash(package: Path) -> str:
@@ -27,7 +56,7 @@ def sources_hash(package: Path) -> str:
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
-        if _MARK in text:
+        if any(mark in text for mark in _MARKS):
             digest.update(path.relative_to(package).as_posix().encode())
             digest.update(text)
     return digest.hexdigest()
@@ -56,7 +85,22 @@ def kernel(function: F) -> F:
     return compiled
 
 
-def inlined(function: F) -> F:
-    """Compile `function` into every kernel that calls it, at no cost of a call."""
-    compiled: F = numba.njit(inline="always")(function)
-    return compiled
+def callable_in_kernels(function: F) -> F:
+    """Let kernels call `function`, which stays what it is: plain Python to everybody else.
+
+    So may they then call kvscope's plain functions that it calls by name.
+    """
+    if isinstance(function, FunctionType) and function not in _callable:
+        _callable.add(function)
+        register_jitable(function)
+        for name in function.__code__.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType) and called.__module__.startswith(_OWN):
+                callable_in_kernels(called)
+    return function
+
+
+def once(factory: F) -> F:
+    """Make the kernel of the same arguments only once: compiling or loading it takes a while."""
+    remembered: F = cache(factory)  # type: ignore[assignment]  # keeps the factory's signature
+    return remembered

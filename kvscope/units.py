@@ -53,7 +53,7 @@ def parse_size(text: str) -> int:
     number, unit = _split(text, "a size", "16GiB, 512MiB or 16GB")
     if unit.lower() not in _BYTES:
         raise _refused(text, "a size", "16GiB, 512MiB or 16GB")
-    if unit == "b" or (unit.endswith("b") and not unit.islower()):
+    if _counts_bits(unit):
         raise UsageError(f"{text!r} is in bits", remedy=f"write {text[:-1]}B if you mean bytes")
     return round(number * _BYTES[unit.lower()])
 
@@ -91,6 +91,18 @@ def parse_rate(text: str) -> float:
     if not unit.startswith("/") or period is None or number == 0:
         raise _refused(text, "a rate above 0", "0.5/s, 30/min or 100/h")
     return float(number / period)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second, more than 0, in `25GB/s` or `3.2GiB/s`; sizes as in `parse_size`."""
+    number, unit = _split(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
+    size = unit.removesuffix("/s")
+    if size == unit or size.lower() not in _BYTES or number == 0:
+        raise _refused(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
+    if _counts_bits(size):
+        remedy = f"write {text.removesuffix('b/s')}B/s if you mean bytes"
+        raise UsageError(f"{text!r} is in bits", remedy=remedy)
+    return float(number * _BYTES[size.lower()])
 
 
 def format_duration(seconds: float) -> str:
@@ -147,6 +159,16 @@ def format_rate(per_second: float) -> str:
     return f"{_short(per_second * _DAY_S)}/d"
 
 
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Bytes per second in powers of 1,000: 25 GB/s, 6.5 GB/s, 200 MB/s."""
+    if not math.isfinite(bytes_per_s):
+        return _not_finite(bytes_per_s)
+    rounded = float(f"{bytes_per_s:.3g}")  # before the choice of a unit, as in `format_duration`
+    fits = [unit for unit in ("GB", "MB", "kB") if rounded >= _BYTES[unit.lower()]]
+    unit = fits[0] if fits else "B"
+    return f"{_short(rounded / _BYTES[unit.lower()])} {unit}/s"
+
+
 def blocks_tokens_bytes(
     blocks: int, *, block_size: int, bytes_per_token: float | None = None
 ) -> str:
@@ -167,6 +189,11 @@ def _split(text: str, kind: str, examples: str) -> tuple[Fraction, str]:
     if found is None or number is None:
         raise _refused(text, kind, examples)
     return number, found[2]
+
+
+def _counts_bits(unit: str) -> bool:
+    """Whether a unit of size ends in a small b that is meant."""
+    return unit == "b" or (unit.endswith("b") and not unit.islower())
 
 
 def _number(text: str) -> Fraction | None:

@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.facts import Trace
-from kvscope.ingest.base import ReadOptions, Rejects, Request
+from kvscope.ingest.base import ReadOptions, Records, Rejects, Request
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
+from kvscope.ingest.identifiers import NO_ID
 from kvscope.ingest.write import Origin, write
 from kvscope.store import traces
 from kvscope.store.db import Store
@@ -49,9 +50,11 @@ def requests(
 
 def built(trace: Sequence[Request], size: int) -> Built:
     """The trace as ingest builds it, each request a record of its own."""
-    columns = Columns(size, ReadOptions())
-    for request in trace:
-        columns.add((request,))
+    columns = Columns(size, ReadOptions(), Rejects("", strict=True))
+    records = Records()
+    for line, request in enumerate(trace, start=1):
+        records.add(line, (request,))
+    columns.add(records)
     return build(columns, [])
 
 
@@ -62,9 +65,30 @@ def parents(made: Built) -> list[int | None]:
 
 def prompts(made: Built) -> Prompts:
     """What kernels walk, without a store in between."""
-    names = Prompts.__dataclass_fields__.keys() - {"block_size", "block_parent"}
-    columns = {name: np.asarray(made.requests[name]) for name in names}
-    return Prompts(block_size=made.block_size, block_parent=made.trie.parent.copy(), **columns)
+    columns = {
+        name: np.asarray(made.requests[name])
+        for name in Prompts.__dataclass_fields__
+        if name in made.requests
+    }
+    named = [
+        (made.types[kind], _turn_bucket(turn))
+        for kind, turn in zip(made.requests["type"], made.requests["turn"], strict=True)
+    ]
+    categories = sorted(set(named))
+    users = made.requests["user_id"]
+    known = np.unique(users[users != NO_ID])
+    return Prompts(
+        block_size=made.block_size,
+        user=np.where(users == NO_ID, -1, np.searchsorted(known, users)).astype(np.int32),
+        category=np.array([categories.index(one) for one in named], dtype=np.int32),
+        categories=tuple(" ".join(one) for one in categories),
+        block_parent=made.trie.parent.copy(),
+        **columns,
+    )
+
+
+def _turn_bucket(turn: int) -> str:
+    return str(turn) if turn <= 3 else "4-6" if turn <= 6 else "7+"
 
 
 def path(made: Built, block: int) -> list[int]:

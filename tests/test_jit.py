@@ -12,8 +12,8 @@ import pytest
 from kvscope.jit import sources_hash
 
 _IMPORTED = """
-from kvscope.jit import inlined
-@inlined
+from kvscope.jit import callable_in_kernels
+@callable_in_kernels
 def step(x):
     return x + {step}
 """
@@ -45,7 +45,7 @@ def test_every_source_that_numba_compiles_is_hashed() -> None:
     package = Path(__file__).parent.parent / "kvscope"
     for path in package.rglob("*.py"):
         text = path.read_text()
-        if "@kernel" in text or "@inlined" in text or "njit" in text:
+        if "@kernel" in text or "@callable_in_kernels" in text or "njit" in text:
             assert "kvscope.jit" in text
 
 

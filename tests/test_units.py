@@ -47,6 +47,10 @@ ACCEPTED: list[tuple[Callable[[str], float], str, float]] = [
     (units.parse_rate, "30/min", 0.5),
     (units.parse_rate, "30/m", 0.5),
     (units.parse_rate, "36/h", 0.01),
+    (units.parse_bandwidth, "25GB/s", 25e9),
+    (units.parse_bandwidth, "6.5 gb/s", 6.5e9),
+    (units.parse_bandwidth, "3.2GiB/s", 3.2 * 2**30),
+    (units.parse_bandwidth, "7B/s", 7),
 ]
 
 REFUSED: list[tuple[Callable[[str], float], list[str]]] = [
@@ -64,6 +68,8 @@ REFUSED: list[tuple[Callable[[str], float], list[str]]] = [
     (units.parse_percentile, ["", "p", "95", "95%", "p0", "p101", "P95", "p-5", "p 95", "0.95"]),
     (units.parse_share, ["", "5", "101%", "1.01", "-5%", "5pp", "%", "p5"]),
     (units.parse_rate, ["", "5", "5/", "/s", "0/s", "5s", "5/x", "5//s", "5 per s", "-1/s"]),
+    (units.parse_bandwidth, ["", "25", "25GB", "25/s", "GB/s", "0GB/s", "25GB/min", "25XB/s"]),
+    (units.parse_bandwidth, ["25Gb/s", "100Mb/s", "8b/s", "25GB /s", "25GB/s/s", "1e9B/s"]),
 ]
 
 
@@ -101,6 +107,8 @@ def test_bits_are_named() -> None:
     """Gib is refused for what it is, with the spelling of bytes."""
     with pytest.raises(UsageError, match=r"'16Gib' is in bits; write 16GiB if you mean bytes"):
         units.parse_size("16Gib")
+    with pytest.raises(UsageError, match=r"'25Gb/s' is in bits; write 25GB/s if you mean bytes"):
+        units.parse_bandwidth("25Gb/s")
 
 
 @given(st.floats(min_value=1e-6, max_value=1e9))
@@ -135,6 +143,13 @@ def test_rate_round_trip(per_second: float) -> None:
     assert units.parse_rate(units.format_rate(per_second)) == pytest.approx(per_second, rel=0.006)
 
 
+@given(st.floats(min_value=1, max_value=1e13))
+def test_bandwidth_round_trip(bytes_per_s: float) -> None:
+    """A printed bandwidth means the same to three digits."""
+    found = units.parse_bandwidth(units.format_bandwidth(bytes_per_s))
+    assert found == pytest.approx(bytes_per_s, rel=0.006)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -162,6 +177,9 @@ def test_rate_round_trip(per_second: float) -> None:
         (units.format_percentile(0.999), "p99.9"),
         (units.format_rate(0.5), "0.5/s"),
         (units.format_rate(0.05), "3/min"),
+        (units.format_bandwidth(6.5e9), "6.5 GB/s"),
+        (units.format_bandwidth(999.9e6), "1 GB/s"),
+        (units.format_bandwidth(float("inf")), "∞"),
     ],
 )
 def test_formatted(text: str, expected: str) -> None:

@@ -3,30 +3,9 @@
 from __future__ import annotations
 
 from kvscope.characterize.facts import Category, Lifetimes, NextTurns, ReuseGaps
-from kvscope.characterize.gaps import reuse_gaps
-from kvscope.characterize.history import load_history
-from kvscope.characterize.lifetimes import lifetimes
 from kvscope.characterize.traffic import share
-from kvscope.characterize.turns import next_turns
 from kvscope.facts import Trace
 from kvscope.store.db import Store
-
-
-def categories(store: Store, trace: Trace) -> tuple[Category, ...]:
-    """The summary of each category, ordered by type and turn.
-
-    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
-    that touched it first. `next_turn_probability` is the settled one where there is one. A category
-    is one of first or of later turns, so its `multi_turn_share` is 0 or 1.
-    """
-    history = load_history(store, trace) if trace.has_hashes else None
-    return assemble_categories(
-        store,
-        trace,
-        reuse_gaps(store, trace, history),
-        lifetimes(store, trace, history),
-        next_turns(store, trace),
-    )
 
 
 def assemble_categories(
@@ -36,7 +15,12 @@ def assemble_categories(
     lives: Lifetimes | None,
     followed: NextTurns | None,
 ) -> tuple[Category, ...]:
-    """The same, of facts that are already known."""
+    """The summary of each category, ordered by type and turn, of facts that are already known.
+
+    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
+    that touched it first. `next_turn_probability` is the settled one where there is one. A category
+    is one of first or of later turns, so its `multi_turn_share` is 0 or 1.
+    """
     rows = store.rows("characterize/categories", trace_id=trace.trace_id)
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)

@@ -41,7 +41,7 @@ def load_history(store: Store, trace: Trace) -> History:
     """The history of `trace`; without runs and groups for a length-only trace."""
     key = {"trace_id": trace.trace_id}
     names = tuple(row["category"] for row in store.rows("characterize/categories", **key))
-    requests = store.columns("characterize/history_requests", **key)
+    requests = store.columns("characterize/history_requests", **key, categories=list(names))
     runs = store.columns("characterize/history_runs", **key)
     lifespans = store.columns("characterize/history_lifespans", **key)
     order = np.argsort(runs["gap_s"])

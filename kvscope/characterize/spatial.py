@@ -9,6 +9,7 @@ from kvscope.characterize.facts import HeatMap, PrefixDepth, Spatial
 from kvscope.characterize.traffic import read_summary, turns_label
 from kvscope.facts import Trace
 from kvscope.jit import kernel
+from kvscope.prefix import ancestor
 from kvscope.store.db import Store
 from kvscope.store.prompts import Prompts, load_prompts
 
@@ -106,9 +107,8 @@ def decile_histogram(
     for request in range(len(leaf)):
         full = np.int64(full_blocks[request])
         row = counts[1] if multi_turn[request] else counts[0]
-        block = leaf[request]
-        for _ in range(blocks[request] - full):  # the partial last block, if there is one
-            block = block_parent[block]
+        # past the partial last block, if there is one
+        block = ancestor(block_parent, leaf[request], blocks[request] - full)
         depth = full - 1
         for decile in range(9, -1, -1):
             first = (decile * full + 9) // 10

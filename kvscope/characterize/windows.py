@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvscope.facts import Trace
 
 DAY_S = 86_400.0
+_MOST_DAYS = 3_653  # windows are made one by one
 _ROUND_S = (
     *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
     *(60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0),
@@ -56,5 +57,9 @@ def equal_windows(trace: Trace, count: int) -> Windows:
 
 
 def day_windows(trace: Trace) -> Windows:
-    """The trace's days; a last one of less than half a day belongs to the day before."""
-    return Windows(DAY_S, max(math.floor(trace.span_s / DAY_S + 0.5), 1))
+    """The trace's days; a last one of less than half a day belongs to the day before.
+
+    A trace of more than ten years, whose clock must be wrong, has windows of several days.
+    """
+    length = max(math.ceil(trace.span_s / DAY_S / _MOST_DAYS), 1) * DAY_S
+    return Windows(length, max(math.floor(trace.span_s / length + 0.5), 1))

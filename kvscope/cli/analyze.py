@@ -8,35 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from kvscope import units
-from kvscope.cli import output
+from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.loading import (
-    DEFAULT_MAX_BAD,
-    BlockSize,
-    Format,
-    MaxBad,
-    Name,
-    Seed,
-    SessionArrivals,
-    Strict,
-    ingest_options,
-    load_trace,
-)
+from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
+    AS_IT_SAYS,
     DEFAULT_DB,
     Db,
     Hbm,
     Json,
     KvDtype,
     Model,
+    Reading,
     TraceArgument,
-    parsed_by,
+    with_reading,
 )
+from kvscope.cli.values import amount, listed, parsed_by, positive, target
 from kvscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.facts import HitDefinition
-    from kvscope.kv_size import ModelKv
     from kvscope.show.analysis import Analysis
 
 Compat = Annotated[
@@ -58,34 +48,38 @@ Warmup = Annotated[
     ),
 ]
 CapacityBlocks = Annotated[
-    str | None,
+    Any,  # tuple[int, ...] | None, which Typer takes for one value after the other
     typer.Option(
         "--capacity-blocks",
         metavar="N,...",
+        parser=parsed_by(listed(amount("blocks"))),
         help="Capacities to read off LRU's curve, in blocks.",
         show_default=False,
     ),
 ]
 Capacity = Annotated[
-    str | None,
+    Any,  # as above
     typer.Option(
         "--capacity",
         metavar="SIZE,...",
+        parser=parsed_by(listed(positive(units.parse_size))),
         help="The same in bytes, for example 10GiB,20GiB; needs --model.",
         show_default=False,
     ),
 ]
 Html = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--html",
         metavar="PATH",
+        parser=parsed_by(target),
         help="Also write one self-contained HTML report.",
         show_default=False,
     ),
 ]
 
 
+@with_reading
 def analyze(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
@@ -99,40 +93,26 @@ def analyze(
     warmup: Warmup = 0.0,
     html: Html = None,
     as_json: Json = False,
-    name: Name = None,
-    trace_format: Format = None,
-    block_size: BlockSize = None,
-    session_arrivals: SessionArrivals = None,
-    seed: Seed = 0,
-    strict: Strict = False,
-    max_bad: MaxBad = DEFAULT_MAX_BAD,
+    reading: Reading = AS_IT_SAYS,
 ) -> None:
     """Characterize a trace: what is reused, what caching can give, how large it must be.
 
     A path is ingested first if the store does not have it yet.
     """
-    definition = _definition(compat, outputs, warmup)
-    kv = _model(model, kv_dtype, hbm)
+    definition = asked.definition(compat, outputs, warmup)
+    kv = asked.model(model, kv_dtype)
+    if kv is None and (hbm or capacity):
+        option = "--hbm" if hbm else "--capacity"
+        raise UsageError("needs a model", where=option, remedy="name one with --model")
     from kvscope.show.analysis import AnalyzeOptions
     from kvscope.show.analysis import analyze as characterized
     from kvscope.store.db import open_store
 
-    reading = ingest_options(
-        name=name,
-        trace_format=trace_format,
-        block_size=block_size,
-        session_arrivals=session_arrivals,
-        seed=seed,
-        strict=strict,
-        max_bad=max_bad,
-    )
     with open_store(db) as store:
         found = load_trace(store, trace, reading)
+        capacities = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
         options = AnalyzeOptions(
-            definition=definition,
-            model=kv,
-            hbm_bytes=hbm,
-            capacities_blocks=_capacities(capacity_blocks, capacity, kv, found.block_size),
+            definition=definition, model=kv, hbm_bytes=hbm, capacities_blocks=tuple(capacities)
         )
         analysis = characterized(store, found, options)
     if as_json:
@@ -141,48 +121,6 @@ def analyze(
         _print(analysis)
     if html is not None:
         _write_html(analysis, html)
-
-
-def _definition(compat: str | None, outputs: str, warmup: float) -> HitDefinition:
-    from kvscope.simulate.definitions import compatible, standard
-
-    if not 0 <= warmup < 1:
-        raise UsageError(f"not below 100%: {warmup:.0%}", where="--warmup", remedy="try 20%")
-    if compat is None:
-        return standard(warmup=warmup, outputs="carried" if outputs == "carried" else "ignored")
-    if outputs != "carried" or warmup:
-        raise UsageError(
-            "settles outputs and warm-up itself",
-            where=f"--compat {compat}",
-            remedy="leave out --outputs and --warmup",
-        )
-    return compatible(compat)
-
-
-def _model(model: str | None, kv_dtype: str | None, hbm: int | None) -> ModelKv | None:
-    from kvscope.kv_size import resolve_model
-
-    if model is None:
-        if kv_dtype or hbm is not None:
-            option = "--kv-dtype" if kv_dtype else "--hbm"
-            raise UsageError("needs a model", where=option, remedy="name one with --model")
-        return None
-    return resolve_model(model, kv_dtype)  # type: ignore[arg-type]
-
-
-def _capacities(
-    blocks: str | None, sizes: str | None, model: ModelKv | None, block_size: int
-) -> tuple[int, ...]:
-    """The capacities asked for, in blocks."""
-    asked = [units.parse_tokens(part) for part in blocks.split(",")] if blocks else []
-    if sizes:
-        if model is None:
-            raise UsageError(
-                "bytes need a model", where="--capacity", remedy="name one with --model"
-            )
-        for part in sizes.split(","):
-            asked.append(model.blocks_in(units.parse_size(part), block_size))
-    return tuple(asked)
 
 
 def _document(analysis: Analysis) -> dict[str, Any]:
@@ -220,8 +158,8 @@ def _print(analysis: Analysis) -> None:
     show_sections([report.headline(analysis), *report.sections(analysis)])
 
 
-def _write_html(analysis: Analysis, path: Path) -> None:
+def _write_html(analysis: Analysis, path: str) -> None:
     from kvscope.show.report import html_report
 
-    path.write_text(html_report(analysis), encoding="utf-8")
+    Path(path).write_text(html_report(analysis), encoding="utf-8")
     note(f"report written to {path}")

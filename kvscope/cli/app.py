@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from kvscope import __version__
-from kvscope.cli import analyze, diagnostics, export, ingest, output, synth, traces
+from kvscope.cli import analyze, diagnostics, export, ingest, output, runs, simulate, synth, traces
 from kvscope.cli.options import Debug
 from kvscope.errors import ExitCode
 
@@ -24,6 +24,8 @@ Command = Callable[..., Any] | typer.Typer
 # name, and the function or (for a command with sub-commands) the Typer app behind it
 COMMANDS: tuple[tuple[str, Command], ...] = (
     ("analyze", analyze.analyze),
+    ("simulate", simulate.simulate),
+    ("runs", runs.app),
     ("ingest", ingest.ingest),
     ("traces", traces.app),
     ("export", export.export),
@@ -55,6 +57,7 @@ def main(
     arguments: Sequence[str] | None = None, commands: Sequence[tuple[str, Command]] = COMMANDS
 ) -> None:
     """Run the command line `arguments` (default: this process's) and exit with its code."""
+    diagnostics.prepare_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments, commands))
 
 

@@ -5,13 +5,19 @@ Whatever ends a command early becomes one line on stderr and an exit code, here 
 
 from __future__ import annotations
 
+import difflib
+import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 import typer
@@ -19,12 +25,14 @@ import typer
 from kvscope.errors import ExitCode, KvscopeError
 
 _RED, _YELLOW = "1;31", "33"
+_ALIKE = 0.75  # Typer's own suggestions begin at 0.6, where --version is like --json
 
 
 class _Mode:
-    """What the global options chose for this run."""
+    """What the global options chose for this run, and what befell it."""
 
     debug = False
+    interrupted = False
 
 
 def enable_debug() -> None:
@@ -48,9 +56,31 @@ def say(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
+def one_line(text: str) -> str:
+    """`text` as one printable line: a trace may carry line feeds and escape codes."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in re.sub(r"\s*[\r\n]\s*", " ", text)
+    )
+
+
 def interactive() -> bool:
     """Whether a person watches stderr: it is a terminal that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def prepare_streams() -> None:
+    """Make the standard streams of this process usable, whatever they were opened as.
+
+    One that was closed (`kvscope >&-`) goes nowhere instead of failing, and a character that the
+    terminal's encoding lacks is written as `?`.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  (for good)
+            setattr(sys, name, nowhere)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def guarded(command: Callable[[], object]) -> ExitCode:
@@ -58,8 +88,9 @@ def guarded(command: Callable[[], object]) -> ExitCode:
 
     An integer that `command` returns is its exit code. Python's warnings become notes.
     """
-    _Mode.debug = False
-    code = _ended(command)
+    _Mode.debug = _Mode.interrupted = False
+    with _interrupts_noticed():
+        code = _ended(command)
     try:
         sys.stdout.flush()  # here, while a full disk or a reader that left can still be told apart
     except OSError as failure:
@@ -79,7 +110,9 @@ def _ended(command: Callable[[], object]) -> ExitCode:
     except (KeyboardInterrupt, typer.Abort):  # Abort: the end of what was typed at a question
         code = ExitCode.INTERRUPTED
     except Exception as failure:  # noqa: BLE001  (the last line of defence)
-        return _failed(failure)
+        if not _Mode.interrupted:
+            return _failed(failure)
+        code = ExitCode.INTERRUPTED
     if code == ExitCode.INTERRUPTED:  # which Typer returns where it caught the interrupt
         error("interrupted")
     return code
@@ -108,8 +141,13 @@ def _failed(failure: Exception) -> ExitCode:
 
 def _usage(failure: typer.TyperException) -> str:
     """What Typer refuses, in the form of kvscope's own errors."""
-    what = failure.format_message().rstrip(".").replace(": Value error, ", ": ")
+    unknown = getattr(failure, "option_name", None)
+    known = getattr(failure, "possibilities", None) or ()
+    what = failure.message if known else failure.format_message()
+    what = what.rstrip(".").replace(": Value error, ", ": ")
     what = what[:1].lower() + what[1:].replace(". Did you mean ", "; did you mean ")
+    if unknown and (near := difflib.get_close_matches(unknown, known, n=1, cutoff=_ALIKE)):
+        return f"{what}; did you mean {near[0]}?"
     context = getattr(failure, "ctx", None)
     if context is None or what.endswith("?"):
         return what
@@ -127,6 +165,32 @@ def _discard_stdout() -> None:
     """Let Python's own flush at its end succeed, so that it does not complain as well."""
     with suppress(OSError, ValueError):  # ValueError: stdout is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _interrupts_noticed() -> Iterator[None]:
+    """Remember Ctrl-C: within a callback of the compiler Python drops it, and what fails is later
+    and something else.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def noticed(number: int, frame: FrameType | None) -> None:
+        _Mode.interrupted = True
+        raise KeyboardInterrupt
+
+    def unraisable(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            others(dropped)
+
+    others, sys.unraisablehook = sys.unraisablehook, unraisable
+    before = signal.signal(signal.SIGINT, noticed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = others
 
 
 @contextmanager
@@ -148,10 +212,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _line(label: str, colour: str, text: str) -> None:
-    """One line on stderr, whatever `text` holds: a trace may carry line feeds and escape codes."""
-    one = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in re.sub(r"\s*[\r\n]\s*", " ", text)
-    )
+    """One line on stderr, whatever `text` holds."""
+    one = one_line(text)
     coloured = interactive() and not os.environ.get("NO_COLOR")
     say(f"\033[{colour}m{label}:\033[0m {one}" if coloured else f"{label}: {one}")

@@ -10,6 +10,7 @@ from kvscope.cli.diagnostics import note
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import DEFAULT_DB, Db, TraceArgument
 from kvscope.cli.progress import progress
+from kvscope.cli.values import STANDARD_STREAM, parsed_by, target
 
 To = Annotated[
     str,
@@ -27,6 +28,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
+        parser=parsed_by(target),
         help="Where to; .gz and .zst compress, - is standard output.",
         show_default=False,
     ),
@@ -42,4 +44,5 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
         chosen = load_trace(store, trace)
         with progress(f"writing {path}", chosen.requests, unit="steps") as advance:
             pipeline.export(store, chosen, to, path, advance)
-    note(f"{path}: {chosen.requests:,} requests of {chosen.name!r}")
+    where = "standard output" if path == STANDARD_STREAM else path
+    note(f"{where}: {chosen.requests:,} requests of {chosen.name!r}")

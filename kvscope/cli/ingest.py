@@ -8,20 +8,9 @@ import typer
 
 from kvscope import units
 from kvscope.cli import output
-from kvscope.cli.loading import (
-    DEFAULT_MAX_BAD,
-    BlockSize,
-    Format,
-    MaxBad,
-    Name,
-    Seed,
-    SessionArrivals,
-    Strict,
-    ingest_options,
-    ingest_reported,
-    trace_record,
-)
-from kvscope.cli.options import DEFAULT_DB, Db, Json
+from kvscope.cli.loading import ingest_reported, trace_record
+from kvscope.cli.options import AS_IT_SAYS, DEFAULT_DB, Db, Json, Reading, with_reading
+from kvscope.cli.values import called, parsed_by
 from kvscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,44 +20,31 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
+        parser=parsed_by(called),
         help="Trace files, plain, .gz or .zst; - is standard input.",
         show_default=False,
     ),
 ]
 
 
+@with_reading
 def ingest(
     paths: Paths,
     db: Db = DEFAULT_DB,
-    name: Name = None,
-    trace_format: Format = None,
-    block_size: BlockSize = None,
-    session_arrivals: SessionArrivals = None,
-    seed: Seed = 0,
-    strict: Strict = False,
-    max_bad: MaxBad = DEFAULT_MAX_BAD,
+    reading: Reading = AS_IT_SAYS,
     as_json: Json = False,
 ) -> None:
     """Read traces into the store: each once, whole or not at all."""
-    if name is not None and len(paths) > 1:
+    if reading.name is not None and len(paths) > 1:
         raise UsageError(
             f"one name for {len(paths)} traces", where="--name", remedy="ingest them one by one"
         )
     from kvscope.store.db import open_store
 
-    options = ingest_options(
-        name=name,
-        trace_format=trace_format,
-        block_size=block_size,
-        session_arrivals=session_arrivals,
-        seed=seed,
-        strict=strict,
-        max_bad=max_bad,
-    )
     ingested = []
     with open_store(db) as store:
         for path in paths:
-            ingested.append(ingest_reported(store, path, options))
+            ingested.append(ingest_reported(store, path, reading))
             if not as_json:
                 output.emit(_told(ingested[-1]))
     if as_json:

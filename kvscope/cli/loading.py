@@ -1,4 +1,4 @@
-"""From what the user names to a stored trace: the options of an ingest, and what is said of it.
+"""From what the user names to a stored trace, and what is said on the way.
 
 Everything said here goes to stderr: a path that is ingested first does not change what a command
 prints.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from kvscope import units
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import parsed_by
+from kvscope.cli.options import AS_IT_SAYS, Reading
 from kvscope.cli.progress import progress
+from kvscope.cli.values import STANDARD_STREAM
 from kvscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -24,125 +22,50 @@ if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Ingested, IngestOptions
     from kvscope.store.db import Store
 
-_STDIN = "-"
 _SHOWN_BAD_LINES = 5
-_POISSON = "poisson:"
-DEFAULT_MAX_BAD = 0.01
 
 
-def parse_session_arrivals(text: str) -> float:
-    """Sessions per second in `poisson:0.5/s` or `poisson:30/min`."""
-    if not text.startswith(_POISSON):
-        raise UsageError(
-            f"{text!r} is no way for sessions to arrive",
-            remedy="write for example poisson:0.5/s or poisson:30/min",
-        )
-    return units.parse_rate(text.removeprefix(_POISSON))
-
-
-Name = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        metavar="NAME",
-        help="What to call the trace; by default its file's name.",
-        show_default=False,
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        help="The trace's format, where its first lines do not tell.",
-        show_default=False,
-    ),
-]
-BlockSize = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        metavar="TOKENS",
-        min=1,
-        help="Tokens a block, where the trace does not say it.",
-        show_default=False,
-    ),
-]
-SessionArrivals = Annotated[
-    float | None,
-    typer.Option(
-        "--session-arrivals",
-        metavar="poisson:RATE",
-        parser=parsed_by(parse_session_arrivals),
-        help="When sessions without a common clock begin, for example poisson:0.5/s;"
-        " by default one after the other.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Seed of --session-arrivals.")
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first bad line, exit code 3.")]
-MaxBad = Annotated[
-    float,
-    typer.Option(
-        "--max-bad",
-        metavar="SHARE",
-        parser=parsed_by(units.parse_share),
-        help="The share of bad lines that is tolerated, for example 1%; more store nothing.",
-        show_default="1%",
-    ),
-]
-
-
-def ingest_options(
-    *,
-    name: str | None = None,
-    trace_format: str | None = None,
-    block_size: int | None = None,
-    session_arrivals: float | None = None,
-    seed: int = 0,
-    strict: bool = False,
-    max_bad: float = DEFAULT_MAX_BAD,
-) -> IngestOptions:
-    """What the options above say, for the ingest."""
-    from kvscope.ingest.base import ReadOptions
-    from kvscope.ingest.pipeline import IngestOptions
-
-    read = ReadOptions(block_size=block_size, session_arrivals=session_arrivals, seed=seed)
-    return IngestOptions(name=name, format=trace_format, strict=strict, max_bad=max_bad, read=read)
-
-
-def load_trace(store: Store, text: str | None, options: IngestOptions | None = None) -> Trace:
+def load_trace(store: Store, text: str | None, reading: Reading = AS_IT_SAYS) -> Trace:
     """The trace that `text` names, from now on the one last worked on.
 
     A path (`-`: standard input) is ingested if the store does not have it; anything else is a
-    stored trace's name; None is the trace last worked on, and stderr says which.
+    stored trace's name; None is the trace last worked on, and stderr says which. Raises UsageError
+    where `reading` says how to read a trace that is read already.
     """
     from kvscope.store import traces
 
-    if text is not None and _is_path(text):
-        return ingest_reported(store, text, options).trace
-    trace = traces.find(store, text)
+    if text is not None and (text == STANDARD_STREAM or Path(text).exists()):
+        return ingest_reported(store, text, reading).trace
+    trace = traces.find(store, None) if text is None else _stored(store, text)
+    _refuse_options(trace, reading)
     if text is None:
         note(f"working on {trace.name!r}, the trace last worked on")
     traces.mark_used(store, trace)
     return trace
 
 
-def ingest_reported(store: Store, path: str, options: IngestOptions | None = None) -> Ingested:
+def ingest_reported(store: Store, path: str, reading: Reading = AS_IT_SAYS) -> Ingested:
     """Ingest the trace at `path` with a progress bar; report bad lines, notes, and what was known.
 
     The trace becomes the one last worked on.
     """
-    from kvscope.ingest.pipeline import ingest
+    from kvscope.ingest.pipeline import UnusableLinesError, ingest
     from kvscope.store import traces
 
-    with progress(f"reading {path}", _size(path)) as advance:
-        found = ingest(store, path, options, advance)
+    if Path(path).is_dir():
+        raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
+    try:
+        with progress(f"reading {path}", _size(path)) as advance:
+            found = ingest(store, path, _ingest_options(reading), advance)
+    except UnusableLinesError as error:
+        _report_bad_lines(error.rejects)
+        raise
     trace = found.trace
     if not found.created:
-        note(f"{path}: already in the store as {trace.name!r}")
+        if reading.strict and trace.bad_lines:
+            line, reason = traces.bad_lines(store, trace)[0]
+            raise InputError(reason, where=f"{path}:{line}")
+        note(f"{path}: already in the store as {trace.name!r}, {_reading(trace)}")
     _report_bad_lines(found.rejects)
     if found.created:
         for text in trace.notes:
@@ -160,6 +83,19 @@ def trace_record(trace: Trace) -> dict[str, Any]:
     return record
 
 
+def _ingest_options(reading: Reading) -> IngestOptions:
+    from kvscope.ingest.base import ReadOptions
+    from kvscope.ingest.pipeline import IngestOptions
+
+    return IngestOptions(
+        name=reading.name,
+        format=reading.trace_format,
+        strict=reading.strict,
+        max_bad=reading.max_bad,
+        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
+    )
+
+
 def _report_bad_lines(rejects: Rejects) -> None:
     """The first bad lines one by one, then how many there are of each kind."""
     for line, reason in rejects.lines[:_SHOWN_BAD_LINES]:
@@ -167,17 +103,50 @@ def _report_bad_lines(rejects: Rejects) -> None:
     if not rejects.count:
         return
     lines = rejects.accepted + rejects.count
-    note(f"{rejects.path}: {rejects.count:,} of {lines:,} lines cannot be used and were left out:")
+    note(f"{rejects.path}: {rejects.count:,} of {lines:,} lines cannot be used:")
     for reason, count in sorted(rejects.reasons.items(), key=lambda item: -item[1]):
         note(f"{count:,} × {reason}")
 
 
-def _is_path(text: str) -> bool:
-    if text == _STDIN:
-        return True
-    if Path(text).is_dir():
-        raise InputError("a folder, not a trace", where=text, remedy="name a file in it")
-    return Path(text).exists()
+def _reading(trace: Trace) -> str:
+    """How a trace was read, which its file alone does not tell."""
+    blocks = f" in blocks of {trace.block_size:,} tokens" if trace.has_hashes else ""
+    left_out = f", {trace.bad_lines:,} of {trace.lines:,} lines left out" if trace.bad_lines else ""
+    return f"read as {trace.format}{blocks}{left_out}"
+
+
+def _refuse_options(trace: Trace, reading: Reading) -> None:
+    """Refuse options that could only have told how to read a stored trace."""
+    if given := reading.given():
+        raise UsageError(
+            f"{trace.name!r} is a stored trace, read already",
+            where=", ".join(given),
+            remedy="leave it out, or name the trace's file",
+        )
+
+
+def _stored(store: Store, text: str) -> Trace:
+    """The stored trace called `text`, which is no file; the error names what is most like it."""
+    from kvscope.store import traces
+
+    known = {trace.name: trace for trace in traces.all_traces(store)}
+    if text in known:
+        return known[text]
+    near = traces.nearest(text, [*known, *_files_beside(text)])
+    raise InputError(
+        "neither a file nor a stored trace",
+        where=text,
+        remedy=f"did you mean {near!r}?" if near else "give a trace file, or see `kvscope traces`",
+    )
+
+
+def _files_beside(text: str) -> list[str]:
+    """The files in the folder of the path `text`, as it would name them."""
+    folder = Path(text).parent
+    try:
+        return [str(path) for path in folder.iterdir() if path.is_file()]
+    except OSError:  # there is no such folder either
+        return []
 
 
 def _size(path: str) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvscope import __version__
+from kvscope.cli.diagnostics import one_line
 from kvscope.facts import Trace
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ _TRACE_FIELDS = (
 
 
 def emit(text: str) -> None:
-    """Write `text` and a line feed to stdout."""
-    sys.stdout.write(f"{text}\n")
+    """Write one line to stdout, whatever `text` holds."""
+    sys.stdout.write(f"{one_line(text)}\n")
 
 
 def emit_json(command: str, trace: Trace | None, payload: Mapping[str, Any]) -> None:
@@ -51,7 +53,10 @@ def emit_json(command: str, trace: Trace | None, payload: Mapping[str, Any]) -> 
     if taken := document.keys() & payload.keys():
         raise ValueError(f"every document has {sorted(taken)} already")
     encoded = msgspec.json.encode(document | dict(payload), enc_hook=_plain)
-    emit(msgspec.json.format(encoded, indent=2).decode())
+    text = msgspec.json.format(encoded, indent=2).decode()
+    if not text.isascii():  # escapes are JSON in any encoding of stdout
+        text = json.dumps(json.loads(text), indent=2)
+    sys.stdout.write(f"{text}\n")
 
 
 def console() -> Console:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvscope import units
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import parsed_by
 from kvscope.cli.progress import Advance, progress
+from kvscope.cli.values import STANDARD_STREAM, amount, parsed_by, target, whole
 from kvscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,16 +22,20 @@ ProfileName = Annotated[
 Requests = Annotated[
     int,
     typer.Option(
-        "--requests", "-n", metavar="N", parser=parsed_by(units.parse_tokens), help="How many."
+        "--requests", "-n", metavar="N", parser=parsed_by(amount("requests")), help="How many."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Same seed, same trace.")]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", metavar="N", parser=parsed_by(whole(0)), help="Same seed, same trace."),
+]
 Target = Annotated[
     str,
     typer.Option(
         "--output",
         "-o",
         metavar="FILE",
+        parser=parsed_by(target),
         help="Where to write; .gz and .zst compress, - is standard output.",
     ),
 ]
@@ -53,23 +54,19 @@ def synth(
     profile: ProfileName,
     requests: Requests = 2000,
     seed: Seed = 0,
-    target: Target = "-",
+    output: Target = STANDARD_STREAM,
     param: Parameters = None,
 ) -> None:
     """Generate a trace of hashed requests from a profile; no real user data is involved."""
     from kvscope.synth.registry import by_name
-    from kvscope.synth.write import write_jsonl, write_stream
+    from kvscope.synth.write import write_jsonl
 
-    if requests < 1:
-        raise UsageError(f"not a number of requests: {requests}", where="--requests")
     chosen = _changed(by_name(profile), param or [])
     with progress(f"making {profile}", requests, unit="steps") as advance:
         records = _counted(chosen.generate(requests=requests, seed=seed), advance)
-        if target == "-":
-            write_stream(records, sys.stdout.buffer)
-            return
-        count = write_jsonl(records, Path(target))
-    note(f"{target}: {count:,} requests of the profile {profile}, seed {seed}")
+        count = write_jsonl(records, output)
+    if output != STANDARD_STREAM:
+        note(f"{output}: {count:,} requests of the profile {profile}, seed {seed}")
 
 
 def _counted(records: Iterable[Record], advance: Advance) -> Iterator[Record]:

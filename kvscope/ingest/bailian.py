@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import msgspec
 
 from kvscope.ingest.base import (
-    Identifier,
     LineReader,
     Reader,
     ReadOptions,
     Request,
     TraceFormat,
 )
-from kvscope.ingest.json_lines import common_keys
+from kvscope.ingest.identifiers import ROOT, Identifier
+from kvscope.ingest.json_lines import common_keys, row_decoder
 
-_NO_PARENT = (-1, "-1")
+_ABSENT = msgspec.Raw()
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -29,7 +29,7 @@ class _Row(msgspec.Struct, gc=False):
     timestamp: float | None = None
     type: str | None = None
     turn: int | None = None
-    hash_ids: list[int | str] | None = None
+    hash_ids: msgspec.Raw = _ABSENT
     user_id: Identifier | None = None
     block_size: int | None = None
 
@@ -37,11 +37,10 @@ class _Row(msgspec.Struct, gc=False):
 class _BailianReader(LineReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._decode = msgspec.json.Decoder(_Row).decode
+        self._decode = row_decoder(_Row)
 
     def parse(self, line: bytes) -> Sequence[Request]:
         row = self._decode(line)
-        parent = row.parent_chat_id
         return (
             Request(
                 input_tokens=row.input_length,
@@ -49,7 +48,7 @@ class _BailianReader(LineReader):
                 arrival_s=row.timestamp,
                 hash_ids=row.hash_ids,
                 chat_id=row.chat_id,
-                parent_chat_id=None if parent in _NO_PARENT else parent,
+                parent_chat_id=ROOT if row.parent_chat_id == str(ROOT) else row.parent_chat_id,
                 type=row.type,
                 turn=row.turn,
                 user_id=row.user_id,

@@ -15,23 +15,29 @@ from typing import ClassVar
 import msgspec
 
 from kvscope.errors import InputError
+from kvscope.ingest.identifiers import Identifier
 from kvscope.ingest.source import Source
 
-Identifier = int | str
+HashIds = list[int | str] | msgspec.Raw | None
+"""A prompt's hash ids, or the JSON text of them, which is read many prompts at a time."""
+
+NOT_UTF8 = "text that is not UTF-8"
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True):
     """One request as any trace may tell it; everything but the token counts may be missing.
 
-    `hash_ids` name the prompt's blocks from the first on, a partial last one included or not.
-    `scope` marks ids that mean something only inside one session. A request without `arrival_s`
-    arrives `delay_s` after its predecessor in its session, or with the line before it.
+    `hash_ids` name the prompt's blocks from the first on, a partial last one included or not; JSON
+    formats leave them undecoded, and `msgspec.Raw()` is none, like None.
+    `parent_chat_id` is ROOT (-1) where the trace says that there is no parent, None where it says
+    nothing. `scope` marks ids that mean something only inside one session. A request without
+    `arrival_s` arrives `delay_s` after its predecessor in its session, or with the line before it.
     """
 
     input_tokens: int
     output_tokens: int
     arrival_s: float | None = None
-    hash_ids: list[int | str] | None = None
+    hash_ids: HashIds = None
     chat_id: Identifier | None = None
     parent_chat_id: Identifier | None = None
     session_id: Identifier | None = None
@@ -47,6 +53,37 @@ class BadLine(Exception):
     """A line that cannot be used; the message is the reason that the user reads."""
 
 
+@dataclass(slots=True)
+class Records:
+    """Some records (lines of text, rows of a table) that follow each other in the trace.
+
+    Records that can be used have their numbers in `lines`; their requests are in one list, those of
+    record k up to ends[k]. The others are in `refused`, with the reason.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, line: int, requests: Sequence[Request]) -> None:
+        """Append a record and all of its requests."""
+        self.requests += requests
+        self.lines.append(line)
+        self.ends.append(len(self.requests))
+
+    def refuse(self, line: int, reason: str) -> None:
+        """Append a record that cannot be used."""
+        self.refused.append((line, reason))
+
+    def __iter__(self) -> Iterator[tuple[int, list[Request]]]:
+        """Yield each record that is not refused: its number, and its requests."""
+        first = 0
+        for line, end in zip(self.lines, self.ends, strict=True):
+            yield line, self.requests[first:end]
+            first = end
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """What the user may say about a trace that the trace does not say itself.
@@ -59,9 +96,14 @@ class ReadOptions:
     session_arrivals: float | None = None
     seed: int = 0
 
-    def fingerprint(self) -> str:
-        """What a content hash adds for these options: another reading is another trace."""
-        return f"{self.block_size}/{self.session_arrivals}/{self.seed}"
+    def fingerprint(self, *, places_sessions: bool = True) -> str:
+        """What a content hash adds for these options: another reading is another trace.
+
+        What the format (see TraceFormat) does not heed counts as not told, nor does a seed of which
+        nothing is drawn.
+        """
+        arrivals = self.session_arrivals if places_sessions else None
+        return f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
 
 
 @dataclass(slots=True)
@@ -74,21 +116,20 @@ class Rejects:
     path: str
     strict: bool = False
     kept: int = 10_000
-    line: int = 0
     accepted: int = 0
     count: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     lines: list[tuple[int, str]] = field(default_factory=list)
 
-    def reject(self, reason: str) -> None:
-        """Record the current line as unusable; in strict mode that ends the ingest."""
+    def reject(self, line: int, reason: str) -> None:
+        """Record a line as unusable, in file order; in strict mode that ends the ingest."""
         if self.strict:
-            raise InputError(reason, where=f"{self.path}:{self.line}")
+            raise InputError(reason, where=f"{self.path}:{line}")
         self.count += 1
         kind = reason.split(" - at ", 1)[0].split(":", 1)[0]
         self.reasons[kind] = self.reasons.get(kind, 0) + 1
         if len(self.lines) < self.kept:
-            self.lines.append((self.line, reason))
+            self.lines.append((line, reason))
 
 
 class Reader(ABC):
@@ -99,11 +140,8 @@ class Reader(ABC):
         self.notes: list[str] = []
 
     @abstractmethod
-    def records(self, source: Source, rejects: Rejects) -> Iterator[Sequence[Request]]:
-        """Yield the requests of each record, in file order, `rejects.line` being its number.
-
-        A record is a line of text or a row of a table. One that cannot be used goes to `rejects`.
-        """
+    def records(self, source: Source) -> Iterator[Records]:
+        """Yield all records in file order, numbered from 1, about a megabyte of them at a time."""
 
 
 class LineReader(Reader):
@@ -116,36 +154,40 @@ class LineReader(Reader):
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
 
-    def records(self, source: Source, rejects: Rejects) -> Iterator[Sequence[Request]]:
-        """Yield the requests of each line that `parse` accepts."""
+    def records(self, source: Source) -> Iterator[Records]:
+        """Yield what `parse` makes of the lines that are not blank."""
         parse = self.parse
-        for number, line in source.lines():
-            rejects.line = number
-            try:
-                requests = parse(line)
-            except (BadLine, msgspec.MsgspecError) as error:
-                rejects.reject(str(error))
-                continue
-            except UnicodeDecodeError:
-                rejects.reject("text that is not UTF-8")
-                continue
-            except RecursionError:
-                rejects.reject("values nested too deeply")
-                continue
-            if requests is not None:
-                yield requests
+        for first, lines in source.lines():
+            read = Records()
+            for number, line in enumerate(lines, first):
+                if not line or line.isspace():
+                    continue
+                try:
+                    requests = parse(line)
+                except (BadLine, msgspec.MsgspecError) as error:
+                    read.refuse(number, str(error))
+                except UnicodeDecodeError:
+                    read.refuse(number, NOT_UTF8)
+                except RecursionError:
+                    read.refuse(number, "values nested too deeply")
+                else:
+                    if requests is not None:
+                        read.add(number, requests)
+            yield read
 
 
 class TraceFormat(ABC):
     """One trace format: its name, how it is recognized, how it is read.
 
-    Abilities are declared: `has_hashes` is False for formats that only tell lengths.
+    Abilities are declared: `has_hashes` is False for formats that only tell lengths,
+    `places_sessions` is True for those that heed `session_arrivals` and `seed`.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     default_block_size: ClassVar[int]
     has_hashes: ClassVar[bool] = True
+    places_sessions: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

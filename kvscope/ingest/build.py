@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from kvscope.facts import Lineage
 from kvscope.ingest import lineage
-from kvscope.ingest.columns import NO_ID, UNKNOWN_TYPE, Columns
+from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
+from kvscope.ingest.identifiers import NO_ID, ROOT
 from kvscope.ingest.reuse import Reuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
@@ -85,20 +86,39 @@ def _lineage(
     full_leaf: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], Lineage]:
     """Each request's parent (-1: none), and where that is known from."""
-    if columns.sessions:
+    if _sessions_are_told(columns):
         rank = np.empty(len(order), dtype=np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
         before = np.frombuffer(columns.session_parent, dtype=np.int32)[order]
         parent = np.where(before >= 0, rank[before], -1)
         # Out of order within a session: a parent that comes later is none.
         return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
-    chat_id, parent_chat_id = given["chat_id"], np.frombuffer(columns.parent_chat_id, np.int64)
-    if (chat_id != NO_ID).any():
-        return lineage.given(chat_id, parent_chat_id[order], NO_ID), "given"
+    told = np.frombuffer(columns.parent_chat_id, np.int64)
+    if (told[_telling(columns)] != NO_ID).any():
+        parents = np.where(told == ROOT, NO_ID, told)[order]
+        return lineage.given(given["chat_id"], parents, NO_ID), "given"
     if columns.trie.count > 1:
         inputs, outputs = given["input_tokens"], given["output_tokens"]
         return lineage.inferred(columns.trie.parent, full_leaf, inputs, outputs), "inferred"
     return np.full(len(order), -1, dtype=np.int32), "none"
+
+
+def _telling(columns: Columns) -> NDArray[np.bool_]:
+    """The requests that decide whether conversations are told: in a hashed trace, hashed ones.
+
+    In file order. All others say nothing of reuse, and what they tell alone would keep it from
+    being inferred.
+    """
+    hashed = np.frombuffer(columns.blocks, dtype=np.int32) > 0
+    return hashed if hashed.any() else np.ones_like(hashed)
+
+
+def _sessions_are_told(columns: Columns) -> bool:
+    """Whether some session has two requests, or each request has its session."""
+    telling = _telling(columns)
+    follows = np.frombuffer(columns.session_parent, dtype=np.int32) >= 0
+    in_session = np.frombuffer(columns.in_session, dtype=np.int8) > 0
+    return bool(follows[telling].any() or in_session[telling].all())
 
 
 def _notes(columns: Columns, kind: Lineage) -> list[str]:

@@ -1,16 +1,38 @@
-"""What the formats with one JSON object a line share: telling them apart by their keys."""
+"""What the formats with one JSON object a line share: telling them apart, and decoding a line."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+def row_decoder(row: type[Row]) -> Callable[[bytes], Row]:
+    """What decodes a line as `row`, a struct whose `hash_ids` stay the JSON text that they are.
+
+    What is wrong with a line is told as if they did not: the first defect, and its place.
+    """
+    hash_ids = ("hash_ids", list[int | str] | None, None)
+    decode = msgspec.json.Decoder(row).decode
+    explain = msgspec.json.Decoder(msgspec.defstruct("Row", [hash_ids], bases=(row,))).decode
+
+    def decoded(line: bytes) -> Row:
+        try:
+            return decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            explain(line)
+            raise
+
+    return decoded
 
 
 def common_keys(head: bytes) -> frozenset[str]:

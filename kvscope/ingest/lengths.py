@@ -15,7 +15,7 @@ from kvscope.ingest.base import (
     LineReader,
     Reader,
     ReadOptions,
-    Rejects,
+    Records,
     Request,
     TraceFormat,
 )
@@ -47,9 +47,9 @@ class _LengthsReader(LineReader):
         self._first_ns: int | None = None
         self._time_kind = ""
 
-    def records(self, source: Source, rejects: Rejects) -> Iterator[Sequence[Request]]:
+    def records(self, source: Source) -> Iterator[Records]:
         self._path = source.path
-        yield from super().records(source, rejects)
+        return super().records(source)
 
     def parse(self, line: bytes) -> Sequence[Request] | None:
         if not self._header:

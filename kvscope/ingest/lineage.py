@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.jit import kernel
+from kvscope.prefix import ancestor
 
 SHARED_HEAD_CONTINUATIONS = 4
 
@@ -138,13 +139,9 @@ def carried(
         reach = min((history - 1) // block_size, np.int64(full_blocks[child]))
         if history > input_tokens[child] or reach <= full_blocks[request]:
             continue
-        block = full_leaf[child]
-        for _ in range(full_blocks[child] - reach):
-            block = block_parent[block]
-        deepest = block
-        for _ in range(reach - full_blocks[request]):
-            block = block_parent[block]
-        if block == full_leaf[request]:
+        deepest = ancestor(block_parent, full_leaf[child], full_blocks[child] - reach)
+        prompt = ancestor(block_parent, deepest, reach - full_blocks[request])
+        if prompt == full_leaf[request]:
             told[request] = True
             leaf[request] = deepest
             blocks[request] = reach

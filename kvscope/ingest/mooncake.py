@@ -14,14 +14,15 @@ import msgspec
 
 from kvscope.ingest.base import (
     BadLine,
-    Identifier,
     LineReader,
     Reader,
     ReadOptions,
     Request,
     TraceFormat,
 )
-from kvscope.ingest.json_lines import common_keys
+from kvscope.ingest.hash_ids import decoded
+from kvscope.ingest.identifiers import Identifier
+from kvscope.ingest.json_lines import common_keys, row_decoder
 
 _BLOCK_SIZE = 512
 _TEXT_KEYS = frozenset({"messages", "text_input", "text_inputs", "texts"})
@@ -44,7 +45,7 @@ class _Row(msgspec.Struct, gc=False):
     output_tokens: int | None = None
     created_time: float | None = None
     delay_ms: float | None = None
-    hash_ids: list[int | str] | None = None
+    hash_ids: msgspec.Raw = _ABSENT
     session_id: Identifier | None = None
     block_size: int | None = None
     block_tokens: list[int] | None = None
@@ -60,7 +61,7 @@ class _Row(msgspec.Struct, gc=False):
 class _MooncakeReader(LineReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._decode = msgspec.json.Decoder(_Row).decode
+        self._decode = row_decoder(_Row)
 
     def parse(self, line: bytes) -> Sequence[Request]:
         row = self._decode(line)
@@ -97,7 +98,7 @@ class _MooncakeReader(LineReader):
     def _check_block_tokens(self, told: list[int], inputs: int, row: _Row) -> None:
         """Refuse blocks of other than the block size, but for a shorter one at the prompt's end."""
         size = row.block_size or self.options.block_size or _BLOCK_SIZE
-        hashes = len(row.hash_ids or ())
+        hashes = len(decoded(row.hash_ids) or ())
         if len(told) != hashes:
             raise BadLine(f"block_tokens and hash_ids differ in length: {len(told)} and {hashes}")
         blocks = -(-inputs // size)

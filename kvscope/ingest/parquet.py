@@ -12,9 +12,10 @@ from pathlib import Path
 
 import duckdb
 import msgspec
+from msgspec.structs import asdict
 
 from kvscope.errors import InputError
-from kvscope.ingest.base import Reader, ReadOptions, Rejects, Request, TraceFormat
+from kvscope.ingest.base import Reader, ReadOptions, Records, Request, TraceFormat
 from kvscope.ingest.source import STDIN, Source
 from kvscope.store.sql import statement
 
@@ -27,17 +28,29 @@ _ROWS_AT_ONCE = 2_048
 _DAMAGE = (duckdb.Error, OSError, RuntimeError, UnicodeDecodeError)
 
 
+class _Row(Request):
+    """A request whose hash ids are lists, as the columns of a table are."""
+
+    hash_ids: list[int | str] | None = None
+
+
 class _ParquetReader(Reader):
-    def records(self, source: Source, rejects: Rejects) -> Iterator[Sequence[Request]]:
+    def records(self, source: Source) -> Iterator[Records]:
+        first = 1
         with _as_file(source) as path:
-            for row in _rows(path, source.path):
-                rejects.line += 1
-                try:
-                    request = msgspec.convert(row, Request)
-                except msgspec.ValidationError as error:
-                    rejects.reject(str(error))
-                    continue
-                yield (request,)
+            for rows in _rows(path, source.path):
+                yield _records(rows, first)
+                first += len(rows)
+
+
+def _records(rows: list[dict[str, object]], first: int) -> Records:
+    read = Records()
+    for number, row in enumerate(rows, first):
+        try:
+            read.add(number, (Request(**asdict(msgspec.convert(row, _Row))),))
+        except msgspec.ValidationError as error:
+            read.refuse(number, str(error))
+    return read
 
 
 @contextmanager
@@ -61,8 +74,8 @@ def _is_plain_file(path: str) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def _rows(path: str, shown: str) -> Iterator[dict[str, object]]:
-    """The rows with their canonical columns, a batch in memory at a time."""
+def _rows(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
+    """The rows with their canonical columns, some at a time."""
     try:
         # A connection of its own: a damaged file can make DuckDB give up the one that read it.
         with duckdb.connect() as connection:
@@ -70,12 +83,11 @@ def _rows(path: str, shown: str) -> Iterator[dict[str, object]]:
             names = [column[0] for column in rows.description or ()]
             _insist_on_lengths(names, shown)
             while batch := rows.fetchmany(_ROWS_AT_ONCE):
-                for row in batch:
-                    yield dict(zip(names, row, strict=True))
+                yield [dict(zip(names, row, strict=True)) for row in batch]
     except duckdb.BinderException:  # not one canonical column
         _insist_on_lengths([], shown)
     except _DAMAGE as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0].replace(path, shown)
         raise InputError(
             f"the Parquet file is damaged ({reason})",
             where=shown,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from kvscope.errors import InputError
 from kvscope.facts import Trace
 from kvscope.ingest import registry
-from kvscope.ingest.base import BadLine, ReadOptions, Rejects, TraceFormat
+from kvscope.ingest.base import ReadOptions, Rejects, TraceFormat
 from kvscope.ingest.build import build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.source import STDIN, Source
@@ -19,6 +18,14 @@ from kvscope.store import traces
 from kvscope.store.db import Store
 
 Advance = Callable[[int], None]
+
+
+class UnusableLinesError(InputError):
+    """Too many lines of a trace cannot be used; `rejects` counts them by reason."""
+
+    def __init__(self, what: str, rejects: Rejects, remedy: str) -> None:
+        super().__init__(what, where=rejects.path, remedy=remedy)
+        self.rejects = rejects
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ def ingest(
 ) -> Ingested:
     """Bring the trace at `path` (`-`: standard input) into the store, if it is not there already.
 
+    Options that say nothing of how to read it take what is stored of it, however that was read.
     `advance` is told of every byte read. Raises InputError where the trace cannot be read or too
     many of its lines are bad; then the store is as it was.
     """
@@ -58,21 +66,19 @@ def ingest(
         chosen = _format(source, options)
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
-        columns = Columns(chosen.default_block_size, options.read)
-        for requests in reader.records(source, rejects):
-            try:
-                columns.add(requests)
-                rejects.accepted += 1
-            except BadLine as error:
-                rejects.reject(str(error))
+        columns = Columns(chosen.default_block_size, options.read, rejects)
+        for records in reader.records(source):
+            columns.add(records)
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
+        known = _known(store, source, options)
     finally:
         source.close()
-    known = traces.find_content(store, content_hash)
     if known is not None:
         return Ingested(known, False, rejects)
     _refuse_if_too_bad(rejects, options.max_bad)
+    if not len(columns):
+        raise InputError("the trace holds no requests", where=path)
     origin = Origin(
         name=options.name or traces.free_name(store, path),
         source=path,
@@ -94,10 +100,17 @@ def _known_before_reading(store: Store, path: str, options: IngestOptions) -> Tr
         return None
     source = Source(path)
     try:
-        chosen = _format(source, options)
-        return traces.find_content(store, _content_hash(source.drain(), chosen, options))
+        return _known(store, source, options)
     finally:
         source.close()
+
+
+def _known(store: Store, source: Source, options: IngestOptions) -> Trace | None:
+    """The stored trace with this content: read in the same way, or in any if none is named."""
+    content = source.drain()
+    if options.format is None and options.read == ReadOptions():
+        return traces.find_reading(store, content, options.read.fingerprint())
+    return traces.find_content(store, _content_hash(content, _format(source, options), options))
 
 
 def _format(source: Source, options: IngestOptions) -> type[TraceFormat]:
@@ -107,24 +120,25 @@ def _format(source: Source, options: IngestOptions) -> type[TraceFormat]:
 
 
 def _content_hash(content: str, chosen: type[TraceFormat], options: IngestOptions) -> str:
-    told = f"{content}/{chosen.name}/{options.read.fingerprint()}"
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    reading = options.read.fingerprint(places_sessions=chosen.places_sessions)
+    return f"{content}/{chosen.name}/{reading}"
 
 
 def _refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
     lines = rejects.accepted + rejects.count
+    if not lines:
+        raise InputError("the trace holds no requests", where=rejects.path)
     first = f"{rejects.path}:{rejects.lines[0][0]}: {rejects.lines[0][1]}" if rejects.lines else ""
     if not rejects.accepted:
-        what = f"none of its {lines:,} lines can be used, the first because: {first}"
-        raise InputError(
-            what if lines else "the trace holds no requests",
-            where=rejects.path,
-            remedy="is the right --format given?" if lines else None,
+        raise UnusableLinesError(
+            f"none of its {lines:,} lines can be used, the first because: {first}",
+            rejects,
+            remedy="is the right --format given?",
         )
     if rejects.count > max_bad * lines:
-        raise InputError(
+        raise UnusableLinesError(
             f"{rejects.count:,} of {lines:,} lines cannot be used, more than {100 * max_bad:.3g}%"
             f" of them; the first: {first}",
-            where=rejects.path,
+            rejects,
             remedy="mend them, or allow more with --max-bad; nothing was stored",
         )

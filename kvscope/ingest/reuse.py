@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.jit import kernel
+from kvscope.prefix import write_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,7 @@ def _trace_reuse(
     path = np.empty(carried_blocks.max() + 1 if requests else 1, dtype=np.int32)
     for request in range(requests):
         length = carried_blocks[request]
-        block = carried_leaf[request]
-        for at in range(length - 1, -1, -1):
-            path[at] = block
-            block = block_parent[block]
+        write_path(block_parent, carried_leaf[request], path, 0, length)
         full = full_blocks[request]
         at = 0
         while at < length and last[path[at]] >= 0:

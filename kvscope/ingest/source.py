@@ -58,24 +58,22 @@ class Source:
             yield chunk
             chunk = self._read(_CHUNK_BYTES)
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line that is not blank, with its number from 1, and no byte order mark."""
+    def lines(self) -> Iterator[tuple[int, list[bytes]]]:
+        """The lines, without a byte order mark, a chunk's at a time with the number of the first.
+
+        Lines are numbered from 1; their line feeds are cut off.
+        """
         rest = b""
-        number = 0
+        first = 1
         for chunk in self.chunks():
             *whole, rest = (rest + chunk).split(b"\n")
-            if number == 0 and whole:
+            if first == 1 and whole:
                 whole[0] = whole[0].removeprefix(_UTF8_BOM)
-            for line in whole:
-                number += 1
-                self._line = number
-                if line and not line.isspace():
-                    yield number, line
-        self._line = number + 1
-        if number == 0:
-            rest = rest.removeprefix(_UTF8_BOM)
-        if rest and not rest.isspace():
-            yield number + 1, rest
+            yield first, whole
+            first += len(whole)
+            self._line = first - 1
+        self._line = first
+        yield first, [rest.removeprefix(_UTF8_BOM) if first == 1 else rest]
 
     def drain(self) -> str:
         """Read to the end without looking, and return the content hash."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import inlined, kernel
+from kvscope.jit import callable_in_kernels, kernel
 
 _FIRST_CAPACITY = 1 << 16
 
@@ -79,7 +79,7 @@ class Trie:
             self._slots = slots
 
 
-@inlined
+@callable_in_kernels
 def _slot(parent: int, hash_id: int) -> np.uint64:
     """Where the search for (parent, hash id) starts, before it is cut to the table's size.
 

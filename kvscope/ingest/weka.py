@@ -11,13 +11,13 @@ import numpy as np
 from kvscope.errors import UsageError
 from kvscope.ingest.base import (
     BadLine,
-    Identifier,
     LineReader,
     Reader,
     ReadOptions,
     Request,
     TraceFormat,
 )
+from kvscope.ingest.identifiers import Identifier
 from kvscope.ingest.json_lines import common_keys
 
 _MAIN = "main"
@@ -160,6 +160,7 @@ class Weka(TraceFormat):
     name = "weka"
     summary = "Weka agent sessions: one JSON object a session, sub-agents nested"
     default_block_size = 64
+    places_sessions = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:

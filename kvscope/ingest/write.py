@@ -1,19 +1,22 @@
-"""A built trace into the store's tables, through Arrow."""
+"""A built trace into the store's tables, column by column."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from kvscope.facts import Trace
 from kvscope.ingest.base import Rejects
 from kvscope.ingest.build import Built
-from kvscope.ingest.columns import NO_ID
+from kvscope.ingest.identifiers import NO_ID
 from kvscope.store import traces
 from kvscope.store.db import Store
+
+NONE = -1
+"""Stands for no request in the columns of parents and of first and last touches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +50,37 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         out_of_order=built.out_of_order,
         notes=list(built.notes),
     )
-    constants = {"trace_id": trace.trace_id}
-    store.insert("requests", _request_columns(built), **constants)
-    store.insert("blocks", _block_columns(built), **constants)
-    store.insert("reuses", _reuse_columns(built), **constants)
+    number = trace.trace_id
+    store.append(
+        "ingest/add_requests",
+        requests,
+        trace_id=number,
+        types=list(built.types),
+        no_id=NO_ID,
+        no_parent=NONE,
+    )
+    store.append("ingest/add_blocks", _blocks(built), trace_id=number, no_request=NONE)
+    store.append("ingest/add_reuses", _reuses(built), trace_id=number)
     if rejects.lines:
-        lines, reasons = zip(*rejects.lines, strict=True)
-        store.insert("bad_lines", {"line": lines, "reason": reasons}, **constants)
+        numbers, reasons = map(list, zip(*rejects.lines, strict=True))
+        store.run("ingest/add_bad_lines", trace_id=number, numbers=numbers, reasons=reasons)
     return trace
 
 
-def _request_columns(built: Built) -> dict[str, object]:
-    columns: dict[str, object] = dict(built.requests)
-    for name in ("chat_id", "user_id"):
-        columns[name] = _null(built.requests[name], NO_ID)
-    columns["parent"] = _null(built.requests["parent"], -1)
-    kinds = pl.Series(built.types, dtype=pl.String)
-    columns["type"] = kinds.gather(pl.Series(built.requests["type"]))
-    return columns
-
-
-def _block_columns(built: Built) -> dict[str, object]:
+def _blocks(built: Built) -> dict[str, NDArray[Any]]:
     trie, found = built.trie, built.reuse
     return {
         "block": np.arange(1, trie.count, dtype=np.int32),
         "parent": trie.parent[1:],
         "depth": trie.depth[1:],
         "hash_id": trie.hash_id[1:],
-        "first_request": _null(found.first[1:], -1),
-        "last_request": _null(found.last[1:], -1),
+        "first_request": found.first[1:],
+        "last_request": found.last[1:],
         "reuses": found.reuses[1:],
     }
 
 
-def _reuse_columns(built: Built) -> dict[str, object]:
+def _reuses(built: Built) -> dict[str, NDArray[Any]]:
     found, arrival_s = built.reuse, built.requests["arrival_s"]
     return {
         "request": found.request,
@@ -89,9 +89,3 @@ def _reuse_columns(built: Built) -> dict[str, object]:
         "blocks": found.blocks,
         "gap_s": arrival_s[found.request] - arrival_s[found.prev],
     }
-
-
-def _null(values: NDArray[np.generic], none: int) -> pl.Series:
-    """The column with NULL where `values` has the number that stands for none."""
-    series = pl.Series(values)
-    return pl.select(pl.when(series != none).then(series)).to_series()

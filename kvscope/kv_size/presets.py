@@ -1,4 +1,12 @@
-"""Models known by name, as their published config.json files describe them."""
+"""Models known by name, as their published config.json files describe them.
+
+Source: each entry names the config.json it stands for. Layers, KV heads and head size were compared
+with what others quote from these files: LitGPT's litgpt/config.py (Llama 2 to 3.1, Mistral,
+Mixtral, Qwen2.5, Qwen3), the Qwen2 Technical Report, Table 1 (Qwen2), the text model of
+llava-1.5-7b (Vicuna v1.5), the DeepSeek-V3 Technical Report, section 4.2, and the gpt-oss model
+card. The precision is the config's `torch_dtype`, which engines keep the KV cache in unless told
+otherwise; the weights of DeepSeek-V3 (FP8) and gpt-oss (MXFP4) are smaller than that.
+"""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize import Characterization, characterize
+from kvscope.characterize.facts import RequestSize, Summary, WorkingSet
 from kvscope.facts import HitDefinition, Trace, Weight
 from kvscope.kv_size import ModelKv
 from kvscope.simulate.curve import ideal_rate, lru_curve
@@ -66,6 +67,7 @@ class Caching:
     landmarks: tuple[Landmark, ...]
     asked: tuple[CurvePoint, ...]
     misses: tuple[MissReasons, ...]
+    misses_definition: HitDefinition
 
     def rate(self, point: CurvePoint) -> float:
         """The hit rate at `point` in the weight of the headline."""
@@ -101,8 +103,45 @@ def analyze(store: Store, trace: Trace, options: AnalyzeOptions | None = None) -
         trace=trace,
         model=options.model,
         hbm_bytes=options.hbm_bytes,
-        characterization=characterize(store, trace, prompts),
+        characterization=_sized(characterize(store, trace, prompts), options),
         caching=caching(prompts, options) if prompts is not None else None,
+    )
+
+
+def _sized(found: Characterization, options: AnalyzeOptions) -> Characterization:
+    """The same, with what the model makes of sizes in blocks and tokens."""
+    if options.model is None:
+        return found
+    sizes = tuple(
+        _request_size(size, options.model, options.hbm_bytes) for size in found.request_sizes
+    )
+    alive = found.working_set
+    if alive is not None:
+        alive = _working_set(alive, options.model, found.trace.block_size, options.hbm_bytes)
+    return replace(found, request_sizes=sizes, working_set=alive)
+
+
+def _request_size(size: RequestSize, model: ModelKv, hbm_bytes: int | None) -> RequestSize:
+    in_bytes = _times(size.tokens, model.bytes_per_token)
+    return replace(
+        size, bytes=in_bytes, hbm_multiple=_times(in_bytes, 1 / hbm_bytes) if hbm_bytes else None
+    )
+
+
+def _times(summary: Summary, factor: float) -> Summary:
+    return Summary(*(value * factor for value in astuple(summary)))
+
+
+def _working_set(
+    found: WorkingSet, model: ModelKv, block_size: int, hbm_bytes: int | None
+) -> WorkingSet:
+    peak = model.bytes_for(found.peak_blocks * block_size)
+    return replace(
+        found,
+        peak_bytes=peak,
+        mean_bytes=found.mean_blocks * block_size * model.bytes_per_token,
+        p99_bytes=model.bytes_for(found.p99_blocks * block_size),
+        peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
     )
 
 
@@ -118,6 +157,8 @@ def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
         rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
         return tuple(_point(prompts, options, int(c), float(t), float(b)) for c, t, b in rates)
 
+    # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
+    explained = standard(outputs=definition.outputs)
     at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
     largest = max(int(headline.knots[-1]), 1)
     grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
@@ -131,7 +172,8 @@ def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(options.capacities_blocks, dtype=np.int64)),
-        misses=_misses(prompts, definition, runs, [*at, *options.capacities_blocks]),
+        misses=_misses(prompts, explained, runs, [*at, *options.capacities_blocks]),
+        misses_definition=explained,
     )
 
 
@@ -192,6 +234,5 @@ def _point(
 def _misses(
     prompts: Prompts, definition: HitDefinition, runs: _Distances, capacities: list[int]
 ) -> tuple[MissReasons, ...]:
-    full = replace(definition, partial=False, last_token_rule=True, flat=False)
     distinct = sorted(set(capacities))
-    return miss_reasons(prompts, full, distinct, runs.of(full))
+    return miss_reasons(prompts, definition, distinct, runs.of(definition))

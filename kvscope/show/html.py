@@ -16,8 +16,9 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
 p { margin: .35rem 0; }
 h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.2rem; margin-top: 2.2rem;
      border-bottom: 1px solid #d0d7de; padding-bottom: .2rem; }
-.lead { color: #57606a; margin-top: .2rem; } nav { margin: 1rem 0; }
-nav a { margin-right: 1rem; white-space: nowrap; }
+.lead { color: #57606a; margin-top: .2rem; }
+nav { margin: 1rem 0; display: flex; flex-wrap: wrap; gap: 0 1rem; }
+nav a { white-space: nowrap; }
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #eaeef2; }
@@ -26,7 +27,8 @@ td.plot { text-align: left; color: #0072B2; white-space: pre; font-family: monos
 .note, footer { color: #57606a; font-size: .87rem; } .scroll { overflow-x: auto; }
 .figure { break-inside: avoid; margin: 1rem 0; }
 @media print { body { margin: 0; max-width: none; } nav { display: none; }
-  section, table, tr { break-inside: avoid; } .modebar { display: none !important; } }
+  section, table, tr { break-inside: avoid; } .scroll { overflow: visible; }
+  .modebar { display: none !important; } }
 """
 
 

@@ -12,6 +12,7 @@ from kvscope.show.sections import caching, reuse, space, time, traffic
 from kvscope.show.sections.sizes import size_cells, size_columns
 from kvscope.show.table import Table
 from kvscope.show.text_plots import bar
+from kvscope.show.words import counted, definition_in_words
 
 
 def sections(analysis: Analysis) -> list[Section]:
@@ -37,25 +38,26 @@ def trace_in_words(trace: Trace) -> str:
     """One line on what was read."""
     parts = [
         f"{trace.format} trace",
-        f"{units.format_count(trace.requests)} requests over {units.format_duration(trace.span_s)}",
+        f"{counted(trace.requests, 'request')} over {units.format_duration(trace.span_s)}",
     ]
     if trace.has_hashes:
         parts += [
             (
-                f"{units.format_count(trace.accesses)} accesses to"
-                f" {units.format_count(trace.distinct_blocks)} blocks of {trace.block_size} tokens"
+                f"{counted(trace.accesses, 'access', 'accesses')} to"
+                f" {counted(trace.distinct_blocks, 'block')}"
+                f" of {counted(trace.block_size, 'token')}"
             ),
             f"conversations {trace.lineage}",
         ]
     if trace.bad_lines:
-        parts.append(f"{units.format_count(trace.bad_lines)} bad lines left out")
+        parts.append(f"{counted(trace.bad_lines, 'bad line')} left out")
     return ", ".join(parts)
 
 
 def headline(analysis: Analysis) -> Section:
     """What is in the traffic, how much caching can give, how large the cache must be."""
     found = analysis.characterization
-    sentences = [_traffic(found)]
+    sentences = [*(f"Note: {note}." for note in analysis.trace.notes), _traffic(found)]
     if analysis.caching is None:
         sentences.append(
             "The trace tells lengths and arrivals only; without block hashes nothing can be said"
@@ -67,7 +69,8 @@ def headline(analysis: Analysis) -> Section:
         *_gain(analysis.caching),
         *_capacity(analysis, analysis.caching),
     ]
-    return Section("Summary", tuple(sentences), tables=(_landmarks(analysis, analysis.caching),))
+    tables = (_landmarks(analysis, analysis.caching),) if analysis.caching.ideal else ()
+    return Section("Summary", tuple(sentences), tables=tables)
 
 
 def _traffic(found: Characterization) -> str:
@@ -104,7 +107,7 @@ def _reuse(found: Characterization) -> list[str]:
 
 
 def _gain(found: Caching) -> list[str]:
-    words = caching.definition_in_words(found)
+    words = definition_in_words(found.definition)
     sentences = [f"An infinite cache would hit {units.format_share(found.ideal, 2)} ({words})."]
     if found.definition.weight == "token" and found.ideal < 1:
         sentences.append(
@@ -115,6 +118,8 @@ def _gain(found: Caching) -> list[str]:
 
 
 def _capacity(analysis: Analysis, found: Caching) -> list[str]:
+    if not found.ideal:
+        return ["No prompt begins as an earlier one did: a cache of any size hits nothing."]
     nine = next(mark for mark in found.landmarks if mark.share_of_ideal == 0.9)
     size = units.blocks_tokens_bytes(
         nine.point.capacity_blocks,

@@ -86,12 +86,12 @@ def _events(prompts: Prompts, definition: HitDefinition, distances: LruDistances
         )
     if distances is None:
         distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
-    counted = distances.request >= _first(prompts, definition)
+    counted = distances.request >= first_counted(prompts, definition)
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
     return weigh[definition.weight](prompts, distances, counted)
 
 
-def _first(prompts: Prompts, definition: HitDefinition) -> int:
+def first_counted(prompts: Prompts, definition: HitDefinition) -> int:
     """The first request that is counted."""
     return int(len(prompts.leaf) * definition.warmup)
 
@@ -129,18 +129,18 @@ def _accumulate(
     """Sum runs that each give `weight` more from capacity d to d + blocks - 1."""
     kept = blocks > 0
     distance, blocks, weight = distance[kept], blocks[kept], weight[kept]
-    at = np.concatenate([distance - 1, distance + blocks - 1])
-    steepening = np.concatenate([weight, -weight])
-    knots, place = np.unique(np.append(at, 0), return_inverse=True)
-    slope = np.zeros(len(knots), dtype=np.int64)
-    np.add.at(slope, place[:-1], steepening)
-    rise = np.cumsum(slope)[:-1] * np.diff(knots)
+    at = np.concatenate([[0], distance - 1, distance + blocks - 1])
+    # Sums of whole numbers: exact below 2^53.
+    steepening = np.bincount(at, weights=np.concatenate([[0], weight, -weight]))
+    knots = np.union1d(0, np.flatnonzero(steepening))
+    slope = np.cumsum(steepening[knots])
+    rise = slope[:-1] * np.diff(knots)
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
 def _total(prompts: Prompts, definition: HitDefinition) -> int:
     """What the hits are a share of, in the same weight."""
-    first = _first(prompts, definition)
+    first = first_counted(prompts, definition)
     if definition.weight == "request":
         return len(prompts.leaf) - first
     if definition.weight == "token":

@@ -24,8 +24,14 @@ COMPATIBLE = {known.name: known for known in (KVCACHE_SIMULATOR, LIBCACHESIM)}
 
 
 def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinition:
-    """kvscope's own definition: token-weighted, full blocks, last-token rule on."""
-    return HitDefinition("kvscope", warmup=warmup, outputs=outputs)
+    """kvscope's own definition: token-weighted, full blocks, last-token rule on.
+
+    Its name says what is not as by default.
+    """
+    changed = ["outputs ignored"] if outputs == "ignored" else []
+    if warmup:
+        changed.append("last half" if warmup == 0.5 else f"last {100 * (1 - warmup):.4g}%")
+    return HitDefinition(", ".join(changed) or "kvscope", warmup=warmup, outputs=outputs)
 
 
 def compatible(name: str) -> HitDefinition:
@@ -38,15 +44,18 @@ def compatible(name: str) -> HitDefinition:
 
 
 def side_by_side(chosen: HitDefinition) -> tuple[HitDefinition, ...]:
-    """`chosen` and its neighbours, each of which changes one thing, then the other tools'."""
-    own = standard()
-    ignored = HitDefinition("outputs ignored", outputs="ignored")
+    """`chosen`, kvscope's own and its neighbours, each of another name, then the other tools'.
+
+    Each neighbour changes one thing, but that a partial last block can be kept, and hit, only with
+    outputs ignored and the last-token rule off.
+    """
     table = (
-        own,
+        standard(),
         HitDefinition("by block", weight="block"),
         HitDefinition("by request", weight="request"),
-        HitDefinition("last half", warmup=0.5),
-        ignored,
+        standard(warmup=0.5),
+        HitDefinition("last-token rule off", last_token_rule=False),
+        standard(outputs="ignored"),
         HitDefinition("partial kept", partial=True, last_token_rule=False, outputs="ignored"),
         *COMPATIBLE.values(),
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
 from kvscope.jit import kernel
+from kvscope.prefix import write_path
 from kvscope.store.prompts import Prompts
 
 
@@ -97,10 +98,7 @@ def _lru_distances(
     live = 0
     for request in range(requests):
         end = length[request]
-        block = leaf[request]
-        for at in range(end - 1, -1, -1):
-            path[at] = block
-            block = block_parent[block]
+        write_path(block_parent, leaf[request], path, 0, end)
         at = 0
         while at < end and last[path[at]] >= 0:
             owner = last[path[at]]
@@ -189,10 +187,7 @@ def _flat_distances(
     now = 0
     for request in range(len(leaf)):
         end = length[request]
-        block = leaf[request]
-        for at in range(end - 1, -1, -1):
-            path[at] = block
-            block = block_parent[block]
+        write_path(block_parent, leaf[request], path, 0, end)
         for at in range(end + anonymous[request]):
             before = last[path[at]] if at < end else -1
             if before >= 0:

@@ -1,4 +1,4 @@
-"""Why prompts' tokens had to be computed, at one capacity under LRU."""
+"""Why prompts' tokens had to be computed: from the blocks that each request hit, of any policy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
 from kvscope.jit import kernel
+from kvscope.prefix import ancestor
 from kvscope.simulate.distances import LruDistances, lru_distances, walk
 from kvscope.store.prompts import Prompts
 
@@ -17,10 +18,10 @@ from kvscope.store.prompts import Prompts
 class MissReasons:
     """What became of all input tokens at one capacity; the five parts add up to `input_tokens`.
 
-    `evicted`: the blocks were cached once and had been dropped. `diverged`: never seen, where the
-    conversation's previous turn had other blocks at the same place (an edited or compacted
-    history). `cold`: never seen otherwise. `tail`: what no prefix cache can hit: the partial last
-    block, the last token, prompts without hashes.
+    `evicted`: the blocks had been written once and were not kept (dropped, or never let in).
+    `diverged`: never seen, where the conversation's previous turn had other blocks at the same
+    place (an edited or compacted history). `cold`: never seen otherwise. `tail`: what no prefix
+    cache can hit: the partial last block, the last token, prompts without hashes.
     """
 
     capacity_blocks: int
@@ -32,42 +33,87 @@ class MissReasons:
     tail_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Novelty:
+    """What was new in each of R prompts, whatever the cache: all in blocks from the head.
+
+    Blocks before `seen` had been written by earlier requests; what is looked up from there on to
+    `look` is new, and [`diverged_from`, `diverged_to`) of it stands where the conversation's
+    previous turn had other blocks.
+    """
+
+    seen: NDArray[np.int32]
+    look: NDArray[np.int32]
+    diverged_from: NDArray[np.int32]
+    diverged_to: NDArray[np.int32]
+
+
+def novelty(
+    prompts: Prompts, definition: HitDefinition, distances: LruDistances | None = None
+) -> Novelty:
+    """What was new in each prompt, as `definition` looks blocks up; its weight does not matter.
+
+    `distances` may be given where they are known (of `lru_distances`, never the flat ones).
+    """
+    runs = distances or lru_distances(prompts, definition)
+    steps = walk(prompts, definition)
+    seen = np.zeros(len(steps.leaf), dtype=np.int32)
+    np.maximum.at(seen, runs.request, runs.depth + runs.blocks)
+    diverged = _diverged(
+        prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, seen
+    )
+    return Novelty(seen, steps.look, *diverged)
+
+
+def reasons(
+    prompts: Prompts,
+    new: Novelty,
+    hit_blocks: NDArray[np.int32],
+    capacity_blocks: int,
+    first: int = 0,
+) -> MissReasons:
+    """Why the tokens of the requests from `first` on missed, `hit_blocks` being what each hit."""
+    counted = slice(first, None)
+    inputs = prompts.input_tokens[counted].astype(np.int64)
+
+    def tokens(blocks: NDArray[np.int32]) -> int:
+        """Tokens in so many leading blocks of each prompt; a partial last one holds fewer."""
+        held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
+        return int(held.sum())
+
+    hit, seen, look = tokens(hit_blocks), tokens(new.seen), tokens(new.look)
+    diverged = tokens(new.diverged_to) - tokens(new.diverged_from)
+    total = int(inputs.sum())
+    return MissReasons(
+        capacity_blocks=capacity_blocks,
+        input_tokens=total,
+        hit_tokens=hit,
+        evicted_tokens=seen - hit,
+        diverged_tokens=diverged,
+        cold_tokens=look - seen - diverged,
+        tail_tokens=total - look,
+    )
+
+
+def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> NDArray[np.int32]:
+    """The leading blocks that each request hits in an LRU cache, read off its distances."""
+    hits = np.clip(capacity_blocks - runs.distance + 1, 0, runs.blocks)
+    return np.bincount(runs.request, hits, minlength=requests).astype(np.int32)
+
+
 def miss_reasons(
     prompts: Prompts,
     definition: HitDefinition,
     capacities_blocks: list[int],
     distances: LruDistances | None = None,
 ) -> tuple[MissReasons, ...]:
-    """Why tokens missed at each capacity; full blocks, the whole trace.
-
-    `definition` tells whether outputs are carried; its weight, warm-up and partial do not matter.
-    """
+    """Why tokens missed at each capacity under LRU, over the whole trace."""
     runs = distances or lru_distances(prompts, definition)
-    steps = walk(prompts, definition)
-    size = prompts.block_size
-    seen = int(runs.blocks.sum(dtype=np.int64))
-    looked = int(steps.look.sum(dtype=np.int64))
-    warm = np.zeros(len(steps.leaf), dtype=np.int32)
-    np.maximum.at(warm, runs.request, runs.depth + runs.blocks)
-    diverged = int(
-        _diverged(prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, warm)
+    new = novelty(prompts, definition, runs)
+    return tuple(
+        reasons(prompts, new, lru_hit_blocks(runs, len(prompts.leaf), capacity), capacity)
+        for capacity in capacities_blocks
     )
-    total = int(prompts.input_tokens.sum(dtype=np.int64))
-    reasons = []
-    for capacity in capacities_blocks:
-        hit = int(np.clip(capacity - runs.distance + 1, 0, runs.blocks).sum())
-        reasons.append(
-            MissReasons(
-                capacity_blocks=capacity,
-                input_tokens=total,
-                hit_tokens=hit * size,
-                evicted_tokens=(seen - hit) * size,
-                diverged_tokens=diverged * size,
-                cold_tokens=(looked - seen - diverged) * size,
-                tail_tokens=total - looked * size,
-            )
-        )
-    return tuple(reasons)
 
 
 @kernel
@@ -77,30 +123,25 @@ def _diverged(
     leaf: NDArray[np.int32],
     length: NDArray[np.int32],
     look: NDArray[np.int32],
-    warm: NDArray[np.int32],
-) -> int:
-    """Blocks never seen before at a place where the previous turn's path had another block.
-
-    `warm` is how many leading blocks of each prompt had been seen.
-    """
-    count = 0
+    seen: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """From where to where each path has new blocks beside others of its previous turn's path."""
+    start = seen.copy()
+    stop = seen.copy()
     for request in range(len(leaf)):
         before = parent[request]
         if before < 0:
             continue
         end = min(length[before], look[request])
-        if end <= warm[request]:
+        if end <= seen[request]:
             continue
-        own = leaf[request]
-        for _ in range(length[request] - end):
-            own = block_parent[own]
-        other = leaf[before]
-        for _ in range(length[before] - end):
-            other = block_parent[other]
+        own = ancestor(block_parent, leaf[request], length[request] - end)
+        other = ancestor(block_parent, leaf[before], length[before] - end)
         # Paths part once and for all: climb from the end until they are one.
         at = end
-        while at > warm[request] and own != other:
+        while at > seen[request] and own != other:
             own, other = block_parent[own], block_parent[other]
             at -= 1
-        count += end - at
-    return count
+        start[request] = at
+        stop[request] = end
+    return start, stop

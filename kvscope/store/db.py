@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import duckdb
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from kvscope.errors import InputError, KvscopeError, StoreBusyError, StoreVersionError
@@ -22,13 +21,22 @@ from kvscope.store import sql
 
 MEMORY = ":memory:"
 DEFAULT_PATH = "kvscope.duckdb"
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": False,  # nothing is fetched from a network, whatever the file
+}
 
 
 class Store:
-    """A connection to one store; a context manager that closes it."""
+    """A connection to one store; a context manager that closes it.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, path: str) -> None:
+    A file that was `created` for it and in which nothing was stored goes when it is closed.
+    """
+
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, path: str, *, created: bool = False
+    ) -> None:
         self._connection = connection
+        self._created = created
         self.path = path
 
     def __enter__(self) -> Self:
@@ -40,9 +48,22 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._created and self._holds_nothing():
+            Path(self.path).unlink(missing_ok=True)  # before others can open it
         self._connection.close()
 
-    def _execute(self, name: str, parameters: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+    def _holds_nothing(self) -> bool:
+        try:
+            return not self.row("ingest/trace_count")["traces"]
+        except duckdb.Error:  # a database that broke down is left for the user to look at
+            return False
+
+    def _execute(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        frame: dict[str, NDArray[Any]] | None = None,  # which DuckDB finds by its name
+    ) -> duckdb.DuckDBPyConnection:
         statement = sql.statement(name)
         if set(statement.parameters) != set(parameters):
             raise KvscopeError(
@@ -70,13 +91,11 @@ class Store:
         found = self._execute(name, parameters).fetchnumpy()
         return {column: np.ma.getdata(values) for column, values in found.items()}
 
-    def insert(self, table: str, columns: Mapping[str, Any], /, **constants: Any) -> None:
-        """Append columns (arrays of equal length) to `table`, with constants for the others."""
-        frame = _ArrowStream(pl.DataFrame(dict(columns)))  # noqa: F841  (DuckDB finds it by name)
-        names = ", ".join([*constants, *columns])
-        values = ", ".join([*(f"${name}" for name in constants), *columns])
-        statement = f"INSERT INTO {_identifier(table)} ({names}) SELECT {values} FROM frame"  # noqa: S608  (names from code, checked)
-        self._connection.execute(statement, constants)
+    def append(
+        self, name: str, frame: dict[str, NDArray[Any]], /, **parameters: int | list[str]
+    ) -> None:
+        """Run the statement `name`, to which arrays of equal length are the table `frame`."""
+        self._execute(name, parameters, frame)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -90,44 +109,33 @@ class Store:
         self._connection.commit()
 
 
-class _ArrowStream:
-    """Hands a polars frame to DuckDB through Arrow's C stream, which needs no pyarrow."""
-
-    def __init__(self, frame: pl.DataFrame) -> None:
-        self._frame = frame
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self._frame.__arrow_c_stream__(requested_schema)
-
-
-def _identifier(name: str) -> str:
-    if not re.fullmatch(r"[a-z_]+", name):
-        raise ValueError(f"not a table name: {name!r}")
-    return name
-
-
 def open_store(path: str = DEFAULT_PATH, *, read_only: bool = False) -> Store:
-    """Open the store at `path` (created if missing; `:memory:` keeps nothing).
+    """Open the store at `path` (created if missing, `:memory:` keeps nothing).
 
     Raises StoreBusyError if another process has it open, StoreVersionError if a newer kvscope
     wrote it, InputError if it is not a DuckDB file.
     """
-    if read_only and path != MEMORY and not Path(path).exists():
+    missing = path != MEMORY and not Path(path).exists()
+    if Path(path).is_dir():
+        raise InputError("a folder, not a store", where=path, remedy="name a file with --db")
+    if missing and not Path(path).parent.is_dir():
+        raise InputError("its folder does not exist", where=path, remedy="make it, or name another")
+    if read_only and missing:
         raise InputError(
             "no such store",
             where=path,
             remedy="run `kvscope ingest TRACE` first, or name one by --db",
         )
     try:
-        connection = duckdb.connect(path, read_only=read_only and path != MEMORY)
-    except duckdb.IOException as error:
+        connection = duckdb.connect(path, read_only=read_only and path != MEMORY, config=_CONFIG)
+    except duckdb.Error as error:
         raise _cannot_open(path, error) from error
     try:
         _migrate(connection, path, read_only=read_only and path != MEMORY)
     except BaseException:
         connection.close()
         raise
-    return Store(connection, path)
+    return Store(connection, path, created=missing)
 
 
 def _cannot_open(path: str, error: duckdb.Error) -> KvscopeError:
@@ -144,7 +152,8 @@ def _cannot_open(path: str, error: duckdb.Error) -> KvscopeError:
         return InputError(
             "not a kvscope store (not a DuckDB file)", where=path, remedy="name another with --db"
         )
-    return InputError(message.splitlines()[0], where=path)
+    first = message.splitlines()[0]
+    return InputError(f"cannot be opened ({first})", where=path, remedy="name another with --db")
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, path: str, *, read_only: bool) -> None:

@@ -17,6 +17,8 @@ class Prompts:
 
     A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
     `parent` is the request whose conversation this one continues, -1 where there is none.
+    `user` numbers the users from 0, -1 where the trace names none; `category` is an index into
+    `categories`, the names of (type, turn bucket), which are ordered by type and turn.
     All arrays but `block_parent` have R entries; `block_parent` has N + 1, entry 0 being the root.
     """
 
@@ -26,6 +28,9 @@ class Prompts:
     output_tokens: NDArray[np.int32]
     conversation: NDArray[np.int32]
     parent: NDArray[np.int32]
+    user: NDArray[np.int32]
+    category: NDArray[np.int32]
+    categories: tuple[str, ...]
     blocks: NDArray[np.int32]
     full_blocks: NDArray[np.int32]
     leaf: NDArray[np.int32]
@@ -38,8 +43,13 @@ class Prompts:
 def load_prompts(store: Store, trace: Trace) -> Prompts:
     """The prompts of `trace`, in order of arrival."""
     requests = store.columns("ingest/prompts", trace_id=trace.trace_id)
-    block_parent = load_block_parents(store, trace)
-    return Prompts(block_size=trace.block_size, block_parent=block_parent, **requests)
+    names = store.rows("ingest/category_names", trace_id=trace.trace_id)
+    return Prompts(
+        block_size=trace.block_size,
+        categories=tuple(row["category"] for row in names),
+        block_parent=load_block_parents(store, trace),
+        **requests,
+    )
 
 
 def load_block_parents(store: Store, trace: Trace) -> NDArray[np.int32]:

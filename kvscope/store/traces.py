@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kvscope.errors import InputError
 from kvscope.facts import Trace
 from kvscope.store.db import Store
+
+_ALIKE = 0.75
+"""From 0 to 1: how much a name must be like another to be suggested for it."""
 
 
 def all_traces(store: Store) -> list[Trace]:
@@ -31,17 +35,33 @@ def find(store: Store, name: str | None) -> Trace:
     for trace in known:
         if trace.name == name:
             return trace
-    near = difflib.get_close_matches(name, [trace.name for trace in known], n=1)
+    near = nearest(name, [trace.name for trace in known])
     raise InputError(
-        f"neither a file nor a stored trace: {name!r}",
+        f"no stored trace is called {name!r}",
         where=store.path,
-        remedy=f"did you mean {near[0]!r}?" if near else "see `kvscope traces`",
+        remedy=f"did you mean {near!r}?" if near else "see `kvscope traces`",
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` most like `name`, whatever their capitals; None if none is."""
+    folded = {one.casefold(): one for one in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_ALIKE)
+    return folded[near[0]] if near else None
 
 
 def find_content(store: Store, content_hash: str) -> Trace | None:
     """The trace with this content, if the store has it."""
     found = store.rows("ingest/trace_by_content", content_hash=content_hash)
+    return _fact(found[0]) if found else None
+
+
+def find_reading(store: Store, content: str, options: str) -> Trace | None:
+    """The trace read from this content: with these options, otherwise the one last worked on.
+
+    `content` and `options` are the beginning and the end of a content hash.
+    """
+    found = store.rows("ingest/readings", content=content, options=options)
     return _fact(found[0]) if found else None
 
 
@@ -70,7 +90,8 @@ def add(store: Store, **columns: Any) -> Trace:
             where=store.path,
             remedy="choose another --name, or remove it with `kvscope traces remove`",
         )
-    return _fact(store.row("ingest/add_trace", **columns))
+    told = {name: _storable(value) for name, value in columns.items()}
+    return _fact(store.row("ingest/add_trace", **told))
 
 
 def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
@@ -87,8 +108,13 @@ def mark_used(store: Store, trace: Trace) -> None:
 def remove(store: Store, trace: Trace) -> None:
     """Remove the trace and everything derived from it, in one transaction."""
     with store.transaction():
-        for table in ("reuses", "blocks", "requests", "bad_lines", "traces"):
+        for table in ("run_parts", "runs", "reuses", "blocks", "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
+
+
+def _storable(value: Any) -> Any:
+    """The value, in text only what is Unicode: a file's name may hold any bytes."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _fact(row: dict[str, Any]) -> Trace:

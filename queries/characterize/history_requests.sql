@@ -1,15 +1,14 @@
--- history_requests: when each request arrived, and its category's place in the query `categories`
+-- history_requests: when each request arrived, and its category's place in a list
 -- $trace_id: the trace
+-- $categories: the names of all categories of the trace; places count from 0
 -- columns: arrival_s, category_index
 WITH known AS (
     SELECT
-        type,
-        turn_bucket,
-        (row_number() OVER (ORDER BY type, turn_bucket) - 1)::SMALLINT AS category_index
-    FROM (SELECT DISTINCT type, turn_bucket FROM categorized WHERE trace_id = $trace_id)
+        unnest($categories::VARCHAR[]) AS category,
+        (generate_subscripts($categories::VARCHAR[], 1) - 1)::SMALLINT AS category_index
 )
 SELECT arrival_s, category_index
 FROM categorized
-JOIN known USING (type, turn_bucket)
+JOIN known USING (category)
 WHERE trace_id = $trace_id
 ORDER BY request

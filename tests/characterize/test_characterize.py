@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from kvscope.characterize import Characterization, characterize
-from kvscope.characterize.categories import categories
 from kvscope.facts import Quantiles
 from kvscope.store.prompts import load_prompts
 from tests.characterize.tiny import (
     CHAT_1,
     CHAT_2,
+    REQUESTS,
     SEARCH_1,
     lengths_only,
     one_request,
@@ -26,7 +26,7 @@ NEED_HASHES = (
 def test_categories() -> None:
     """Each row gathers what the parts say of its category."""
     with tiny_store() as (store, trace):
-        first, later, search = categories(store, trace)
+        first, later, search = characterize(store, trace).categories
     assert (first.category, first.type, first.turn_bucket) == (CHAT_1, "chat", "1")
     assert (first.requests, first.share, first.multi_turn_share) == (2, 2 / 5, 0)
     assert (first.mean_input_tokens, first.mean_output_tokens) == (9, 2.5)
@@ -42,7 +42,6 @@ def test_everything_at_once() -> None:
     with tiny_store() as (store, trace):
         found = characterize(store, trace)
         assert characterize(store, trace, load_prompts(store, trace)) == found
-        assert found.categories == categories(store, trace)
     assert [
         field.name for field in dataclasses.fields(found) if getattr(found, field.name) is None
     ] == []
@@ -97,3 +96,39 @@ def test_one_request_of_lengths() -> None:
         found = characterize(store, trace)
     assert found.lengths.input_tokens.max == 7
     assert found.request_sizes[0].blocks.max == 2
+
+
+def test_turn_buckets_at_their_edges() -> None:
+    """Turn 3 stands alone, 4 and 6 share a bucket, 7 begins the last one."""
+    columns = {**REQUESTS, "turn": [2, 3, 4, 6, 7], "type": ["chat"] * 5}
+    with tiny_store(columns) as (store, trace):
+        found = characterize(store, trace).categories
+    assert [(row.category, row.requests) for row in found] == [
+        ("chat 2", 1),
+        ("chat 3", 1),
+        ("chat 4-6", 2),
+        ("chat 7+", 1),
+    ]
+
+
+def test_a_categorys_next_turn_is_the_settled_one() -> None:
+    """Of three first chat turns one is continued; the last one is too young to tell."""
+    columns = {**REQUESTS, "type": ["chat"] * 5}
+    with tiny_store(columns) as (store, trace):
+        found = characterize(store, trace)
+    first, later = found.categories
+    assert (first.category, later.category) == (CHAT_1, CHAT_2)
+    assert found.next_turns is not None
+    assert found.next_turns.by_category[0].next_turn.probability == 1 / 4
+    assert first.next_turn_probability == 1 / 3
+
+
+def test_categories_keep_their_requests_whatever_their_order() -> None:
+    """Each request is of the category that it is said to be, in the order that was asked for."""
+    with tiny_store() as (store, trace):
+        found = store.columns(
+            "characterize/history_requests",
+            trace_id=trace.trace_id,
+            categories=[SEARCH_1, CHAT_2, CHAT_1],
+        )
+    assert found["category_index"].tolist() == [2, 1, 0, 2, 0]

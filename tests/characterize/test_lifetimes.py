@@ -5,7 +5,15 @@ import pytest
 from kvscope.characterize.facts import Summary, WindowLifetime
 from kvscope.characterize.lifetimes import lifetimes, working_set
 from kvscope.characterize.windows import Windows
-from tests.characterize.tiny import CHAT_1, CHAT_2, SEARCH_1, one_request, tiny_store
+from tests.characterize.tiny import (
+    BLOCKS,
+    CHAT_1,
+    CHAT_2,
+    REQUESTS,
+    SEARCH_1,
+    one_request,
+    tiny_store,
+)
 
 
 def test_lifetimes() -> None:
@@ -66,3 +74,18 @@ def test_one_request_lives_no_time() -> None:
     assert lives is not None
     assert lives.overall is not None
     assert (lives.overall.blocks, lives.overall.never_reused_share) == (2, 1)
+
+
+def test_working_set_at_p99() -> None:
+    """Two blocks are alive for 1.5 % of the time, so p99 is two, and p98 would be one."""
+    columns = {**REQUESTS, "arrival_s": [0.0, 1.5, 3.0, 4.0, 100.0]}
+    blocks = {
+        **BLOCKS,
+        "first_request": [0, 0, None, 4, 4, 4],
+        "last_request": [4, 1, None, 4, 4, 4],
+    }
+    with tiny_store(columns, blocks) as (store, trace):
+        found = working_set(store, trace)
+    assert found is not None
+    assert (found.peak_blocks, found.p99_blocks) == (2, 2)
+    assert found.mean_blocks == pytest.approx(1 + 0.015)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.characterize.sources import skew, sources
-from tests.characterize.tiny import one_request, tiny_store
+from tests.characterize.tiny import REQUESTS, one_request, tiny_store
 
 
 def test_sources() -> None:
@@ -85,3 +85,27 @@ def test_skew_without_reuse() -> None:
     assert found.reuse_from_top_10_percent is None
     assert found.users is not None
     assert found.users.share_making_90_percent_of_hits is None
+
+
+def test_ninety_percent_may_be_reached_exactly() -> None:
+    """Nine of ten requests and hits are user 1's: that user alone makes 90 % of both."""
+    columns = {name: [values[0]] * 10 for name, values in REQUESTS.items() if name != "parent"} | {
+        "request": list(range(10)),
+        "arrival_s": [float(at) for at in range(10)],
+        "user_id": [1] * 9 + [2],
+        "ideal_blocks": [1] * 10,
+    }
+    with tiny_store(columns) as (store, trace):
+        found = skew(store, trace)
+    assert found is not None
+    assert found.users is not None
+    assert found.users.share_making_90_percent_of_hits == 1 / 2
+    assert found.users.share_making_90_percent_of_requests == 1 / 2
+
+
+def test_nobody_has_no_rank() -> None:
+    """Requests without a user reuse most, and take no place on the heat map."""
+    columns = {**REQUESTS, "user_id": [1, None, None, 1, 2]}
+    with tiny_store(columns) as (store, trace):
+        rows = store.rows("characterize/user_heat_map", trace_id=trace.trace_id, top=2)
+    assert {(row["reuser_user"], row["reuser_rank"]) for row in rows} == {(1, 1), (2, 2)}

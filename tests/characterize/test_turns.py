@@ -5,7 +5,7 @@ import pytest
 from kvscope.characterize.facts import NextTurn, TurnCount
 from kvscope.characterize.turns import next_turns, turns
 from kvscope.characterize.windows import Windows
-from tests.characterize.tiny import CHAT_1, CHAT_2, SEARCH_1, lengths_only, tiny_store
+from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
 
 
 def test_turns_per_conversation() -> None:
@@ -73,3 +73,15 @@ def test_turns_need_a_lineage_and_no_hashes() -> None:
     with lengths_only("none") as (store, trace):
         assert turns(store, trace) is None
         assert next_turns(store, trace) is None
+
+
+def test_what_is_asked_just_in_time_is_settled() -> None:
+    """The trace ends at 100 s and turns follow within 10 s: what arrives by 90 s is settled."""
+    columns = {**REQUESTS, "arrival_s": [0.0, 10.0, 85.0, 90.0, 100.0]}
+    with tiny_store(columns) as (store, trace):
+        found = next_turns(store, trace, Windows(10.0, 10))
+    assert found is not None
+    assert found.settle_s == 10
+    assert (found.overall.requests, found.overall.settled_requests) == (5, 4)
+    settled = {row.start_s: row.settled for row in found.over_time}
+    assert settled == {0: True, 10: True, 80: True, 90: False}

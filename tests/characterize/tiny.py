@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import polars as pl
-
 from kvscope.facts import Lineage, Trace
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import add
@@ -57,6 +55,16 @@ REUSES: dict[str, list[Any]] = {
     "blocks": [3, 1, 1, 1, 1],
     "gap_s": [10.0, 10.0, 20.0, 30.0, 60.0],
 }
+DECOY_REQUESTS = REQUESTS | {
+    "arrival_s": [3 * at for at in REQUESTS["arrival_s"]],
+    "user_id": [3, 3, 3, 4, 5],
+    "type": ["decoy"] * 5,
+    "input_tokens": [tokens + 100 for tokens in REQUESTS["input_tokens"]],
+    "output_tokens": [tokens + 30 for tokens in REQUESTS["output_tokens"]],
+    "ideal_blocks": [blocks + 2 for blocks in REQUESTS["ideal_blocks"]],
+}
+DECOY_BLOCKS = BLOCKS | {"reuses": [7, 7, 7, 7, 7, 7]}
+DECOY_REUSES = REUSES | {"blocks": [9, 8, 7, 6, 5], "gap_s": [1.0, 2.0, 3.0, 4.0, 5.0]}
 CHAT_1, CHAT_2, SEARCH_1 = "chat 1", "chat 2", "search 1"
 BLOCK_SIZE = 4
 
@@ -70,10 +78,11 @@ def tiny_store(
 ) -> Iterator[tuple[Store, Trace]]:
     """A store in memory with the trace above, or with other rows; `trace` overrides its facts.
 
-    Another trace lies before it, so that a query that forgets which one was asked for is wrong.
+    Another trace with other numbers lies before it, so that a query that forgets which one was
+    asked for is wrong.
     """
     with open_store(MEMORY) as store:
-        _insert(store, "decoy", REQUESTS, BLOCKS, REUSES, {})
+        _insert(store, "decoy", DECOY_REQUESTS, DECOY_BLOCKS, DECOY_REUSES, {})
         found = _insert(
             store,
             "tiny",
@@ -152,9 +161,9 @@ def _insert(
     trace = add(store, **{**about, **facts})
     for table, columns in (("requests", requests), ("blocks", blocks), ("reuses", reuses)):
         if columns:
-            typed = {
-                column: pl.Series(values, dtype=pl.Int64) if None in values else values
-                for column, values in columns.items()
-            }
-            store.insert(table, typed, trace_id=trace.trace_id)
+            names = ", ".join(["trace_id", *columns])
+            rows = [[trace.trace_id, *row] for row in zip(*columns.values(), strict=True)]
+            marks = ", ".join("?" * (len(columns) + 1))
+            statement = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608
+            store._connection.executemany(statement, rows)
     return trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.cli.loading import load_trace, parse_session_arrivals
+from kvscope.cli.loading import load_trace
+from kvscope.cli.values import session_arrivals
 from kvscope.errors import ExitCode, InputError, UsageError
 from kvscope.store.db import MEMORY, open_store
 
@@ -49,7 +51,24 @@ def test_ingest_says_what_is_stored(tmp_path: Path, db: str, capsys: Streams) ->
     assert run(["ingest", path, "--db", db]) == ExitCode.DONE
     again = capsys.readouterr()
     assert again.out == out
-    assert again.err == f"note: {path}: already in the store as 'chat'\n"
+    known = f"{path}: already in the store as 'chat', read as mooncake in blocks of 512 tokens"
+    assert again.err == f"note: {known}\n"
+
+
+def test_a_path_is_taken_as_it_is_stored(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """Whoever names no reading options gets the trace as it was read before, and is told how."""
+    path = trace_file(tmp_path / "a.jsonl")
+    assert run(["ingest", path, "--block-size", "600", "--db", db]) == ExitCode.DONE
+    capsys.readouterr()
+    for words in (["analyze", path], ["ingest", path], ["export", path, "--to", "mooncake"]):
+        output = ["-o", str(tmp_path / "out.jsonl")] if words[0] == "export" else ["--json"]
+        assert run([*words, *output, "--db", db]) == ExitCode.DONE
+        said = capsys.readouterr().err
+        assert f"{path}: already in the store as 'a', read as mooncake in blocks of 600" in said
+    assert run(["ingest", path, "--block-size", "300", "--db", db]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("a-2: ")
+    assert run(["analyze", path, "--block-size", "600", "--json", "--db", db]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["trace"]["name"] == "a"
 
 
 def test_ingest_as_json(tmp_path: Path, db: str, capsys: Streams) -> None:
@@ -72,13 +91,16 @@ def test_bad_lines_are_reported_and_kept(tmp_path: Path, db: str, capsys: Stream
     assert run(["ingest", path, "--db", db]) == ExitCode.INPUT
     refused = capsys.readouterr()
     assert refused.out == ""
-    assert refused.err.startswith(f"error: {path}: 8 of 10 lines cannot be used, more than 1%")
-    assert f"{path}:2: input tokens must be 1 or more: 0" in refused.err
+    *told, error = refused.err.splitlines()
+    assert error.startswith(f"error: {path}: 8 of 10 lines cannot be used, more than 1%")
+    assert f"{path}:2: input tokens must be 1 or more: 0" in error
+    assert told[-2] == "note: 7 × input tokens must be 1 or more"
+    assert told[-1].startswith("note: 1 × ")
     assert run(["ingest", path, "--db", db, "--max-bad", "90%"]) == ExitCode.DONE
     told = capsys.readouterr().err.splitlines()
     reason = "input tokens must be 1 or more"
     assert told[:5] == [f"note: {path}:{at}: {reason}: 0" for at in range(2, 7)]
-    assert told[5] == f"note: {path}: 8 of 10 lines cannot be used and were left out:"
+    assert told[5] == f"note: {path}: 8 of 10 lines cannot be used:"
     assert told[6] == f"note: 7 × {reason}"
     assert run(["traces", "bad-lines", "a", "--db", db]) == ExitCode.DONE
     listed = capsys.readouterr().out.splitlines()
@@ -86,6 +108,35 @@ def test_bad_lines_are_reported_and_kept(tmp_path: Path, db: str, capsys: Stream
     assert listed[0] == f"{path}:2: {reason}: 0"
     assert run(["ingest", path, "--db", db, "--strict", "--block-size", "600"]) == ExitCode.INPUT
     assert capsys.readouterr().err == f"error: {path}:2: {reason}: 0\n"
+
+
+def test_a_stored_trace_is_not_read_again(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """Options on how to read a trace that is there are refused, not ignored."""
+    assert run(["ingest", trace_file(tmp_path / "a.jsonl"), "--db", db]) == ExitCode.DONE
+    capsys.readouterr()
+    for option in (["--block-size", "64"], ["--format", "weka"], ["--strict"], ["--name", "b"]):
+        for named in (["a"], []):
+            assert run(["analyze", *named, *option, "--db", db]) == ExitCode.USAGE
+            assert capsys.readouterr().err == (
+                f"error: {option[0]}: 'a' is a stored trace, read already;"
+                " leave it out, or name the trace's file\n"
+            )
+    assert run(["analyze", "a", "--strict", "--max-bad", "2%", "--db", db]) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith("error: --strict, --max-bad: 'a' is")
+
+
+def test_strict_holds_for_what_is_known(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """A trace that is stored without its bad lines is refused as it would be when read."""
+    path = trace_file(tmp_path / "a.jsonl", [line(1), "{", line(2)])
+    assert run(["ingest", path, "--db", db, "--max-bad", "50%"]) == ExitCode.DONE
+    capsys.readouterr()
+    assert run(["ingest", path, "--db", db]) == ExitCode.DONE
+    assert capsys.readouterr().err.endswith("blocks of 512 tokens, 1 of 3 lines left out\n")
+    for command in ("ingest", "analyze"):
+        assert run([command, path, "--db", db, "--strict"]) == ExitCode.INPUT
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"error: {path}:2: ")
 
 
 def test_traces_lists_the_last_used_first(tmp_path: Path, db: str, capsys: Streams) -> None:
@@ -113,6 +164,26 @@ def test_listing_creates_no_store(tmp_path: Path, db: str, capsys: Streams) -> N
     assert run(["traces", "--db", db]) == ExitCode.INPUT
     assert "no such store" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_to_work_on_creates_no_store(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """Whatever a command misses, it leaves no file behind."""
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    out = str(tmp_path / "out.jsonl")
+    for words in (
+        ["analyze"],
+        ["analyze", "nothing.jsonl"],
+        ["analyze", str(tmp_path)],
+        ["analyze", str(empty)],
+        ["ingest", str(empty)],
+        ["ingest", "nothing.jsonl"],
+        ["export", "--to", "mooncake", "-o", out],
+        ["export", "nothing", "--to", "mooncake", "-o", out],
+    ):
+        assert run([*words, "--db", db]) == ExitCode.INPUT
+        assert capsys.readouterr().err.startswith("error: ")
+        assert list(tmp_path.iterdir()) == [empty]
 
 
 def test_export_and_back(tmp_path: Path, db: str, capsys: Streams) -> None:
@@ -145,10 +216,26 @@ def test_load_trace_takes_a_path_a_name_or_nothing(tmp_path: Path, capsys: Strea
         assert load_trace(store, None).name == "first"
         assert load_trace(store, second).name == "second"
         assert load_trace(store, None).name == "second"
-        with pytest.raises(InputError, match="neither a file nor a stored trace: 'secnd'"):
+        with pytest.raises(InputError, match=r"secnd: neither a file nor a stored .* 'second'\?"):
             load_trace(store, "secnd")
+        with pytest.raises(InputError, match=r"did you mean '.*first\.jsonl'\?"):
+            load_trace(store, str(tmp_path / "first.josnl"))
+        with pytest.raises(InputError, match="give a trace file, or see `kvscope traces`"):
+            load_trace(store, str(tmp_path / "nowhere" / "else"))
         with pytest.raises(InputError, match="a folder, not a trace"):
             load_trace(store, str(tmp_path))
+
+
+def test_a_name_of_any_bytes(tmp_path: Path, db: str) -> None:
+    """A file whose name is no text is stored all the same, under a name that is."""
+    path = os.fsencode(tmp_path) + b"/\xffx.jsonl"
+    Path(os.fsdecode(path)).write_bytes(Path(trace_file(tmp_path / "a.jsonl")).read_bytes())
+    told = subprocess.run(
+        [sys.executable, "-m", "kvscope", "ingest", path, "--db", db],
+        capture_output=True,
+        check=True,
+    )
+    assert told.stdout.startswith(b"?x: mooncake, 10 requests")
 
 
 def test_one_name_is_for_one_trace(tmp_path: Path, db: str, capsys: Streams) -> None:
@@ -160,11 +247,11 @@ def test_one_name_is_for_one_trace(tmp_path: Path, db: str, capsys: Streams) -> 
 
 def test_session_arrivals_are_a_rate() -> None:
     """`poisson:` and a rate with its unit; anything else is refused with an example."""
-    assert parse_session_arrivals("poisson:0.5/s") == 0.5
-    assert parse_session_arrivals("poisson:30/min") == 0.5
+    assert session_arrivals("poisson:0.5/s") == 0.5
+    assert session_arrivals("poisson:30/min") == 0.5
     for wrong in ("0.5/s", "poisson:0.5", "poisson:0/s", "uniform:1/s"):
         with pytest.raises(UsageError, match="write for example"):
-            parse_session_arrivals(wrong)
+            session_arrivals(wrong)
 
 
 def test_stdin_is_a_trace(tmp_path: Path, db: str) -> None:

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.ingest.base import BadLine, ReadOptions, Request
-from kvscope.ingest.columns import Columns, key
+from kvscope.errors import InputError
+from kvscope.ingest.base import BadLine, ReadOptions, Records, Rejects, Request
+from kvscope.ingest.columns import Columns
+from kvscope.ingest.identifiers import key
 from tests import small_traces
 
 
 def request(**fields: object) -> Request:
     """A request of 40 and 4 tokens with these fields besides."""
     return Request(**({"input_tokens": 40, "output_tokens": 4} | fields))  # type: ignore[arg-type]
+
+
+Record = Sequence[Request] | BadLine
+
+
+def settled(
+    *records: Record, default: int = 16, options: ReadOptions | None = None, at_once: int = 100
+) -> tuple[Columns, Rejects]:
+    """The columns that these records make, a line each, and what they refuse."""
+    rejects = Rejects("trace")
+    columns = Columns(default, options or ReadOptions(), rejects)
+    for first in range(0, len(records), at_once):
+        columns.add(read(first + 1, *records[first : first + at_once]))
+    return columns, rejects
+
+
+def read(first: int, *records: Record) -> Records:
+    """What a reader makes of these, of which a BadLine is one that it refuses."""
+    made = Records()
+    for line, record in enumerate(records, first):
+        if isinstance(record, BadLine):
+            made.refuse(line, str(record))
+        else:
+            made.add(line, record)
+    return made
 
 
 @given(st.integers(-(2**63), 2**64 - 1))
@@ -79,31 +109,86 @@ def test_scoped_ids_mean_something_in_their_session_only() -> None:
         ({"input_tokens": 2**31}, "input tokens"),
         ({"output_tokens": -1}, "output tokens must be 0 or more: -1"),
         ({"output_tokens": 2**31 - 40}, "output tokens"),
-        ({"arrival_s": float("nan")}, "arrival time must be finite"),
-        ({"arrival_s": float("inf")}, "arrival time must be finite"),
+        ({"arrival_s": float("nan")}, "arrival time must be within 1e+12 s of 0: nan s"),
+        ({"arrival_s": float("inf")}, "arrival time must be within"),
+        ({"arrival_s": -1.7e15}, "arrival time must be within 1e+12 s of 0: -1.7e+15 s"),
+        ({"delay_s": float("-inf")}, "delay must be 0 to 1e+12 s: -inf s"),
+        ({"delay_s": float("nan")}, "delay must be 0 to 1e+12 s: nan s"),
+        ({"delay_s": -50_000.0}, "delay must be 0 to 1e+12 s: -50000 s"),
+        ({"delay_s": 1e305}, "delay must be 0 to 1e+12 s: 1e+305 s"),
         ({"turn": 2**31}, "turn must be below"),
         ({"block_size": 0}, "block size must be 1 or more: 0"),
+        ({"block_size": 2**31}, "block size must be 1 or more: 2147483648"),
         ({"block_size": 32}, "block size differs within the trace: 32 after 16"),
         ({"hash_ids": [1, 2, 3, 4]}, "4 ids, but 40 tokens are 3 blocks of 16"),
+        ({"hash_ids": msgspec.Raw(b"[1,2,3,4]")}, "4 ids, but 40 tokens are 3 blocks of 16"),
+        ({"hash_ids": msgspec.Raw(b"[1,2.5]")}, "Expected `int | str`, got `float` - at `$.hash"),
     ],
 )
 def test_a_bad_request_spoils_its_record_only(fields: dict[str, object], reason: str) -> None:
     """The record is refused with the reason, and none of its requests is added."""
-    columns = Columns(512, ReadOptions())
-    columns.add((request(block_size=16, chat_id=1),))
-    with pytest.raises(BadLine, match=reason):
-        columns.add((request(chat_id=2), request(**fields)))
-    columns.add((request(chat_id=3),))
-    assert len(columns) == 2
-    assert columns.arrays()["chat_id"].tolist() == [1, 3]
+    good, bad = request(chat_id=2), request(**fields)
+    first, last = request(block_size=16, chat_id=1), request(chat_id=3)
+    for at_once in (1, 100):  # one by one, the block size is settled when it comes
+        columns, rejects = settled((first,), (good, bad), (last,), at_once=at_once)
+        assert columns.arrays()["chat_id"].tolist() == [1, 3]
+        assert rejects.accepted == len(columns) == 2
+        assert [line for line, _ in rejects.lines] == [2]
+        assert reason in rejects.lines[0][1]
+
+
+def test_what_is_refused_is_told_in_file_order() -> None:
+    """Whether the reader refuses a line or the columns do, and however long a batch takes."""
+    bad, good = (request(input_tokens=0),), (request(),)
+    records: list[Record] = [bad, BadLine("unreadable"), good, (), bad] * 500
+    columns, rejects = settled(*records)
+    assert len(columns) == 500
+    assert rejects.accepted == 1000
+    assert [line for line, _ in rejects.lines] == [
+        line for line in range(1, 2501) if line % 5 not in (3, 4)
+    ]
+    assert rejects.reasons == {"input tokens must be 1 or more": 1000, "unreadable": 500}
+    strict = Columns(16, ReadOptions(), Rejects("trace", strict=True))
+    with pytest.raises(InputError, match=r"^trace:8: input tokens must be 1 or more: 0"):
+        strict.add(read(7, good, bad, BadLine("unreadable")))
 
 
 def test_the_first_record_settles_the_block_size() -> None:
     """What a record says wins over the option, the option over the format's default."""
-    for said, option, settled in [(32, 64, 32), (None, 64, 64), (None, None, 512)]:
-        columns = Columns(512, ReadOptions(block_size=option))
-        columns.add((request(block_size=said),))
-        assert columns.block_size == settled
+    for said, option, size in [(32, 64, 32), (None, 64, 64), (None, None, 512)]:
+        told = (request(block_size=said),)
+        columns, _ = settled(told, default=512, options=ReadOptions(block_size=option))
+        assert columns.block_size == size
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_what_has_no_hashes_settles_no_block_size(at_once: int) -> None:
+    """The first request that has hashes or a size does, however many come before it."""
+    bare, told = (request(),), (request(block_size=20, hash_ids=[1, 2]),)
+    columns, rejects = settled(bare, bare, told, told, default=512, at_once=at_once)
+    assert (columns.block_size, len(columns), rejects.count) == (20, 4, 0)
+    columns, rejects = settled(bare, (request(hash_ids=[1]),), told, default=512, at_once=at_once)
+    assert (columns.block_size, len(columns)) == (512, 2)
+    assert "block size differs within the trace: 20 after 512" in rejects.lines[0][1]
+    assert settled(bare, default=512, at_once=at_once)[0].block_size == 512
+
+
+def test_delays_do_not_add_up_beyond_all_clocks() -> None:
+    """Each is small enough, all of them together are not: told at once or one by one."""
+    waits = [(request(delay_s=0.6e12, session_id="a", chat_id=at),) for at in range(3)]
+    for at_once in (1, 100):
+        columns, rejects = settled(*waits, at_once=at_once)
+        assert columns.chat_id.tolist() == [0]
+        assert rejects.reasons == {"delays add up to more than 1e+12 s": 2}
+
+
+@pytest.mark.parametrize("said", [(16, 32), (None, 32), (0, 16)])
+def test_a_first_record_has_one_block_size_too(said: tuple[int | None, int]) -> None:
+    """A first record whose requests differ in their block size is refused, and settles nothing."""
+    mixed = tuple(request(block_size=size, hash_ids=[1]) for size in said)
+    columns, rejects = settled(mixed, (request(block_size=64),))
+    assert [line for line, _ in rejects.lines] == [1]
+    assert columns.block_size == 64
 
 
 def test_requests_without_a_time_follow_their_predecessor() -> None:
@@ -114,9 +199,7 @@ def test_requests_without_a_time_follow_their_predecessor() -> None:
         request(delay_s=5.0, session_id="a"),
         request(session_id="c"),
     ]
-    columns = Columns(16, ReadOptions())
-    for one in trace:
-        columns.add((one,))
+    columns, _ = settled(*((one,) for one in trace))
     arrays = columns.arrays()
     assert arrays["arrival_s"].tolist() == [10.0, 11.0, 15.0, 15.0]
     assert list(columns.session_parent) == [-1, -1, 0, -1]
@@ -124,9 +207,9 @@ def test_requests_without_a_time_follow_their_predecessor() -> None:
 
 
 @settings(deadline=None, max_examples=10)
-@given(st.integers(0, 1000), st.integers(1, 600))
-def test_batches_do_not_show(seed: int, count: int) -> None:
-    """However many requests gather before they become columns, the columns are the same."""
+@given(st.integers(0, 1000), st.integers(1, 600), st.integers(1, 100))
+def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
+    """However many records are added at once, the columns are the same."""
     rng = np.random.default_rng(seed)
     told = [
         request(
@@ -139,11 +222,8 @@ def test_batches_do_not_show(seed: int, count: int) -> None:
         )
         for at in range(count)
     ]
-    columns = Columns(16, ReadOptions())
-    for one in told:
-        columns.add((one,))
-    whole = Columns(16, ReadOptions())
-    whole.add(told)
+    columns, _ = settled(*((one,) for one in told), at_once=at_once)
+    whole, _ = settled(told)
     for name, values in columns.arrays().items():
         assert np.array_equal(values, whole.arrays()[name])
     assert columns.chat_id.tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_given_lineage_equals_the_oracle(told: list[tuple[int, int | str | None]
     ]
     made = small_traces.built(trace, 16)
     parents = lineage.given(trace)
-    assert made.lineage == "given"
+    assert made.lineage == ("given" if any(parent is not None for _, parent in told) else "none")
     assert small_traces.parents(made) == parents
     found = zip(made.requests["conversation"], made.requests["turn"], strict=True)
     assert list(found) == lineage.turns(parents)
@@ -78,6 +78,56 @@ def test_sessions_are_conversations() -> None:
     made = small_traces.built(trace, 16)
     assert made.lineage == "given"
     assert small_traces.parents(made) == [None, None, 0, 1]
+
+
+def two_turns(**told: object) -> list[Request]:
+    """A prompt and its continuation, both with these fields besides."""
+    first = {"input_tokens": 2, "output_tokens": 0, "hash_ids": [1, 2]}
+    second = {"input_tokens": 3, "output_tokens": 0, "hash_ids": [1, 2, 3]}
+    return [Request(**(fields | told)) for fields in (first, second)]  # type: ignore[arg-type]
+
+
+def test_chat_ids_without_parents_tell_no_conversation() -> None:
+    """A trace that names chats and never a parent is inferred; one that says "none" is not."""
+    trace = two_turns()
+    for number, request in enumerate(trace):
+        request.chat_id = number
+    made = small_traces.built(trace, 1)
+    assert (made.lineage, small_traces.parents(made)) == ("inferred", [None, 0])
+    for request in trace:
+        request.parent_chat_id = -1
+    made = small_traces.built(trace, 1)
+    assert (made.lineage, small_traces.parents(made)) == ("given", [None, None])
+
+
+def test_a_chat_called_minus_one_is_nobodys_parent() -> None:
+    """-1 stands for "no parent", also where a chat has that id."""
+    trace = two_turns(chat_id=-1, parent_chat_id=-1)
+    assert small_traces.parents(small_traces.built(trace, 1)) == [None, None]
+
+
+def test_what_rows_without_hashes_tell_is_not_the_traces_lineage() -> None:
+    """One session, or one parent, on a row without hashes leaves the hashed ones to be inferred."""
+    stray = Request(input_tokens=1, output_tokens=0)
+    for told in ({"session_id": "s"}, {"chat_id": 5, "parent_chat_id": -1}):
+        for name, value in told.items():
+            setattr(stray, name, value)
+        made = small_traces.built([*two_turns(), stray], 1)
+        assert (made.lineage, small_traces.parents(made)) == ("inferred", [None, 0, None])
+    pair = [Request(input_tokens=1, output_tokens=0, session_id="s") for _ in range(2)]
+    assert small_traces.built([*two_turns(), *pair], 1).lineage == "inferred"
+    assert small_traces.built(pair, 1).lineage == "given"
+
+
+def test_one_session_among_many_requests_is_no_lineage() -> None:
+    """A session of one request says nothing of the others; with a second request it does."""
+    trace = two_turns()
+    trace[0].session_id = "s"
+    assert small_traces.built(trace, 1).lineage == "inferred"
+    trace[1].session_id = "t"
+    assert small_traces.built(trace, 1).lineage == "given"
+    trace = [*two_turns(), *two_turns(session_id="s")]
+    assert small_traces.built(trace, 1).lineage == "given"
 
 
 def test_a_head_that_four_continue_begins_no_conversation() -> None:

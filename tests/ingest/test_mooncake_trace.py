@@ -16,15 +16,14 @@ from kvscope.facts import HitDefinition, Trace
 from kvscope.ingest import lineage
 from kvscope.ingest.pipeline import ingest
 from kvscope.simulate.curve import lru_curve
+from kvscope.simulate.definitions import compatible
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 
 FILE = Path(os.environ.get("KVSCOPE_TRACES", "/nowhere")) / "mooncake_conversation.jsonl.gz"
-KVCACHE_SIMULATOR = HitDefinition(
-    "kvcache-simulator", warmup=0.5, partial=True, last_token_rule=False, outputs="ignored"
-)
+KVCACHE_SIMULATOR = compatible("kvcache-simulator")
 TOKENS = HitDefinition("kept", partial=True, last_token_rule=False, outputs="ignored")
-FLAT = HitDefinition("flat", "block", 0.0, True, False, "ignored", flat=True)
+FLAT = compatible("libcachesim")
 
 pytestmark = pytest.mark.skipif(
     not FILE.is_file(), reason="KVSCOPE_TRACES names no folder with this trace"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,59 @@ def test_read_otherwise_is_another_trace(tmp_path: Path) -> None:
     assert named.created
 
 
+def test_options_that_a_format_does_not_heed_make_no_other_trace(tmp_path: Path) -> None:
+    """A seed and arrivals of sessions say nothing of requests that have a clock."""
+    path = write(tmp_path / "a.jsonl", lines(5))
+    session = {"id": "s", "requests": [{"t": 0.0, "in": 64, "out": 1, "hash_ids": [1]}]}
+    agents = write(tmp_path / "b.jsonl", [json.dumps(session)])
+    drawn = ReadOptions(session_arrivals=1.0, seed=1)
+    with open_store(MEMORY) as store:
+        for read in (ReadOptions(), ReadOptions(seed=1), drawn):
+            ingest(store, path, IngestOptions(read=read))
+        assert [trace.name for trace in traces.all_traces(store)] == ["a"]
+        for read in (ReadOptions(), ReadOptions(seed=1), drawn, replace(drawn, seed=2)):
+            ingest(store, agents, IngestOptions(read=read))
+        assert {trace.name for trace in traces.all_traces(store)} == {"a", "b", "b-2", "b-3"}
+
+
+def test_only_the_first_bad_lines_are_kept(tmp_path: Path) -> None:
+    """Ten thousand with their place and reason; all of them are counted."""
+    path = write(tmp_path / "a.jsonl", ["{}"] * 10_002 + lines(1))
+    with open_store(MEMORY) as store:
+        found = ingest(store, path, IngestOptions(format="mooncake", max_bad=1.0))
+        kept = traces.bad_lines(store, found.trace)
+    assert found.trace.bad_lines == 10_002
+    assert [line for line, _ in kept] == list(range(1, 10_001))
+
+
+def test_without_options_the_stored_reading_is_taken(tmp_path: Path) -> None:
+    """The plain reading if the store has it, otherwise the last one worked on; none is added."""
+    path = write(tmp_path / "a.jsonl", lines(5))
+    with open_store(MEMORY) as store:
+        halves = ingest(store, path, IngestOptions(read=ReadOptions(block_size=256))).trace
+        thirds = ingest(store, path, IngestOptions(read=ReadOptions(block_size=170))).trace
+        assert ingest(store, path).trace == thirds
+        traces.mark_used(store, halves)
+        assert ingest(store, path).trace == halves
+        plain = ingest(store, path, IngestOptions(format="mooncake"))
+        assert plain.created
+        traces.mark_used(store, halves)
+        assert ingest(store, path).trace == plain.trace
+        assert len(traces.all_traces(store)) == 3
+
+
+def test_a_stored_reading_needs_no_detection(tmp_path: Path) -> None:
+    """What only --format could read is known again without it."""
+    path = write(tmp_path / "a.jsonl", ["", *lines(3)])
+    Path(path).write_bytes(b" " * 70_000 + Path(path).read_bytes())
+    with open_store(MEMORY) as store:
+        with pytest.raises(InputError):
+            ingest(store, path)
+        first = ingest(store, path, IngestOptions(format="mooncake"))
+        again = ingest(store, path)
+    assert (first.created, again.created) == (True, False)
+
+
 def test_a_few_bad_lines_are_kept_for_show(tmp_path: Path) -> None:
     """Up to the tolerated share the rest is stored, and each bad line with place and reason."""
     told = lines(200)
@@ -125,7 +179,12 @@ def test_strict_stops_at_the_first_bad_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "the trace is empty"), ("\n\n", "the trace is empty"), ("{}\n" * 9, "no trace format")],
+    [
+        ("", "the trace is empty"),
+        ("\n\n", "the trace is empty"),
+        ("{}\n" * 9, "no trace format"),
+        ('{"id": "session", "requests": []}\n', "the trace holds no requests"),
+    ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
     """Empty files and unknown formats are told as what they are."""
@@ -179,11 +238,11 @@ _VICTIM = """
             print("here", flush=True)
             time.sleep(600)
 
-    inner = Store.insert
-    def insert(self, table, columns, /, **constants):
-        inner(self, table, columns, **constants)
-        stop(table)
-    Store.insert = insert
+    inner = Store.append
+    def append(self, name, frame, /, **parameters):
+        inner(self, name, frame, **parameters)
+        stop(name.removeprefix("ingest/add_"))
+    Store.append = append
 
     with open_store(db) as store:
         stop("opened")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,20 @@ def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
             assert load_prompts(store, trace).block_parent.tolist() == [0, 0, 1, 2, 2, 2, 2, 2]
 
 
+def test_a_new_store_that_stays_empty_leaves_no_file(tmp_path: Path) -> None:
+    """Neither a look nor a failure creates a file; one that was there before stays."""
+    path = tmp_path / "store.duckdb"
+    with open_store(str(path)) as store:
+        assert traces.all_traces(store) == []
+    with pytest.raises(duckdb.ConversionException), open_store(str(path)) as store:
+        _insert_badly(store)
+    assert not list(tmp_path.iterdir())
+    trace = filled(str(path))
+    with open_store(str(path)) as store:
+        traces.remove(store, trace)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_memory_keeps_nothing() -> None:
     """Two stores in memory know nothing of each other."""
     filled(MEMORY)
@@ -87,6 +102,15 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     text.write_text("not a database\n" * 400)
     with pytest.raises(InputError, match="not a DuckDB file"):
         open_store(str(text))
+    with pytest.raises(InputError, match="a folder, not a store; name a file with --db"):
+        open_store(str(tmp_path))
+    with pytest.raises(InputError, match="its folder does not exist"):
+        open_store(str(tmp_path / "no" / "store.duckdb"))
+    with sqlite3.connect(tmp_path / "other.db") as other:
+        other.execute("CREATE TABLE traces (name)")
+    other.close()
+    with pytest.raises(InputError, match="cannot be opened"):
+        open_store(str(tmp_path / "other.db"))
 
 
 _HOLDER = """
@@ -138,8 +162,8 @@ def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
 
 def _insert_badly(store: Store) -> None:
     with store.transaction():
-        store.insert("bad_lines", {"line": [1], "reason": ["x"]}, trace_id=1)
-        store.insert("bad_lines", {"line": ["one"], "reason": ["x"]}, trace_id=1)
+        store.run("ingest/add_bad_lines", trace_id=1, numbers=[1], reasons=["x"])
+        store.run("ingest/add_bad_lines", trace_id=1, numbers=["one"], reasons=["x"])
 
 
 def test_statements_insist_on_their_parameters() -> None:
@@ -149,8 +173,6 @@ def test_statements_insist_on_their_parameters() -> None:
             store.run("ingest/mark_used")
         with pytest.raises(KvscopeError, match="no such query"):
             store.run("ingest/nothing")
-        with pytest.raises(ValueError, match="not a table name"):
-            store.insert("traces; DROP TABLE traces", {"line": [1]})
 
 
 def test_the_last_used_comes_first() -> None:

@@ -1,6 +1,7 @@
 """Files: the same records give the same bytes, whatever the ending."""
 
 import gzip
+import os
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,18 @@ def test_half_a_trace_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_jsonl(broken(), tmp_path / "trace.jsonl.gz")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """A pipe (or /dev/null) is written to, not put aside for a file of its name."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_jsonl(by_name("birth-death").generate(requests=1, seed=1), pipe)
+    assert os.read(reader, 100_000).endswith(b"}\n")
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES, ids=lambda sample: sample.profile)

@@ -7,8 +7,7 @@ import msgspec
 from kvscope.ingest.bailian import Bailian
 from kvscope.ingest.export.base import LineExporter
 from kvscope.ingest.export.rows import Row
-
-_ROOT = -1
+from kvscope.ingest.identifiers import ROOT
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -38,7 +37,7 @@ class BailianExport(LineExporter):
         """A line in the field order of the published traces."""
         return _Line(
             chat_id=row.chat_id,
-            parent_chat_id=_ROOT if row.parent_chat_id is None else row.parent_chat_id,
+            parent_chat_id=ROOT if row.parent_chat_id is None else row.parent_chat_id,
             user_id=row.user_id,
             timestamp=row.arrival_s,
             input_length=row.input_tokens,

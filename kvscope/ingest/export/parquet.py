@@ -11,6 +11,7 @@ from polars.io.plugins import register_io_source
 from kvscope.facts import Trace
 from kvscope.ingest.export.base import Advance, Exporter
 from kvscope.ingest.export.rows import Row, rows
+from kvscope.ingest.identifiers import ROOT
 from kvscope.ingest.parquet import Parquet
 from kvscope.store.db import Store
 
@@ -58,7 +59,10 @@ class ParquetExport(Exporter):
 def _frame(chunk: list[Row], trace: Trace) -> pl.DataFrame:
     """The chunk with a column a field; chat ids only where conversations are the trace's own."""
     columns = {name: [getattr(row, name) for row in chunk] for name in Row.__dataclass_fields__}
-    if trace.lineage != "given":
+    if trace.lineage == "given":
+        parents = [ROOT if one is None else one for one in columns["parent_chat_id"]]
+        columns |= {"parent_chat_id": parents}
+    else:
         nobody = [None] * len(chunk)
         columns |= {"chat_id": nobody, "parent_chat_id": nobody}
     return pl.DataFrame(columns | {"block_size": [trace.block_size] * len(chunk)}, schema=_SCHEMA)

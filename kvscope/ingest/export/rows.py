@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvscope.facts import Trace
 from kvscope.jit import kernel
+from kvscope.prefix import write_path
 from kvscope.store.db import Store
 from kvscope.store.prompts import load_block_parents
 
@@ -71,8 +72,5 @@ def _paths(
 ) -> NDArray[np.int32]:
     ids = np.empty(starts[-1], dtype=np.int32)
     for k in range(len(leaf)):
-        block = leaf[k]
-        for at in range(starts[k + 1] - 1, starts[k] - 1, -1):
-            ids[at] = block
-            block = block_parent[block]
+        write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
     return ids

@@ -1,4 +1,4 @@
-"""Where an export goes: a file that appears when it is whole, or standard output."""
+"""Where written traces go: a file that appears when it is whole, or standard output."""
 
 from __future__ import annotations
 
@@ -19,19 +19,30 @@ def sink(path: str) -> Iterator[BinaryIO]:
     """Open `path` for writing, compressed as `.gz` or `.zst` ask for; `-` is standard output.
 
     The file gets its name only when the block ends well, so a broken export leaves none behind.
+    What is there and is no file (a pipe, /dev/null) is written to as it is.
     """
     if path == DASH:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        with _opened(target, target.suffix) as stream:
+            yield stream
+        return
     part = Path(f"{path}.part")
     try:
-        with ExitStack() as stack:
-            file = stack.enter_context(part.open("wb"))
-            yield _compressed(file, Path(path).suffix, stack)
-        part.replace(path)
+        with _opened(part, target.suffix) as stream:
+            yield stream
+        part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path, suffix: str) -> Iterator[BinaryIO]:
+    with ExitStack() as stack:
+        yield _compressed(stack.enter_context(path.open("wb")), suffix, stack)
 
 
 def _compressed(file: BinaryIO, suffix: str, stack: ExitStack) -> BinaryIO:

@@ -40,13 +40,14 @@ def hazard(found: ReuseHazard) -> go.Figure:
     rows = [row for row in (found.overall, *largest[:SHOWN_CATEGORIES]) if row is not None]
     for number, row in enumerate(rows):
         name = style.label(row.category) if row.category else "all"
-        known = [p or None for p in row.probability]  # zero has no place on a log axis
+        known = [
+            p or None for p in row.probability
+        ]  # zero is a gap: a log axis has no place for it
         chart.add_scatter(
             x=found.at_s,
             y=known,
             name=name,
             mode="lines+markers",
-            connectgaps=True,
             line=style.line(number),
         )
     chart.update_xaxes(type="log")

@@ -32,7 +32,11 @@ def over_time(found: Characterization) -> go.Figure:
     chart.update_xaxes(title_text="time since the trace's start (h)")
     chart.update_yaxes(title_text="requests/s", secondary_y=False)
     chart.update_yaxes(
-        title_text="ideal hit rate", tickformat=".0%", range=[0, 1], secondary_y=True
+        title_text="ideal hit rate by default definition",
+        tickformat=".0%",
+        range=[0, 1],
+        dtick=0.2,
+        secondary_y=True,
     )
     return chart
 
@@ -50,7 +54,10 @@ def turns(found: ConversationTurns) -> go.Figure:
 
 
 def next_turns(found: NextTurns) -> go.Figure:
-    """Probability of a next turn by category and time; a gap where nothing was asked."""
+    """Probability of a next turn by category and time; a gap where nothing was asked.
+
+    Windows whose next turns the trace's end may hide lie under a grey veil.
+    """
     categories = [row.category for row in found.by_category]
     starts = sorted({row.start_s for row in found.over_time})
     known = {(row.category, row.start_s): row for row in found.over_time}
@@ -73,4 +80,15 @@ def next_turns(found: NextTurns) -> go.Figure:
         colorbar={"tickformat": ".0%"},
     )
     chart.update_yaxes(type="category", autorange="reversed")
+    unsettled = [row.start_s for row in found.over_time if not row.settled]
+    if unsettled:
+        chart.add_vrect(
+            x0=(min(unsettled) - found.window_s / 2) / 3600,  # cells stand around their start
+            x1=(max(starts) + found.window_s / 2) / 3600,
+            fillcolor=style.GREY,
+            opacity=0.35,
+            line_width=0,
+            annotation_text="not settled: next turns may lie beyond the trace's end",
+            annotation_position="top right",
+        )
     return chart

@@ -11,6 +11,7 @@ from kvscope.show.section import Section
 from kvscope.show.sections.sizes import size_cells, size_columns
 from kvscope.show.table import Table
 from kvscope.show.text_plots import bar
+from kvscope.show.words import definition_in_words
 
 PLOTTED = 16  # points of the curve's upper end, where it rises
 
@@ -21,19 +22,6 @@ def sections(analysis: Analysis) -> list[Section]:
     if found is None:
         return []
     return [_curve(analysis, found), _misses(found), _definitions(found)]
-
-
-def definition_in_words(found: Caching) -> str:
-    """What the headline hit rate counts."""
-    chosen = found.definition
-    parts = [
-        f"{chosen.weight}-weighted",
-        "whole trace" if not chosen.warmup else f"last {1 - chosen.warmup:.0%} of the requests",
-        "partial last block kept" if chosen.partial else "full blocks only",
-        "last-token rule on" if chosen.last_token_rule else "last-token rule off",
-        f"outputs {chosen.outputs}",
-    ]
-    return ", ".join([*parts, "flat"] if chosen.flat else parts)
 
 
 def _curve(analysis: Analysis, found: Caching) -> Section:
@@ -49,7 +37,7 @@ def _curve(analysis: Analysis, found: Caching) -> Section:
         sentences=(
             (
                 "LRU at every capacity, exact, from one pass over the trace"
-                f" ({definition_in_words(found)})."
+                f" ({definition_in_words(found.definition)})."
             ),
             *_model_notes(analysis.model),
         ),
@@ -100,6 +88,7 @@ def _misses(found: Caching) -> Section:
     )
     return Section(
         title="Misses",
+        sentences=(f"Under LRU, {definition_in_words(found.misses_definition)}.",),
         tables=(
             Table(
                 "What became of the input tokens under LRU",
@@ -123,13 +112,15 @@ def _definitions(found: Caching) -> Section:
             "kept" if rate.partial else "dropped",
             "on" if rate.last_token_rule else "off",
             rate.outputs,
+            "flat" if rate.flat else "prefix",
             units.format_share(rate.ideal, 2),
         )
         for rate in found.hit_rates
     )
     words = (
         "One trace has as many hit rates as definitions; these are its rates with an infinite"
-        " cache, each definition changing one thing."
+        " cache. Most definitions differ from kvscope's own in one thing, which their name says;"
+        " the last ones count as other tools do."
     )
     return Section(
         title="Definitions",
@@ -141,12 +132,14 @@ def _definitions(found: Caching) -> Section:
                     "definition",
                     "weight",
                     "window",
-                    "partial block",
+                    "partial",
                     "last-token rule",
                     "outputs",
+                    "lookup",
                     "ideal",
                 ),
                 rows,
+                note="lookup: of a prompt's leading blocks, or flat, each block for itself",
             ),
         ),
     )

@@ -11,6 +11,7 @@ from kvscope.show.section import Section
 from kvscope.show.sections.traffic import share
 from kvscope.show.table import Table
 from kvscope.show.text_plots import bar
+from kvscope.show.words import DEFAULT_HITS, counted
 
 _GAPS = ("gap p80",)
 _LIVES = ("life p90",)
@@ -59,7 +60,8 @@ def _categories(categories: tuple[Category, ...], *, hashed: bool) -> Section:
                 "By type and turn",
                 tuple(columns),
                 rows,
-                note="input, output: mean tokens; gap: until a block last touched by this category"
+                note="input, output: mean tokens; of hits: by the default definition, in blocks;"
+                " gap: until a block last touched by this category"
                 " is used again; life: first to last use of blocks that it touched first"
                 if hashed
                 else "",
@@ -98,7 +100,7 @@ def _contribution(found: Contribution) -> Section:
     )
     return Section(
         title="Contribution",
-        sentences=(words,),
+        sentences=(words, DEFAULT_HITS),
         tables=(
             Table(
                 "Who makes the hits of an infinite cache",
@@ -141,7 +143,8 @@ def _skew(found: Skew) -> Section:
     sentences = [
         (
             f"{units.format_share(found.reused_block_share)} of the"
-            f" {units.format_count(found.cacheable_blocks)} cacheable blocks are ever reused."
+            f" {counted(found.cacheable_blocks, 'cacheable block')}"
+            f" {'is' if found.cacheable_blocks == 1 else 'are'} ever reused."
         )
     ]
     if found.reuse_from_top_10_percent is not None:
@@ -152,7 +155,7 @@ def _skew(found: Skew) -> Section:
     if found.users is not None and found.users.share_making_90_percent_of_hits is not None:
         sentences.append(
             f"{units.format_share(found.users.share_making_90_percent_of_hits)} of the"
-            f" {units.format_count(found.users.users)} users make 90% of the hits,"
+            f" {counted(found.users.users, 'user')} make 90% of the hits,"
             f" {units.format_share(found.users.share_making_90_percent_of_requests)} make 90% of"
             " the requests."
         )

@@ -12,6 +12,7 @@ from kvscope.show.sections.sizes import size_cells, size_columns
 from kvscope.show.sections.traffic import PLOT_WIDTH
 from kvscope.show.table import Table
 from kvscope.show.text_plots import heat_map, sparkline, thinned
+from kvscope.show.words import DEFAULT_HITS
 
 _TURNS = {"all": "all requests", "single": "turn 1", "multi": "later turns"}
 
@@ -62,7 +63,7 @@ def _spatial(found: Spatial) -> Section:
     )
     return Section(
         title="Where in the prompt",
-        sentences=(words,),
+        sentences=(words, DEFAULT_HITS),
         tables=(
             Table(
                 "How deep an infinite cache hits",

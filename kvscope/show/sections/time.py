@@ -37,7 +37,8 @@ def sections(found: Characterization) -> list[Section]:
     if found.lifetimes is not None and found.lifetimes.overall is not None:
         made.append(_lifetimes(found.lifetimes, found.lifetimes.overall))
     if found.stability.between_windows:
-        made.append(_stability(found.stability))
+        categories = [row.category for row in found.categories]
+        made.append(_stability(found.stability, categories))
     return made
 
 
@@ -114,29 +115,30 @@ def _cdf_plot(label: str, at_s: tuple[float, ...], cdf: tuple[float, ...]) -> tu
     return (f"{label:<14} {line}", f"{'':<14} {first:<{len(line) - len(last)}}{last}")
 
 
-def _stability(found: Stability) -> Section:
-    tables = [_varying("window", found.between_windows)]
+def _stability(found: Stability, categories: list[str]) -> Section:
+    tables = [_varying("window", found.between_windows, categories)]
     if found.between_days:
-        tables.append(_varying("day", found.between_days))
+        tables.append(_varying("day", found.between_days, categories))
     words = (
         f"How much it varies between windows of {units.format_duration(found.window_s)}:"
         " mean ± standard deviation over those windows that have a value."
     )
     overall = [row for row in found.between_windows if row.quantity == "ideal_hit_rate"]
-    rates = [f"Ideal hit rate: {_spread(row)}." for row in overall]
+    rates = [f"Ideal hit rate (token-weighted): {_spread(row)}." for row in overall]
     return Section(title="Stability", sentences=(words, *rates), tables=tuple(tables))
 
 
-def _varying(unit: str, variations: tuple[Variation, ...]) -> Table:
+def _varying(unit: str, variations: tuple[Variation, ...], categories: list[str]) -> Table:
     """A row a category, a column a quantity."""
     cells = {(row.category, row.quantity): _spread(row) for row in variations}
-    categories = list(dict.fromkeys(row.category for row in variations if row.category))
+    varying = {category for category, _ in cells}
     return Table(
         f"From {unit} to {unit}",
         ("type, turn", *_BY_CATEGORY.values()),
         tuple(
             (category, *(cells.get((category, name), "–") for name in _BY_CATEGORY))
             for category in categories
+            if category in varying
         ),
     )
 

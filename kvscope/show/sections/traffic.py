@@ -9,6 +9,7 @@ from kvscope.characterize.facts import Characterization, ConversationTurns, Next
 from kvscope.show.section import Section
 from kvscope.show.table import Table
 from kvscope.show.text_plots import sparkline, thinned
+from kvscope.show.words import DEFAULT_HITS, counted
 
 PLOT_WIDTH = 60
 
@@ -30,8 +31,9 @@ def _requests(found: Characterization) -> Section:
     sentences = []
     rate, burst = found.lengths.arrival_rate_per_s, found.lengths.inter_arrival_cv
     if rate is not None:
+        arrive = f"request{' arrives' if found.lengths.requests == 1 else 's arrive'}"
         count = units.format_count(found.lengths.requests)
-        sentences.append(f"{count} requests arrive at {units.format_rate(rate)}.")
+        sentences.append(f"{count} {arrive} at {units.format_rate(rate)}.")
     if burst is not None:
         kind = "burstier than" if burst > 1.1 else "steadier than" if burst < 0.9 else "much like"
         sentences.append(
@@ -78,13 +80,12 @@ def _over_time(found: Characterization) -> Section:
             f"{'ideal hit rate':<16} {_spark(rates, 1.0)}"
             f"  {units.format_share(min(known))} to {units.format_share(max(known))}"
         )
-    words = (
-        f"Windows of {units.format_duration(found.over_time.window_s)}; hit rates are those of"
-        " an infinite cache."
-    )
+    words = [f"Windows of {units.format_duration(found.over_time.window_s)}."]
+    if found.trace.has_hashes:
+        words.append(DEFAULT_HITS)
     return Section(
         title="Over time",
-        sentences=(words,),
+        sentences=tuple(words),
         plot=tuple(plot),
         figures=(partial(charts.over_time, found),),
     )
@@ -104,7 +105,7 @@ def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Sec
             ("", "mean", "p50", "p80", "p90", "p99", "max"),
             (
                 (
-                    f"{units.format_count(turns.conversations)} conversations",
+                    counted(turns.conversations, "conversation"),
                     f"{per.mean:.2f}",
                     *(f"{value:.0f}" for value in (per.p50, per.p80, per.p90, per.p99, per.max)),
                 ),
@@ -117,8 +118,13 @@ def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Sec
         sentences.append(
             f"The mean turns per conversation of a user: {turns.users.mean.p50:.1f} at p50,"
             f" {turns.users.mean.p90:.1f} at p90,"
-            f" over {units.format_count(turns.users.users)} users."
+            f" over {counted(turns.users.users, 'user')}."
         )
+        if turns.users.deviation is not None:
+            sentences.append(
+                "The turns of one user's conversations deviate from their mean by"
+                f" {turns.users.deviation.p50:.1f} at p50, {turns.users.deviation.p90:.1f} at p90."
+            )
     if following is not None:
         tables.append(_next_turns(following))
         figures.append(partial(charts.next_turns, following))

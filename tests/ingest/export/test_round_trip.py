@@ -173,6 +173,24 @@ def test_chat_ids_of_the_trace_are_kept(store: Store, tmp_path: Path) -> None:
     assert [row.parent_chat_id for row in next(rows(store, back))] == [None, 0, 1]
 
 
+@pytest.mark.parametrize("to", ["bailian", "parquet"])
+def test_conversations_of_one_turn_stay_given(store: Store, tmp_path: Path, to: str) -> None:
+    """A trace that says of every request that it continues none says so again."""
+    told = [
+        Request(
+            input_tokens=at,
+            output_tokens=0,
+            chat_id=at,
+            parent_chat_id=-1,
+            hash_ids=list(range(at)),
+        )
+        for at in (1, 2, 3)
+    ]
+    back = again(store, small_traces.stored(store, told, 1), to, tmp_path / "back")
+    assert back.lineage == "given"
+    assert conversations_of(store, back)["turns"] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_the_ending_compresses(store: Store, tmp_path: Path, suffix: str) -> None:
     """Compressed or not, the content is one and the same trace."""

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from kvscope.ingest import registry
-from kvscope.ingest.base import Reader, ReadOptions, Rejects, Request
+from kvscope.ingest.base import BadLine, Reader, ReadOptions, Records, Rejects, Request
+from kvscope.ingest.hash_ids import decoded
 from kvscope.ingest.source import Source
 
 
@@ -60,6 +61,7 @@ def _bailian() -> Sample:
         arrival_s=61.5,
         hash_ids=[10, 11, 12],
         chat_id=7,
+        parent_chat_id=-1,
         type="text",
         turn=1,
     )
@@ -81,6 +83,7 @@ def _bailian() -> Sample:
         arrival_s=60.0,
         hash_ids=[],
         chat_id=9,
+        parent_chat_id=-1,
         type="text",
         turn=1,
     )
@@ -268,6 +271,7 @@ class ReadTrace:
     records: list[tuple[Request, ...]]
     rejects: Rejects
     reader: Reader
+    last: int  # the last record's number
 
     @property
     def requests(self) -> list[Request]:
@@ -296,10 +300,29 @@ class TraceReading:
             chosen = registry.by_name(name) if name else registry.detect(source.head, source.path)
             reader = chosen.reader(options or ReadOptions())
             rejects = Rejects(source.path, strict)
-            records = [tuple(record) for record in reader.records(source, rejects)]
+            records, last = [], 0
+            for read in map(self.with_ids, reader.records(source)):
+                for line, reason in sorted(read.refused):
+                    rejects.reject(line, reason)
+                records += [tuple(requests) for _, requests in read]
+                last = max([last, *read.lines, *(line for line, _ in read.refused)])
         finally:
             source.close()
-        return ReadTrace(records, rejects, reader)
+        return ReadTrace(records, rejects, reader, last)
+
+    @staticmethod
+    def with_ids(read: Records) -> Records:
+        """The records with their hash ids, which a reader may leave to others to decode."""
+        made = Records(refused=read.refused)
+        for line, requests in read:
+            try:
+                for request in requests:
+                    request.hash_ids = decoded(request.hash_ids)
+            except BadLine as error:
+                made.refuse(line, str(error))
+            else:
+                made.add(line, requests)
+        return made
 
 
 @pytest.fixture(scope="session")

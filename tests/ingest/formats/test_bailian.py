@@ -9,11 +9,11 @@ import pytest
 ROW = b'{"chat_id":1,"parent_chat_id":-1,"timestamp":0.5,"input_length":9,"output_length":2}'
 
 
-@pytest.mark.parametrize("root", [b"-1", b'"-1"', b"null"])
-def test_a_root_has_no_parent(read: Any, root: bytes) -> None:
-    """-1 stands for no parent, as a number or as a string."""
-    line = ROW.replace(b'"parent_chat_id":-1', b'"parent_chat_id":' + root)
-    assert read(line).requests[0].parent_chat_id is None
+@pytest.mark.parametrize(("told", "parent"), [(b"-1", -1), (b'"-1"', -1), (b"null", None)])
+def test_a_root_is_told_from_silence(read: Any, told: bytes, parent: int | None) -> None:
+    """-1 says that there is no parent, as a number or as a string; null says nothing."""
+    line = ROW.replace(b'"parent_chat_id":-1', b'"parent_chat_id":' + told)
+    assert read(line).requests[0].parent_chat_id == parent
 
 
 def test_only_the_chat_id_and_the_lengths_are_mandatory(read: Any) -> None:

@@ -15,7 +15,7 @@ import zstandard
 
 from kvscope.errors import InputError, UsageError
 from kvscope.ingest import registry
-from kvscope.ingest.base import ReadOptions, Rejects, Request
+from kvscope.ingest.base import ReadOptions, Request
 from kvscope.ingest.json_lines import common_keys
 from kvscope.ingest.source import HEAD_BYTES, Source
 
@@ -96,20 +96,23 @@ def test_a_cut_off_compressed_file_is_an_error(sample: Any, read: Any, compress:
             read(whole[:end], sample.format)
 
 
-def test_standard_input_reads_as_a_file(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_reads_as_a_file(
+    sample: Any, read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`-` reads the same requests from standard input."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(sample.data)))
     monkeypatch.setattr("sys.stdin", stdin)
     source = Source("-")
     reader = registry.detect(source.head, "-").reader(ReadOptions())
-    assert tuple(tuple(r) for r in reader.records(source, Rejects("-"))) == sample.records
+    records = [one for part in reader.records(source) for one in read.with_ids(part)]
+    assert tuple(tuple(requests) for _, requests in records) == sample.records
 
 
 def test_the_content_is_hashed_whole(sample: Any, read: Any) -> None:
     """The content hash covers all bytes, whichever way a format reads them."""
     read(sample.data)
     source = Source(str(read.path))
-    for _ in registry.by_name(sample.format).reader(ReadOptions()).records(source, Rejects("")):
+    for _ in registry.by_name(sample.format).reader(ReadOptions()).records(source):
         pass
     assert source.drain() == blake2b(sample.data, digest_size=16).hexdigest()
     source.close()

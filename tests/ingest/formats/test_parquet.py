@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import polars as pl
 import pytest
 
 from kvscope.errors import InputError
-from kvscope.ingest.base import ReadOptions, Rejects, Request
+from kvscope.ingest.base import ReadOptions, Request
 from kvscope.ingest.parquet import Parquet
 from kvscope.ingest.source import Source
 from kvscope.store.sql import statement
@@ -107,14 +108,25 @@ def test_rows_keep_their_order_and_numbers_across_row_groups(read: Any) -> None:
     assert [line for line, _ in result.rejects.lines] == [4_097, 32_000]
 
 
+def test_damage_is_told_of_the_users_file(tmp_path: Path) -> None:
+    """A compressed file is unpacked somewhere else to be read; the message does not go there."""
+    path = tmp_path / "trace.parquet.gz"
+    path.write_bytes(gzip.compress(parquet(LENGTHS)[:-8]))
+    source = Source(str(path))
+    with pytest.raises(InputError, match="the Parquet file is damaged") as caught:
+        list(Parquet.reader(ReadOptions()).records(source))
+    source.close()
+    assert "kvscope-" not in str(caught.value)
+
+
 def test_a_path_is_no_pattern(tmp_path: Path) -> None:
     """A file whose name looks like a pattern is read, and none of its neighbours is."""
     for name in ("trace[1].parquet", "trace1.parquet"):
         (tmp_path / name).write_bytes(parquet(LENGTHS.head(1 if "[" in name else 2)))
     source = Source(str(tmp_path / "trace[1].parquet"))
-    records = list(Parquet.reader(ReadOptions()).records(source, Rejects("")))
+    records = list(Parquet.reader(ReadOptions()).records(source))
     source.close()
-    assert [tuple(record) for record in records] == [(Request(input_tokens=5, output_tokens=1),)]
+    assert [list(part) for part in records] == [[(1, [Request(input_tokens=5, output_tokens=1)])]]
 
 
 def test_folders_add_no_columns(tmp_path: Path) -> None:
@@ -123,6 +135,6 @@ def test_folders_add_no_columns(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "trace.parquet").write_bytes(parquet(LENGTHS.head(1)))
     source = Source(str(folder / "trace.parquet"))
-    (record,) = Parquet.reader(ReadOptions()).records(source, Rejects(""))
+    (read,) = Parquet.reader(ReadOptions()).records(source)
     source.close()
-    assert record[0].type is None
+    assert read.requests[0].type is None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvscope.ingest import registry
-from kvscope.ingest.base import ReadOptions, Rejects
 from kvscope.ingest.source import Source
 
 # Name, format, records, requests, hash ids.
@@ -21,19 +21,15 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "known", "records", "requests", "ids"), PUBLISHED)
 def test_a_published_trace_reads_without_a_reject(
-    name: str, known: str, records: int, requests: int, ids: int
+    read: Any, name: str, known: str, records: int, requests: int, ids: int
 ) -> None:
     """Every line of a published trace is of its format and usable."""
     path = Path(os.environ.get("KVSCOPE_TRACES", "")) / name
     if not (os.environ.get("KVSCOPE_TRACES") and path.is_file()):
         pytest.skip("KVSCOPE_TRACES names no folder with this trace")
-    source = Source(str(path))
-    chosen = registry.detect(source.head, str(path))
-    rejects = Rejects(str(path))
-    read = list(chosen.reader(ReadOptions()).records(source, rejects))
-    source.close()
-    assert chosen.name == known
-    assert rejects.count == 0
-    assert len(read) == records
-    assert sum(map(len, read)) == requests
-    assert sum(len(request.hash_ids or ()) for record in read for request in record) == ids
+    found = read(path.read_bytes())
+    assert registry.detect(Source(str(read.path)).head, str(path)).name == known
+    assert found.rejects.count == 0
+    assert len(found.records) == records
+    assert len(found.requests) == requests
+    assert sum(len(request.hash_ids or ()) for request in found.requests) == ids

@@ -1,0 +1,91 @@
+"""Work for a fresh process: every policy over a stored trace, timed on one core after a first run.
+
+`python -m benchmarks.work_replays STORE SHARE` prints JSON: by policy the CPU seconds of a
+replay of prefixes, and where libCacheSim has the policy, of the same accesses one by one (`flat`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from kvscope.policies.base import Policy
+from kvscope.policies.registry import POLICIES
+from kvscope.simulate.definitions import LIBCACHESIM, standard
+from kvscope.simulate.estimates import tables_for
+from kvscope.simulate.replay import NO_TABLES, history, replay
+from kvscope.simulate.traffic import Traffic, traffic
+from kvscope.store import traces
+from kvscope.store.db import open_store
+from kvscope.store.prompts import load_prompts
+
+PASSES = 3
+FLAT = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "belady")
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Median CPU seconds of some passes after a first one, and what the work gave."""
+    seconds, given = [], work()
+    for _ in range(PASSES):
+        started = time.process_time()
+        given = work()
+        seconds.append(time.process_time() - started)
+    return median(seconds), given
+
+
+def replays(
+    work: Traffic, policies: tuple[type[Policy], ...], capacity: int, *, mandatory: bool
+) -> dict[str, dict[str, float]]:
+    """CPU seconds and the block hit rate of each policy."""
+    past = history(work)
+    looked = int(work.look.sum(dtype=np.int64))
+    found = {}
+    for policy in policies:
+        # A flat trace has no turns, so nothing to fit to.
+        tables = NO_TABLES if mandatory or not policy.reads_tables else tables_for(work, policy)
+        once = partial(
+            replay, work, policy(), capacity, past=past, tables=tables, mandatory=mandatory
+        )
+        seconds, done = timed(once)
+        found[policy.name] = {"cpu_s": seconds, "hit_rate": int(done.hit_blocks.sum()) / looked}
+    return found
+
+
+def main() -> None:
+    """The command line of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("store")
+    parser.add_argument("share", type=float, help="capacity as a share of the blocks")
+    told = parser.parse_args()
+    with open_store(told.store, read_only=True) as store:
+        (trace,) = traces.all_traces(store)
+        prompts = load_prompts(store, trace)
+    prefix, flat = traffic(prompts, standard()), traffic(prompts, LIBCACHESIM)
+    blocks = len(prompts.block_parent) - 1
+    capacity = int(blocks * told.share)
+    history_s, _ = timed(lambda: history(prefix))
+    peers = tuple(policy for policy in POLICIES if policy.name in FLAT)
+    print(
+        json.dumps(
+            {
+                "blocks": blocks,
+                "capacity_blocks": capacity,
+                "accesses": int((prefix.length + prefix.anonymous).sum(dtype=np.int64)),
+                "flat_accesses": len(flat.leaf),
+                "history_cpu_s": history_s,
+                "prefix": replays(prefix, POLICIES, capacity, mandatory=False),
+                "flat": replays(flat, peers, capacity, mandatory=True),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

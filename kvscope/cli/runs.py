@@ -1,0 +1,124 @@
+"""`kvscope runs`: the replays that the store keeps, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from kvscope.cli import asked, output
+from kvscope.cli.diagnostics import note
+from kvscope.cli.loading import load_trace
+from kvscope.cli.options import DEFAULT_DB, Db, Json, KvDtype, Model, TraceArgument
+
+if TYPE_CHECKING:
+    from kvscope.facts import Run, Trace
+    from kvscope.kv_size import ModelKv
+
+_HELP = {"-h", "--help", "--debug"}
+
+
+class ListByDefault(TyperGroup):
+    """Sub-commands, of which `list` is meant where none is named: `kvscope runs TRACE`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """`args` with `list` in front where no sub-command is."""
+        if not args or args[0] not in {*self.commands, *_HELP}:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ListByDefault,
+    help="The runs that `kvscope simulate` keeps: list and compare them, or remove some.",
+)
+
+Policies = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="NAME,...", help="Only runs of these policies.", show_default=False
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="All runs of the trace.")]
+
+
+@app.command("list")
+def list_runs(
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    policy: Policies = None,
+    model: Model = None,
+    kv_dtype: KvDtype = None,
+    as_json: Json = False,
+) -> None:
+    """List the kept runs of a trace, those with the same definition and latency together.
+
+    `list` may be left out: `kvscope runs TRACE`.
+    """
+    from kvscope.store import runs as stored
+    from kvscope.store.db import open_store
+
+    kv = asked.model(model, kv_dtype)
+    chosen = _policies(policy)
+    with open_store(db) as store:
+        found = load_trace(store, trace)
+        kept = [one for one in stored.all_runs(store, found) if _is_of(one.run, chosen)]
+        runs = [one.run for one in (stored.with_parts(store, kept) if as_json else kept)]
+    if as_json:
+        _emit_json(found, runs, kv)
+    elif runs:
+        _print(found, runs, kv)
+    else:
+        note(f"no such runs of {found.name!r} are kept; make some with `kvscope simulate`")
+
+
+@app.command("remove")
+def remove(
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    policy: Policies = None,
+    every: All = False,
+) -> None:
+    """Remove kept runs of a trace: those of some policies, or all."""
+    from kvscope.errors import UsageError
+    from kvscope.store import runs as stored
+    from kvscope.store.db import open_store
+
+    chosen = _policies(policy)
+    if (chosen is None) != every:
+        raise UsageError(
+            "not clear which runs", where="kvscope runs remove", remedy="give --policy or --all"
+        )
+    with open_store(db) as store:
+        found = load_trace(store, trace)
+        count = stored.remove(store, found, lambda run: _is_of(run, chosen))
+    note(f"removed {count:,} runs of {found.name!r}")
+
+
+def _policies(text: str | None) -> frozenset[str] | None:
+    from kvscope.cli.parameters import parse_policies
+
+    if text is None:
+        return None
+    return frozenset(policy.name for policy in parse_policies(text, where="--policy"))
+
+
+def _is_of(run: Run, chosen: frozenset[str] | None) -> bool:
+    return chosen is None or run.policy in chosen
+
+
+def _emit_json(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
+    from kvscope.cli.run_records import run_record, setting_record
+    from kvscope.show.simulation import ordered
+
+    records = [setting_record(run.setting) | run_record(run, trace, model) for run in ordered(runs)]
+    output.emit_json("runs", trace, {"runs": records})
+
+
+def _print(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
+    from kvscope.cli.rendering import show_sections
+    from kvscope.show.sections.simulation import kept
+
+    show_sections(kept(trace, runs, model))

@@ -1,0 +1,241 @@
+"""`kvscope simulate`: what would each eviction policy give at each capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvscope.cli import asked, output
+from kvscope.cli.analyze import Compat, Html, Outputs, Warmup
+from kvscope.cli.diagnostics import note
+from kvscope.cli.interrupts import stop_on_interrupt
+from kvscope.cli.loading import load_trace
+from kvscope.cli.options import (
+    AS_IT_SAYS,
+    DEFAULT_DB,
+    Db,
+    Json,
+    KvDtype,
+    Model,
+    Reading,
+    TraceArgument,
+    with_reading,
+)
+from kvscope.cli.parameters import parse_policies, parse_variants
+from kvscope.cli.progress import progress
+from kvscope.cli.simulate_options import (
+    DEFAULT_POINTS,
+    DEFAULT_POLICIES,
+    Capacity,
+    CapacityBlocks,
+    Isolate,
+    Latency,
+    Params,
+    Points,
+    Policies,
+    RateScale,
+    Sample,
+    Slo,
+)
+from kvscope.errors import ExitCode, InputError, UsageError
+
+if TYPE_CHECKING:
+    from kvscope.facts import HitDefinition, Run, RunSetting, Trace
+    from kvscope.kv_size import ModelKv
+    from kvscope.show.simulation import Simulation
+    from kvscope.simulate.variants import Found, Variant
+    from kvscope.simulate.workload import Asked, Workload
+    from kvscope.store.db import Store
+
+
+@with_reading
+def simulate(
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    policies: Policies = DEFAULT_POLICIES,
+    capacity: Capacity = None,
+    capacity_blocks: CapacityBlocks = None,
+    points: Points = None,
+    param: Params = None,
+    model: Model = None,
+    kv_dtype: KvDtype = None,
+    latency: Latency = None,
+    slo: Slo = None,
+    rate_scale: RateScale = 1.0,
+    warmup: Warmup = 0.0,
+    outputs: Outputs = "carried",
+    compat: Compat = None,
+    isolate: Isolate = None,
+    sample: Sample = 1.0,
+    html: Html = None,
+    as_json: Json = False,
+    reading: Reading = AS_IT_SAYS,
+) -> None:
+    """Replay a trace with eviction policies at several capacities: hits, TTFT, what is left.
+
+    Finished runs are kept in the store (see `kvscope runs`) and not repeated. Ctrl-C ends with
+    those that are finished.
+    """
+    variants = parse_variants(parse_policies(policies), param or [])
+    kv = asked.model(model, kv_dtype, capacity)
+    setting = _setting(latency, asked.definition(compat, outputs, warmup), slo)
+    setting = replace(setting, rate_scale=_above_zero(rate_scale))
+    setting = replace(setting, isolate=isolate, sample_rate=sample)
+    from kvscope.store.db import open_store
+
+    with open_store(db) as store:
+        found = load_trace(store, trace, reading)
+        named = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
+        workload = _workload(store, found, setting)
+        grid = _grid(workload, named, points)
+        wanted, values = _wanted(workload, variants, grid)
+        runs, complete = _run(store, found, workload, wanted)
+    _report(found, kv, workload, runs, values, as_json=as_json, html=html)
+    if not complete:
+        note(f"{len(runs):,} of {len(wanted):,} runs are finished and kept")
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _setting(latency: str | None, definition: HitDefinition, slo: float | None) -> RunSetting:
+    from kvscope.simulate.latency import DEFAULT_PROFILE, load_profile
+    from kvscope.simulate.workload import setting_of
+
+    try:
+        profile = load_profile(latency or DEFAULT_PROFILE)
+    except UsageError as error:
+        raise UsageError(error.what, where="--latency", remedy=error.remedy) from error
+    return setting_of(definition, profile, slo_s=slo)
+
+
+def _above_zero(rate_scale: float) -> float:
+    if not 0 < rate_scale < float("inf"):
+        raise UsageError(
+            f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
+        )
+    return rate_scale
+
+
+def _workload(store: Store, trace: Trace, setting: RunSetting) -> Workload:
+    from kvscope.characterize.windows import round_windows
+    from kvscope.simulate.workload import WINDOWS, Workload
+    from kvscope.store.prompts import load_prompts
+
+    if not trace.has_hashes:
+        raise InputError(
+            "tells lengths only, so that nothing can be replayed",
+            where=trace.source,
+            remedy="take a trace with block hashes",
+        )
+    return Workload(load_prompts(store, trace), setting, round_windows(trace, WINDOWS))
+
+
+def _grid(workload: Workload, named: list[int], points: int | None) -> list[int]:
+    """The capacities to replay at: those named, and a spread where asked for or none is named."""
+    from kvscope.simulate.capacities import spread
+
+    if points is None and named:
+        return named
+    return sorted({*named, *spread(workload.curve, points or DEFAULT_POINTS)})
+
+
+def _wanted(
+    workload: Workload, variants: Sequence[Variant], grid: Sequence[int]
+) -> tuple[list[Asked], Mapping[str, Found]]:
+    """Every variant at every capacity; says on stderr which values were found for parameters."""
+    from kvscope.show.simulation import value_in_words
+    from kvscope.simulate.variants import bind, found_values, used
+    from kvscope.simulate.workload import Asked
+
+    values = found_values(workload.turns, workload.profile, workload.setting.slo_s)
+    for name, one in used(variants, values).items():
+        note(f"{name} is {value_in_words(name, one.value)}, {one.origin}")
+    bound = [bind(variant, values) for variant in variants]
+    return [Asked(policy, capacity) for capacity in grid for policy in bound], values
+
+
+def _run(
+    store: Store, trace: Trace, workload: Workload, wanted: Sequence[Asked]
+) -> tuple[list[Run], bool]:
+    """The runs that are wanted, from the store or replayed and stored; whether they are all."""
+    from kvscope.simulate.sweep import sources_digest, sweep
+    from kvscope.store import runs as stored
+
+    code = sources_digest()
+    digests = {
+        stored.digest(
+            one.policy.name,
+            one.policy.evicts,
+            one.policy.values,
+            one.capacity_blocks,
+            workload.setting,
+        ): one
+        for one in wanted
+    }
+    known = stored.known_runs(store, trace, list(digests), code)
+    missing = [one for digest, one in digests.items() if digest not in known]
+    runs = list(known.values())
+    if known:
+        note(f"{len(known):,} of {len(digests):,} runs were in the store already")
+    with progress("preparing"):  # compiles, where that was not done before
+        workload.prepare([one.policy for one in missing])
+    with (
+        stop_on_interrupt() as stop,
+        progress("replaying", len(missing), unit="steps") as advance,
+    ):
+        for run in sweep(workload, missing, stop=stop):
+            runs.append(stored.add(store, trace, run, code))
+            advance(1)
+    return runs, len(runs) == len(digests)
+
+
+def _report(
+    trace: Trace,
+    model: ModelKv | None,
+    workload: Workload,
+    runs: Sequence[Run],
+    values: Mapping[str, Found],
+    *,
+    as_json: bool,
+    html: str | None,
+) -> None:
+    from kvscope.show.simulation import Simulation, ordered
+
+    found = Simulation(trace, model, workload.setting, ordered(runs), workload.curve)
+    if as_json:
+        output.emit_json("simulate", trace, _document(found, values))
+    else:
+        _print(found)
+    if html is not None:
+        from kvscope.show.sections.simulation import html_report
+
+        Path(html).write_text(html_report(found), encoding="utf-8")
+        note(f"report written to {html}")
+
+
+def _document(found: Simulation, values: Mapping[str, Found]) -> dict[str, Any]:
+    from kvscope.cli.run_records import run_record, setting_record
+
+    return {
+        **setting_record(found.setting),
+        "model": found.model
+        and {
+            "name": found.model.name,
+            "dtype": found.model.dtype,
+            "bytes_per_token": found.model.bytes_per_token,
+        },
+        "found": {name: {"value": one.value, "origin": one.origin} for name, one in values.items()},
+        "results": [run_record(run, found.trace, found.model) for run in found.runs],
+    }
+
+
+def _print(found: Simulation) -> None:
+    from kvscope.cli.rendering import show_sections
+    from kvscope.show.report import trace_in_words
+    from kvscope.show.sections.simulation import sections
+
+    output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
+    show_sections(sections(found))

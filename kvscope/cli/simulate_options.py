@@ -1,0 +1,103 @@
+"""The options of `kvscope simulate` that no other command has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from kvscope import units
+from kvscope.cli.values import amount, listed, parsed_by, positive, whole
+
+DEFAULT_POLICIES = "lru,tlru,wa,belady,tail-belady"
+DEFAULT_POINTS = 5
+
+Policies = Annotated[
+    str,
+    typer.Option(
+        "--policies", metavar="NAME,...", help="Which policies to replay; all takes every one."
+    ),
+]
+Capacity = Annotated[
+    Any,  # tuple[int, ...] | None, which Typer takes for one value after the other
+    typer.Option(
+        "--capacity",
+        metavar="SIZE,...",
+        parser=parsed_by(listed(positive(units.parse_size))),
+        help="Capacities to replay at, for example 10GiB,20GiB; needs --model.",
+        show_default=False,
+    ),
+]
+CapacityBlocks = Annotated[
+    Any,  # as above
+    typer.Option(
+        "--capacity-blocks",
+        metavar="N,...",
+        parser=parsed_by(listed(amount("blocks"))),
+        help="The same in blocks.",
+        show_default=False,
+    ),
+]
+Points = Annotated[
+    int | None,
+    typer.Option(
+        "--points",
+        metavar="N",
+        parser=parsed_by(whole(1)),
+        help="So many capacities, from a hundredth of the one with which LRU loses nothing up to"
+        f" that; {DEFAULT_POINTS} where no capacity is named.",
+        show_default=False,
+    ),
+]
+Params = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="POLICY.NAME=VALUE,...",
+        help="A parameter of a policy, for example tlru.xi_tokens=2000 or tlru.leaves=any;"
+        " several values are replayed each. Repeatable.",
+        show_default=False,
+    ),
+]
+Latency = Annotated[
+    str | None,
+    typer.Option(
+        "--latency",
+        metavar="PROFILE",
+        help="How long prefill takes: a preset such as llama2-7b-a100, or the path of a profile.",
+        show_default="llama2-7b-a100",
+    ),
+]
+Slo = Annotated[
+    float | None,
+    typer.Option(
+        "--slo",
+        metavar="TIME",
+        parser=parsed_by(positive(units.parse_duration)),
+        help="The TTFT that no request should exceed, for example 200ms: for TEL, violations, and"
+        " the xi of policies that have one.",
+        show_default=False,
+    ),
+]
+RateScale = Annotated[
+    float,
+    typer.Option(
+        "--rate-scale", metavar="TIMES", help="Let requests arrive so many times as fast."
+    ),
+]
+Isolate = Annotated[
+    Literal["user", "conversation"] | None,
+    typer.Option(
+        "--isolate", help="Let nobody hit another one's blocks (cache salts).", show_default=False
+    ),
+]
+Sample = Annotated[
+    float,
+    typer.Option(
+        "--sample",
+        metavar="SHARE",
+        parser=parsed_by(positive(units.parse_share)),
+        help="Replay only this share of the trace, for example 10%, and estimate; with the error.",
+        show_default="100%",
+    ),
+]

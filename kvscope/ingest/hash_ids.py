@@ -1,0 +1,141 @@
+"""Hash ids of many prompts at once: JSON arrays of integers, read by a kernel.
+
+What else may stand for hash ids (strings, integers beyond 64 bits, lists of other formats) is
+decoded prompt by prompt, by msgspec, which also names whatever is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.ingest.base import NOT_UTF8, BadLine, HashIds
+from kvscope.ingest.identifiers import Identifier, numbers
+from kvscope.jit import callable_in_kernels, kernel
+
+Paths = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
+
+_UNUSUAL = -1
+_OPEN, _CLOSE, _COMMA, _MINUS = b"[],-"
+_SPACE, _TAB, _RETURN, _LINE_FEED = b" \t\r\n"
+_N, _U, _L = b"nul"
+_ZERO = np.uint64(ord("0"))
+_ONE, _NINE, _TEN = np.uint64(1), np.uint64(9), np.uint64(10)
+_LARGEST_NEGATED = np.uint64(2**63)
+_LEAST_OF_20_DIGITS = np.uint64(10**19)
+
+
+class _Told(msgspec.Struct, gc=False):
+    hash_ids: list[int | str] | None = None
+
+
+_decode = msgspec.json.Decoder(_Told).decode
+
+
+def decoded(hash_ids: HashIds) -> list[Identifier] | None:
+    """The hash ids as a list; BadLine where they are none."""
+    if not isinstance(hash_ids, msgspec.Raw):
+        return hash_ids
+    text = bytes(hash_ids)
+    if not text:
+        return None
+    try:
+        # Within an object, so that the place in an error is the place in the line.
+        return _decode(b'{"hash_ids":%b}' % text).hash_ids
+    except msgspec.MsgspecError as error:
+        raise BadLine(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise BadLine(NOT_UTF8) from error
+
+
+def gathered(told: Sequence[HashIds]) -> Paths:
+    """All hash ids as 64-bit numbers; BadLine where some are none."""
+    try:
+        text = b"\n".join(told) + b"\n"  # type: ignore[arg-type]  # lists raise
+    except TypeError:
+        return _one_by_one(told)
+    starts = np.empty(len(told) + 1, dtype=np.int64)
+    ids = np.empty(len(text) // 2, dtype=np.int64)  # an id takes a digit and what ends it
+    count = parse(np.frombuffer(text, dtype=np.uint8), starts, ids)
+    return _one_by_one(told) if count == _UNUSUAL else (starts, ids[:count])
+
+
+def _one_by_one(told: Sequence[HashIds]) -> Paths:
+    paths = [numbers(decoded(hash_ids) or ()) for hash_ids in told]
+    starts = np.zeros(len(told) + 1, dtype=np.int64)
+    np.cumsum([len(path) for path in paths], out=starts[1:])
+    return starts, np.concatenate([*paths, np.empty(0, dtype=np.int64)])
+
+
+@kernel
+def parse(text: NDArray[np.uint8], starts: NDArray[np.int64], ids: NDArray[np.int64]) -> int:
+    """How many ids stand in `text`, or -1 where it holds anything else than plain integers.
+
+    `text` is a line a prompt, len(starts) - 1 of them, each with its line feed: nothing, null, or
+    a JSON array of integers from -2^63 to 2^64 - 1. Those from 2^63 on wrap around. `starts` and
+    `ids` are filled in.
+    """
+    at = 0
+    count = 0
+    starts[0] = 0
+    for line in range(len(starts) - 1):
+        if text[at] == _OPEN:
+            at = _after_spaces(text, at + 1)
+            more = text[at] != _CLOSE
+            while more:
+                ids[count], at = _integer(text, at)
+                if at == _UNUSUAL:
+                    return _UNUSUAL
+                count += 1
+                at = _after_spaces(text, at)
+                more = text[at] == _COMMA
+                if more:
+                    at = _after_spaces(text, at + 1)
+            if text[at] != _CLOSE:
+                return _UNUSUAL
+            at += 1
+        elif text[at] == _N and text[at + 1] == _U and text[at + 2] == _L and text[at + 3] == _L:
+            at += 4
+        if text[at] != _LINE_FEED:
+            return _UNUSUAL
+        at += 1
+        starts[line + 1] = count
+    return count if at == len(text) else _UNUSUAL
+
+
+@callable_in_kernels
+def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
+    """The first place from `at` on that holds no space; a line feed counts as none, so ends all."""
+    while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
+        at += 1
+    return at
+
+
+@callable_in_kernels
+def _integer(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
+    """The integer that begins at `at` and where it ends, which is -1 if there is none."""
+    negative = text[at] == _MINUS
+    first = at + 1 if negative else at
+    end = first
+    value = np.uint64(0)
+    digit = np.uint64(text[end]) - _ZERO
+    while digit <= _NINE:  # what comes before "0" wraps around to far above 9
+        value = _TEN * value + digit
+        end += 1
+        digit = np.uint64(text[end]) - _ZERO
+    digits = end - first
+    # No digits, zeros before others, minus zero, below -2^63, from 2^64 on: of 20 digits, those
+    # that begin with a 1 are below 2 * 10^19, so that they wrapped around if they are so small.
+    if (
+        digits == 0
+        or (text[first] == _ZERO and (negative or digits > 1))
+        or (negative and value > _LARGEST_NEGATED)
+        or digits > 20
+        or (digits == 20 and (text[first] != _ZERO + _ONE or value < _LEAST_OF_20_DIGITS))
+    ):
+        return np.int64(0), _UNUSUAL
+    return (-np.int64(value) if negative else np.int64(value)), end

@@ -1,0 +1,28 @@
+"""The optimum for hits."""
+
+from __future__ import annotations
+
+from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
+
+
+class Belady(KeyPolicy):
+    """What is needed again last, or never, leaves first; new blocks need not be kept.
+
+    Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
+    last-token rule, brings the block back for nothing, so it is no reason to keep it. Which of the
+    blocks that nobody hits again leaves first changes no hit.
+    Source: Belady, IBM Systems Journal 1966, with bypass.
+    """
+
+    name = "belady"
+    summary = "the optimum for hits: needed last, leaves first"
+    source = "Belady 1966"
+    leaves = "leaf"
+    hindsight = True
+
+    @staticmethod
+    def key(
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+    ) -> float:
+        """The later the next touch, the lower."""
+        return -float(block.next_request)

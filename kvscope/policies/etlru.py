@@ -1,0 +1,53 @@
+"""Expected-tail-optimized LRU: T-LRU in expectation, under a birth-death model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope.policies.base import TTL, Block, Floats, KeyPolicy, Parameter, Turn
+from kvscope.policies.tlru import XI_TOKENS
+
+_XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
+
+
+class Etlru(KeyPolicy):
+    """What a conversation's next turn would miss in time, times how soon that turn is expected.
+
+    Key: turn rate after the silence tau, times the block's tokens x with P(Q > xi - (L - x)). The
+    rate is pi * lambda with 1 / pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the
+    rates are common, dividing every key by exp(-(lambda + mu) now) keeps the order and makes the
+    keys grow with time, which is what `rising` promises. The table has a row a category of equally
+    likely next prompts. Source: Tail-Optimized Caching for LLM Inference, Definition 1.
+    """
+
+    name = "etlru"
+    summary = "T-LRU in expectation, under a birth-death model of conversations"
+    source = "T-LRU paper, Definition 1"
+    leaves = "leaf"
+    rising = True
+    reads_tables = True
+    parameters = (
+        XI_TOKENS,
+        Parameter("turn_rate_per_s", 0.01, "turns a second of a conversation that is alive"),
+        Parameter("death_rate_per_s", 0.01, "deaths a second of a conversation that is alive"),
+        TTL,
+    )
+
+    @staticmethod
+    def key(
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+    ) -> float:
+        """The logarithm of need times turn rate, up to a term that all blocks share."""
+        prompts = table[turn.category]
+        beyond = turn.history_tokens - p[_XI] - block.depth * block_size
+        need = 0.0
+        for prompt in prompts:
+            need += min(max(beyond + prompt, 0.0), float(block_size))
+        if need == 0.0:
+            return -np.inf
+        total = p[_TURN_RATE] + p[_DEATH_RATE]
+        if p[_DEATH_RATE] == 0.0:
+            return float(np.log(need))
+        dying = p[_DEATH_RATE] / total
+        alive_at_once = np.log((1.0 - dying) / dying) - total * now_s if dying < 1.0 else -np.inf
+        return float(np.log(need) - np.logaddexp(alive_at_once, -total * turn.arrival_s))

@@ -1,0 +1,40 @@
+"""Greedy dual with frequency and size."""
+
+from __future__ import annotations
+
+from kvscope.policies.base import TTL, Block, Floats, KeyPolicy, Parameter, Turn
+
+_PER_TOKEN, _PER_PAIR = 0, 1
+
+
+class Gdfs(KeyPolicy):
+    """Frequency times what a token of the block costs to compute again, plus an ageing clock.
+
+    Key clock + uses * cost / size: the clock is the key of the block evicted last when this one was
+    touched, the cost a block's marginal prefill time, which grows with its depth where attention
+    does. Only leaves leave: as published a cheap head would go before the dear tail that is
+    useless without it. At a constant cost both are the same.
+    Source: Cherkasova, HPL-98-69R1 (1998); libCacheSim spells it GDSF.
+    """
+
+    name = "gdfs"
+    aliases = ("gdsf",)
+    summary = "frequency times recomputation cost, ageing (GDSF)"
+    source = "Cherkasova 1998"
+    leaves = "leaf"
+    counts_uses = True
+    parameters = (
+        Parameter(
+            "per_token_s", 1.0, "prefill time of a token; only its ratio to the next matters"
+        ),
+        Parameter("per_token_pair_s", 0.0, "prefill time of a pair of tokens (attention)"),
+        TTL,
+    )
+
+    @staticmethod
+    def key(
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+    ) -> float:
+        """The clock at the last touch plus frequency times cost a token."""
+        cost = p[_PER_TOKEN] + p[_PER_PAIR] * block_size * (block.depth + 0.5)
+        return float(block.clock + block.uses * cost)

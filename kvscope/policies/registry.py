@@ -1,0 +1,59 @@
+"""Every policy kvscope knows; a new one is a file in this folder and a line here."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from kvscope.errors import UsageError
+from kvscope.policies.arc import Arc
+from kvscope.policies.base import Policy
+from kvscope.policies.belady import Belady
+from kvscope.policies.etlru import Etlru
+from kvscope.policies.fifo import Fifo
+from kvscope.policies.gdfs import Gdfs
+from kvscope.policies.lfu import Lfu
+from kvscope.policies.lru import Lru
+from kvscope.policies.s3fifo import S3Fifo
+from kvscope.policies.sieve import Sieve
+from kvscope.policies.slru import Slru
+from kvscope.policies.tail_belady import TailBelady
+from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru_end import TLruEnd
+from kvscope.policies.tlru_length import TLruLength
+from kvscope.policies.ttl import Ttl
+from kvscope.policies.wa import Wa
+
+POLICIES: tuple[type[Policy], ...] = (
+    Lru,
+    Fifo,
+    Lfu,
+    S3Fifo,
+    Sieve,
+    Arc,
+    Slru,
+    Gdfs,
+    ThresholdLru,
+    TLru,
+    Etlru,
+    Wa,
+    Ttl,
+    TLruEnd,
+    TLruLength,
+    Belady,
+    TailBelady,
+)
+
+
+def by_name(name: str) -> type[Policy]:
+    """The policy called `name`, or by another name that people use for it."""
+    for known in POLICIES:
+        if name in (known.name, *known.aliases):
+            return known
+    names = [known.name for known in POLICIES]
+    near = get_close_matches(name, names, n=1)
+    raise UsageError(
+        f"unknown policy {name!r}",
+        where="--policies",
+        remedy=f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names),
+    )

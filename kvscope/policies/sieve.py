@@ -1,0 +1,48 @@
+"""SIEVE: a queue that a hand sweeps, and nothing ever moves."""
+
+from __future__ import annotations
+
+from kvscope.policies.base import Floats, Ints, QueuePolicy
+from kvscope.policies.lists import AFTER, MARK, oldest, push, remove
+
+_ALL, _HAND = 0, 0
+
+
+class Sieve(QueuePolicy):
+    """A hand goes from old to young, spares each visited block once, and evicts the first other.
+
+    `numbers[0]` is the block at the hand plus 1; 0 sends it to the old end.
+    Source: Zhang et al., NSDI'24, Algorithm 1.
+    """
+
+    name = "sieve"
+    summary = "a hand sweeps from old to young and spares what was used"
+    source = "NSDI'24"
+    numbers = 1
+
+    @staticmethod
+    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+        """Mark it as visited."""
+        links[block, MARK] = 1
+
+    @staticmethod
+    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+        """To the young end, not visited."""
+        links[block, MARK] = 0
+        push(links, _ALL, block)
+
+    @staticmethod
+    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+        """The first block from the hand on that was not visited since the hand last passed."""
+        block = int(numbers[_HAND]) - 1
+        if block < 0:
+            block = oldest(links, _ALL)
+        while links[block, MARK] == 1:
+            links[block, MARK] = 0
+            block = int(links[block, AFTER])
+            if block < 0:
+                block = oldest(links, _ALL)
+        following = int(links[block, AFTER])
+        numbers[_HAND] = 0 if following < 0 else following + 1
+        remove(links, block)
+        return block

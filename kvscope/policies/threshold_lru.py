@@ -1,0 +1,34 @@
+"""LRU that does not cache short conversations."""
+
+from __future__ import annotations
+
+from kvscope.policies.base import TTL, Floats, Parameter, Turn
+from kvscope.policies.lru import Lru
+
+_THRESHOLD = 0
+
+
+class ThresholdLru(Lru):
+    """LRU, but a turn whose history L is below a threshold brings nothing new into the cache.
+
+    What it hits is refreshed all the same.
+    Source: Tail-Optimized Caching for LLM Inference, section 5 (Threshold LRU).
+    """
+
+    name = "threshold-lru"
+    summary = "LRU that does not cache turns with a short history"
+    source = "T-LRU paper"
+    parameters = (
+        Parameter(
+            "threshold_tokens",
+            1024,
+            "histories shorter than this are not cached",
+            search=(256, 512, 1024, 2048, 4096, 8192),
+        ),
+        TTL,
+    )
+
+    @staticmethod
+    def admits(turn: Turn, p: Floats) -> bool:
+        """Whether the history is long enough."""
+        return bool(turn.history_tokens >= p[_THRESHOLD])

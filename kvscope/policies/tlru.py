@@ -1,0 +1,78 @@
+"""Tail-optimized LRU: what the next turn can do without leaves first."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
+
+XI, NEXT_PROMPT, PERCENTILE = 0, 1, 2
+SAFE, NEEDED = 0, 1
+
+XI_TOKENS = Parameter(
+    "xi_tokens",
+    2048,
+    "tokens that may stay uncached without breaking the latency threshold",
+    search=(256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+)
+NEXT_PROMPT_TOKENS = Parameter(
+    "next_prompt_tokens", 256, "tokens that the next turn is expected to add"
+)
+XI_PERCENTILE = Parameter(
+    "xi_percentile",
+    0.0,
+    "0: xi stays as it is; else it follows this percentile of recent uncached tokens",
+    high=1.0,
+)
+
+
+def first_safe_depth(needed_tokens: float, block_size: int) -> int:
+    """The first block that starts at or after `needed_tokens`: from there on all are TEL-safe."""
+    return max(int(np.ceil(needed_tokens / block_size)), 0)
+
+
+class TLru(LanePolicy):
+    """LRU in which TEL-safe blocks leave first.
+
+    Key (0 if TEL-safe else 1, r, -d), where TEL-safe is what starts at or after token L + Q - xi of
+    its history: if all of it is gone, the next turn of Q tokens still computes at most xi. Only
+    leaves leave, so a head that conversations share stays as long as a tail needs it.
+    Adaptive: every 256 requests xi becomes the given percentile of what the latest 1,024 requests
+    had to compute, which in a latency that grows with it is their TTFT percentile.
+    Source: Tail-Optimized Caching for LLM Inference, section 3 (T-LRU), section 5 (choice of xi).
+    """
+
+    name = "tlru"
+    summary = "LRU that first gives up what the next turn can recompute in time"
+    source = "T-LRU paper"
+    leaves = "leaf"
+    offers = ("any",)
+    lanes = 2
+    adaptive = True
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        XI_TOKENS,
+        NEXT_PROMPT_TOKENS,
+        XI_PERCENTILE,
+        TTL,
+    )
+
+    @staticmethod
+    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+        """Safe from token L + Q - xi on."""
+        needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
+        return first_safe_depth(needed, block_size), SAFE, NEEDED
+
+    @staticmethod
+    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+        """Safe ones first, however recent."""
+        return float(lane)
+
+    @staticmethod
+    def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
+        """Move xi to the nearest-rank percentile of what recent requests had to compute."""
+        if p[PERCENTILE] > 0.0:
+            rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
+            p[XI] = float(uncached_tokens[max(rank, 1) - 1])

@@ -1,0 +1,25 @@
+"""T-LRU that knows which conversations end."""
+
+from __future__ import annotations
+
+from kvscope.policies.base import ENDS, Floats, Turn
+from kvscope.policies.tlru import NEEDED, NEXT_PROMPT, SAFE, XI, TLru, first_safe_depth
+
+
+class TLruEnd(TLru):
+    """T-LRU to which everything of a conversation without a next turn is TEL-safe.
+
+    Source: Tail-Optimized Caching for LLM Inference, section 5 (End-aware T-LRU).
+    """
+
+    name = "tlru-end"
+    summary = "T-LRU that is told which conversations end"
+    hindsight = True
+
+    @staticmethod
+    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+        """All of an ending conversation; of others what T-LRU calls safe."""
+        if turn.next_prompt_tokens == ENDS:
+            return 0, SAFE, NEEDED
+        needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
+        return first_safe_depth(needed, block_size), SAFE, NEEDED

@@ -1,0 +1,38 @@
+"""Workload-aware: what its category's history says will hardly be asked for again leaves first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope.policies.base import Floats, LanePolicy, Turn
+
+REUSE_PROBABILITY, RATE_PER_S, LIFE_S = 0, 1, 2
+
+
+class Wa(LanePolicy):
+    """Each category's oldest block is weighed by the chance of its reuse within its lifetime.
+
+    Key (p_w (F_w(t + life_w) - F_w(t)), r, -d): w the category of the last touch, t the time since,
+    F_w the category's distribution of reuse gaps (exponential), p_w the share of touches that are
+    followed by another. Within a category the older block is never worth more, so one recency
+    queue a category suffices. The table has a row a category: p, rate, life.
+    Source: KVCache Cache in the Wild (ATC'25), section 4.2, Algorithm 1.
+    """
+
+    name = "wa"
+    summary = "weighs each category's oldest block by its chance of reuse"
+    source = "KVCache Cache in the Wild, ATC'25"
+    by_category = True
+    reads_tables = True
+
+    @staticmethod
+    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+        """A lane a category."""
+        return 0, turn.category, turn.category
+
+    @staticmethod
+    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+        """The chance of a reuse in the next `life` seconds, given the time since the last."""
+        rate, life = table[lane, RATE_PER_S], table[lane, LIFE_S]
+        soon = np.exp(-rate * idle_s) - np.exp(-rate * (idle_s + life))
+        return float(table[lane, REUSE_PROBABILITY] * soon)

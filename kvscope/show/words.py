@@ -1,0 +1,37 @@
+"""Words that several sections share."""
+
+from __future__ import annotations
+
+from kvscope import units
+from kvscope.facts import HitDefinition
+
+
+def counted(count: int, thing: str, things: str = "") -> str:
+    """So many of a thing, of which there may be one: 1 request, 12,031 requests."""
+    return f"{units.format_count(count)} {thing if count == 1 else things or thing + 's'}"
+
+
+def definition_in_words(definition: HitDefinition) -> str:
+    """What a hit rate counts."""
+    parts = [
+        f"{definition.weight}-weighted",
+        window_in_words(definition),
+        "partial last block kept" if definition.partial else "full blocks only",
+        "last-token rule on" if definition.last_token_rule else "last-token rule off",
+        f"outputs {definition.outputs}",
+    ]
+    return ", ".join([*parts, "flat"] if definition.flat else parts)
+
+
+def window_in_words(definition: HitDefinition) -> str:
+    """Which requests are counted."""
+    if not definition.warmup:
+        return "whole trace"
+    return f"last {100 * (1 - definition.warmup):.4g}% of the requests"
+
+
+DEFAULT_HITS = (
+    "Hits are an infinite cache's by default definition (full blocks only, last-token rule on,"
+    " outputs carried), whatever --compat, --outputs and --warmup say."
+)
+"""Stands where hits do not follow the definition that was asked for."""

@@ -1,0 +1,137 @@
+"""Which blocks pass from one request to another: who touched them before, and who will.
+
+A request touches its whole path, cached or not. So who touched a block last does not depend on the
+policy or the capacity: it is found once a trace, and replays never look at single blocks to know.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.jit import callable_in_kernels, kernel
+from kvscope.policies.base import NEVER
+from kvscope.prefix import write_path
+from kvscope.simulate.traffic import Traffic
+
+
+class Handovers(NamedTuple):
+    """From whom each of R requests takes the blocks of its path that were touched before.
+
+    Stretch k, for k from `starts[r]` to `starts[r + 1]` - 1 and from the head on, ends in front of
+    depth `end[k]` with the block `block[k]`, begins where the one before ends, and was last touched
+    by `giver[k]`. What lies deeper on r's path was never touched. `owner` (N + 1 entries, the
+    root's first) is who touched each block last of all, -1 for nobody.
+    """
+
+    starts: NDArray[np.int64]
+    end: NDArray[np.int32]
+    giver: NDArray[np.int32]
+    block: NDArray[np.int32]
+    owner: NDArray[np.int32]
+
+    @property
+    def taker(self) -> NDArray[np.int32]:
+        """Whom each stretch goes to."""
+        requests = np.arange(len(self.starts) - 1, dtype=np.int32)
+        return np.repeat(requests, np.diff(self.starts))
+
+    @property
+    def start(self) -> NDArray[np.int32]:
+        """The depth that each stretch begins at."""
+        start = np.zeros_like(self.end)
+        start[1:] = self.end[:-1]
+        heads = self.starts[:-1]
+        start[heads[heads < len(start)]] = 0
+        return start
+
+
+class Touches(NamedTuple):
+    """Who will hit the blocks that each request leaves behind, when they are touched next.
+
+    Of request r's blocks those in front of depth `stretches[k, 0]`, for k from `starts[r]` to
+    `starts[r + 1]` - 1 and ascending, are hit by request `stretches[k, 1]` if they are still
+    cached; NEVER where they are touched but cannot be hit, as beyond the last-token rule. Deeper
+    ones are not touched again.
+    """
+
+    starts: NDArray[np.int64]
+    stretches: NDArray[np.int32]
+
+
+NO_TOUCHES = Touches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int32))
+
+
+def handovers(traffic: Traffic) -> Handovers:
+    """Every stretch of blocks that one request takes over from another."""
+    return Handovers(*_handovers(traffic))
+
+
+def next_touches(moved: Handovers, look: NDArray[np.int32]) -> Touches:
+    """Who will hit each block next: the future, for hindsight policies. `look` as in `Traffic`."""
+    requests = len(moved.starts) - 1
+    order = np.argsort(moved.giver, kind="stable")  # in order of time, and so of depth
+    giver, taker, end = moved.giver[order], moved.taker[order], moved.end[order]
+    hit_end = np.minimum(end, look[taker])
+    stretches = np.empty((len(order), 2, 2), dtype=np.int32)
+    stretches[:, 0, 0], stretches[:, 0, 1] = hit_end, taker
+    stretches[:, 1, 0], stretches[:, 1, 1] = end, NEVER
+    some = np.column_stack((hit_end > moved.start[order], end > hit_end))
+    starts = np.zeros(requests + 1, dtype=np.int64)
+    counts = np.bincount(giver, weights=some.sum(axis=1), minlength=requests)
+    np.cumsum(counts.astype(np.int64), out=starts[1:])
+    return Touches(starts, stretches[some])
+
+
+@callable_in_kernels
+def next_touch(
+    starts: NDArray[np.int64], stretches: NDArray[np.int32], request: int, depth: int
+) -> tuple[int, int]:
+    """Who will hit the block at `depth` of a run next, and from which depth on that is so."""
+    low, high = starts[request], starts[request + 1]
+    first, end = low, high
+    while low < high:
+        middle = (low + high) >> 1
+        if stretches[middle, 0] > depth:
+            high = middle
+        else:
+            low = middle + 1
+    begin = int(stretches[low - 1, 0]) if low > first else 0
+    return int(stretches[low, 1]) if low < end else NEVER, begin
+
+
+@kernel
+def _handovers(
+    traffic: Traffic,
+) -> tuple[
+    NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]
+]:
+    requests = len(traffic.leaf)
+    owner = np.full(len(traffic.block_parent), -1, dtype=np.int32)
+    path = np.empty(traffic.length.max() + 1 if requests else 1, dtype=np.int32)
+    starts = np.zeros(requests + 1, dtype=np.int64)
+    found = np.empty((3, requests + 16), dtype=np.int32)
+    count = 0
+    for request in range(requests):
+        length = traffic.length[request]
+        write_path(traffic.block_parent, traffic.leaf[request], path, 0, length)
+        at = 0
+        while at < length:
+            before = owner[path[at]]
+            while at < length and owner[path[at]] == before:
+                owner[path[at]] = request
+                at += 1
+            if before >= 0:
+                if count == found.shape[1]:
+                    grown = np.empty((3, 2 * count), dtype=np.int32)
+                    grown[:, :count] = found
+                    found = grown
+                found[0, count] = at
+                found[1, count] = before
+                found[2, count] = path[at - 1]
+                count += 1
+        starts[request + 1] = count
+    moved = found[:, :count].copy()
+    return starts, moved[0], moved[1], moved[2], owner

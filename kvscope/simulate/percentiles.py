@@ -1,0 +1,18 @@
+"""Nearest-rank percentiles: the value that at least p % of all are not above."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.facts import Percentiles
+
+_PERCENTS = np.array([50, 90, 95, 99])
+
+
+def percentiles(values: NDArray[Any]) -> Percentiles:
+    """The percentiles of at least one value, which need not be in order."""
+    rank = -(-_PERCENTS * len(values) // 100) - 1
+    return Percentiles(*(float(value) for value in np.partition(values, rank)[rank]))

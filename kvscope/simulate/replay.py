@@ -1,0 +1,108 @@
+"""One policy at one capacity over one trace: which leading blocks each request found cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.simulate.handovers import (
+    NO_TOUCHES,
+    Handovers,
+    Touches,
+    handovers,
+    next_touches,
+)
+from kvscope.simulate.keys import keys_kernel
+from kvscope.simulate.lanes import lanes_kernel
+from kvscope.simulate.queues import queues_kernel
+from kvscope.simulate.runs import cached_blocks
+from kvscope.simulate.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one policy did at one capacity.
+
+    `hit_blocks` (R entries) are the leading blocks that each request found cached, capped by the
+    last-token rule; `evictions` counts blocks. `cached` (N + 1 entries, the root's first) are the
+    blocks that were left at the end.
+    """
+
+    policy: Policy
+    capacity_blocks: int
+    hit_blocks: NDArray[np.int32]
+    evictions: int
+    cached: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a policy was told of the traffic's categories, and from which request on.
+
+    `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0.
+    """
+
+    since: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Who touches what after whom in one traffic: the same for every policy and capacity."""
+
+    moved: Handovers
+    touches: Touches
+
+
+def history(traffic: Traffic) -> History:
+    """The history of `traffic`, for its replays."""
+    moved = handovers(traffic)
+    return History(moved, next_touches(moved, traffic.look))
+
+
+NO_TABLES = Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 1, 1)))
+
+
+def replay(
+    traffic: Traffic,
+    policy: Policy,
+    capacity_blocks: int,
+    *,
+    past: History | None = None,
+    tables: Tables = NO_TABLES,
+    mandatory: bool = False,
+) -> Replay:
+    """Replay `traffic` with `policy` in the `cache` capacity model: exact, request by request.
+
+    A request is looked up, its path joins the cache, then the policy evicts down to the capacity.
+    `past` saves work where one trace is replayed many times; `tables` are for policies that read
+    them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
+    refuse an insertion.
+    """
+    if policy.reads_tables and tables.values.shape[1] <= traffic.category.max(initial=0):
+        raise ValueError(f"{policy.name} needs a row of its table for every category")
+    p = policy.settings()
+    if isinstance(policy, QueuePolicy):
+        hits, evictions, cached = queues_kernel(type(policy))(
+            traffic, capacity_blocks, p, mandatory
+        )
+        return Replay(policy, capacity_blocks, hits, evictions, cached)
+    past = past or history(traffic)
+    leaf = policy.evicts == "leaf"
+    if isinstance(policy, LanePolicy):
+        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
+        run = partial(lanes_kernel(type(policy), leaf), traffic, past.moved, capacity_blocks, lanes)
+    elif isinstance(policy, KeyPolicy):
+        touches = past.touches if policy.hindsight else NO_TOUCHES
+        run = partial(
+            keys_kernel(type(policy), leaf), traffic, past.moved, touches, capacity_blocks
+        )
+    else:
+        raise TypeError(f"{policy.name} is of no known shape")
+    hits, evictions, end = run(p, tables.values, tables.since, policy.values["ttl_s"], mandatory)
+    cached = cached_blocks(traffic.block_parent, past.moved.owner, end)
+    return Replay(policy, capacity_blocks, hits, evictions, cached)

@@ -1,0 +1,196 @@
+"""Caches in tiers, HBM over DRAM over SSD: which tier each request found its blocks in.
+
+Two ways to fill them. `exclusive`: a block is in one tier; what leaves a tier moves down to the
+next, what leaves the last is gone, and what is hit in any moves up to the first. `write-through`
+(vLLM's KV offloading): every block that is computed is written to all tiers at once, each tier
+evicts by itself, and a hit refreshes the block in all of them.
+
+Either way a request is served from the leading blocks of its path that some tier holds, each from
+the highest that does, and the age of a block is the time since its last touch, whichever tier it
+has come to. So a tier's time to live also counts from there: what is past it never enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.errors import UsageError
+from kvscope.facts import TierMode
+from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.registry import POLICIES
+from kvscope.simulate.replay import History, history, replay
+from kvscope.simulate.runs import cached_blocks
+from kvscope.simulate.tier_lanes import exclusive_kernel, places_kernel
+from kvscope.simulate.tier_spec import Tier
+from kvscope.simulate.traffic import Traffic
+
+_IDLE_S = (0.0, 1.0, 3600.0)
+_NO_TABLE: Floats = np.zeros((1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TieredReplay:
+    """What T tiers did with R requests over a trie of N blocks.
+
+    `tier_hits` (R x T) are the leading blocks that each request took from each tier, together
+    capped by the last-token rule. `evictions` are the blocks that left each tier, `demotions` those
+    of them that moved down instead of being dropped. `cached` (T x (N + 1), the root first) is what
+    each tier held at the end.
+    """
+
+    tiers: tuple[Tier, ...]
+    mode: TierMode
+    tier_hits: NDArray[np.int32]
+    evictions: tuple[int, ...]
+    demotions: tuple[int, ...]
+    cached: NDArray[np.bool_]
+
+    @property
+    def hit_blocks(self) -> NDArray[np.int32]:
+        """The blocks that each request found in any tier."""
+        found: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
+        return found
+
+
+def replay_tiers(
+    traffic: Traffic, tiers: Sequence[Tier], mode: TierMode, *, past: History | None = None
+) -> TieredReplay:
+    """Replay `traffic` over at least one tier, first one first: exact, request by request.
+
+    Of each request: look up, take up what was found, then every tier from the first on evicts down
+    to its capacity. `past` saves work where one trace is replayed many times.
+
+    `exclusive` takes policies of queues whose order does not change with time (lru, ttl, tlru and
+    its variants). Where one evicts leaves only, a block leaves a tier only if no child of it is in
+    that tier or a higher one; so the tiers from the first to any other together hold no orphan, and
+    no block is lost before those that need it. LRU keeps to that by itself, others must all evict
+    leaves then. `write-through` takes policies that never keep a block without its head: then the
+    leading blocks in some of the first t tiers are as many as in the best of them.
+    Raises UsageError, naming the tier, for policies for which it is not exact.
+    """
+    past = past or history(traffic)
+    tiers = tuple(tiers)
+    run = _exclusive if mode == "exclusive" else _write_through
+    return run(traffic, tiers, past)
+
+
+def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
+    policies = [_moving(tier) for tier in tiers]
+    leaf = any(policy.evicts == "leaf" for policy in policies)
+    for tier, policy in zip(tiers, policies, strict=True):
+        if leaf and not closed(policy):
+            raise UsageError(
+                f"{policy.name} evicts any block where another tier evicts leaves only",
+                where=f"tier {tier.name}",
+                remedy="evict leaves, or any, in all tiers (POLICY.leaves)",
+            )
+    lanes = [_worth(policy) for policy in policies]
+    first_lane = np.zeros(len(tiers) + 1, dtype=np.int64)
+    np.cumsum([len(worth) for worth in lanes], out=first_lane[1:])
+    hits, left, demoted, ends = exclusive_kernel(
+        traffic,
+        past.moved,
+        np.array([tier.capacity_blocks for tier in tiers], dtype=np.int64),
+        np.array([tier.ttl_s for tier in tiers], dtype=np.float64),
+        _places(traffic, policies, first_lane),
+        first_lane,
+        np.concatenate(lanes),
+        leaf,
+    )
+    down_to = np.array(
+        [
+            cached_blocks(traffic.block_parent, past.moved.owner, np.ascontiguousarray(end))
+            for end in ends.T[1:]
+        ]
+    )
+    cached = down_to.copy()
+    cached[1:] &= ~down_to[:-1]
+    return TieredReplay(
+        tiers, "exclusive", hits, tuple(left.tolist()), tuple(demoted.tolist()), cached
+    )
+
+
+def _write_through(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
+    for tier in tiers:
+        if not _stands_alone(tier.policy):
+            raise _refused(tier, "kept in step by write-through", _stands_alone)
+    alone = [replay(traffic, tier.policy, tier.capacity_blocks, past=past) for tier in tiers]
+    together = np.maximum.accumulate(np.array([done.hit_blocks for done in alone]), axis=0)
+    return TieredReplay(
+        tiers=tiers,
+        mode="write-through",
+        tier_hits=np.ascontiguousarray(np.diff(together, axis=0, prepend=0).T.astype(np.int32)),
+        evictions=tuple(done.evictions for done in alone),
+        demotions=(0,) * len(tiers),
+        cached=np.array([done.cached for done in alone]),
+    )
+
+
+def fits(policy: Policy, mode: TierMode) -> bool:
+    """Whether tiers that work by `mode` can each have this policy."""
+    return _moves(policy) if mode == "exclusive" else _stands_alone(policy)
+
+
+def closed(policy: Policy) -> bool:
+    """Whether a policy never keeps a block whose parent is gone."""
+    return policy.evicts == "leaf" or isinstance(policy, Lru)
+
+
+def _stands_alone(policy: Policy) -> bool:
+    return closed(policy) and not policy.reads_tables
+
+
+def _moves(policy: Policy) -> bool:
+    """Whether `exclusive` can move a policy's blocks: lanes whose order does not change."""
+    return (
+        isinstance(policy, LanePolicy)
+        and not (policy.by_category or policy.reads_tables)
+        and not (policy.adaptive and policy.values.get("xi_percentile"))
+        and type(policy).admits is PathPolicy.admits
+        and all(
+            policy.score(lane, idle_s, policy.settings(), _NO_TABLE)
+            == policy.score(lane, _IDLE_S[0], policy.settings(), _NO_TABLE)
+            for lane in range(policy.lanes)
+            for idle_s in _IDLE_S[1:]
+        )
+    )
+
+
+def _moving(tier: Tier) -> LanePolicy:
+    if not _moves(tier.policy):
+        raise _refused(tier, "moved down tier by tier", _moves)
+    return cast(LanePolicy, tier.policy)
+
+
+def _refused(tier: Tier, what: str, fits: Callable[[Policy], bool]) -> UsageError:
+    policy = tier.policy
+    adaptive = " with an adaptive xi" if policy.values.get("xi_percentile") else ""
+    leaves = " that evicts any" if policy.evicts != type(policy).leaves else ""
+    return UsageError(
+        f"blocks of {policy.name}{adaptive}{leaves} cannot be {what}",
+        where=f"tier {tier.name}",
+        remedy="take " + " or ".join(known.name for known in POLICIES if fits(known())),
+    )
+
+
+def _worth(policy: LanePolicy) -> Floats:
+    p = policy.settings()
+    return np.array([policy.score(lane, 0.0, p, _NO_TABLE) for lane in range(policy.lanes)])
+
+
+def _places(
+    traffic: Traffic, policies: Sequence[LanePolicy], first_lane: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    kernels = [places_kernel(kind) for kind in map(type, policies)]
+    found = np.array(
+        [run(traffic, policy.settings()) for run, policy in zip(kernels, policies, strict=True)],
+        dtype=np.int32,
+    )
+    found[:, :, 1:] += first_lane[:-1, None, None].astype(np.int32)
+    return found

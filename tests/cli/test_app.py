@@ -1,0 +1,132 @@
+"""The shell around every command: names, help, `--debug`, lazy imports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from kvscope import __version__, errors
+from kvscope.cli import output
+from kvscope.cli.app import run
+from kvscope.errors import ExitCode
+from tests.cli.shell import Streams, python, raising, show
+
+HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]
+UNNEEDED = ["polars", "plotly", "scipy", "pandas", "pyarrow", "rich", "streamlit", "torch"]
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "fail"], ["fail", "--debug"]])
+def test_debug_shows_the_traceback(capsys: Streams, arguments: list[str]) -> None:
+    """`--debug` stands before or behind the command, and lasts for one run."""
+    commands = [("fail", raising(ZeroDivisionError("by zero"))), ("show", show)]
+    run(arguments, commands)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "internal error: ZeroDivisionError: by zero"
+    assert lines[1].startswith("Traceback")
+    run(["fail"], commands)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def _traces(context: typer.Context) -> None:
+    """List the stored traces."""
+    if context.invoked_subcommand is None:
+        output.emit("all of them")
+
+
+def test_a_command_with_sub_commands(capsys: Streams) -> None:
+    """A group runs alone and with its sub-commands, `--debug` included, as often as it is built."""
+    group = typer.Typer(callback=_traces, invoke_without_command=True)
+    group.command("remove")(raising(errors.InputError("no such trace")))
+    commands = [("traces", group)]
+    assert run(["traces"], commands) == ExitCode.DONE
+    assert capsys.readouterr() == ("all of them\n", "")
+    assert run(["traces", "remove", "--debug"], commands) == ExitCode.INPUT
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-h"], ["--help"], ["show", "-h"], ["show", "--help"]])
+def test_help_is_data(capsys: Streams, words: list[str]) -> None:
+    """Help that was asked for goes to stdout, by both names, for every command."""
+    assert run(words, [("show", show)]) == ExitCode.DONE
+    out, err = capsys.readouterr()
+    assert out.startswith("Usage: kvscope")
+    assert "--debug" in out
+    assert err == ""
+
+
+def test_nothing_asked(capsys: Streams) -> None:
+    """`kvscope` alone is a usage error that shows what there is, off stdout."""
+    assert run([], [("show", show)]) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "show  Show what arrived." in err
+
+
+def test_version(capsys: Streams) -> None:
+    """The version goes to stdout."""
+    assert run(["--version"]) == ExitCode.DONE
+    assert capsys.readouterr() == (f"kvscope {__version__}\n", "")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`kvscope --help`, with all its commands registered, loads no heavy package."""
+    done = python(
+        f"""
+        import json, sys
+        from kvscope.cli.app import run
+        code = run(["--help"])
+        loaded = [name for name in {HEAVY} if name in sys.modules]
+        print(json.dumps([code, loaded]), file=sys.stderr)
+        """
+    )
+    assert json.loads(done.stderr) == [0, []]
+    assert done.stdout.startswith("Usage: kvscope")
+
+
+def test_analyze_imports_no_more_than_it_needs(tmp_path: Path) -> None:
+    """Frames, charts and linear algebra stay out of a plain analysis; scipy stays importable."""
+    trace = tmp_path / "trace.jsonl"
+    asked = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
+    trace.write_text(json.dumps(asked) + "\n")
+    done = python(
+        f"""
+        import json, sys
+        from kvscope.cli.app import run
+        code = run(["analyze", {str(trace)!r}, "--db", ":memory:", "--json"])
+        loaded = [name for name in {UNNEEDED} if name in sys.modules]
+        import scipy.linalg
+        print(json.dumps([code, loaded]), file=sys.stderr)
+        """
+    )
+    assert json.loads(done.stderr.splitlines()[-1]) == [0, []]
+
+
+def test_interrupted_while_it_loads() -> None:
+    """Ctrl-C before the command line is there ends as any other."""
+    done = python(
+        """
+        import signal, sys
+        class Interrupting:
+            def find_spec(self, name, path=None, target=None):
+                if name == "kvscope.cli.diagnostics":
+                    signal.raise_signal(signal.SIGINT)
+        sys.meta_path.insert(0, Interrupting())
+        from kvscope.__main__ import main
+        main()
+        """
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "error: interrupted\n"
+
+
+def test_python_m_kvscope() -> None:
+    """The module runs as the command does, exit code included."""
+    done = python(
+        "import runpy, sys; sys.argv[1:] = ['nope'];"
+        "runpy.run_module('kvscope', run_name='__main__', alter_sys=True)"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: no such command 'nope'; see `kvscope --help`\n"

@@ -1,0 +1,63 @@
+"""Options that commands share: parsed, refused, and their defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+from kvscope.cli import output
+from kvscope.cli.app import run
+from kvscope.cli.options import AS_IT_SAYS, DEFAULT_DB, Hbm, Json, Reading, with_reading
+from kvscope.errors import ExitCode
+from tests.cli.shell import Streams, show
+
+
+def test_refused_values_name_their_option(capsys: Streams) -> None:
+    """A value that does not parse is shown with its option and what would be right."""
+    for option, value, what in [
+        ("--hbm", "16Gb", "'16Gb' is in bits; write 16GB if you mean bytes"),
+        ("--kv-dtype", "fp7", "'fp7' is not one of 'fp32', 'fp16', 'bf16', 'fp8', 'int8'"),
+    ]:
+        assert run(["show", option, value], [("show", show)]) == ExitCode.USAGE
+        line = f"error: invalid value for '{option}': {what}; see `kvscope show --help`\n"
+        assert capsys.readouterr() == ("", line)
+
+
+def test_shared_options_arrive_parsed(capsys: Streams) -> None:
+    """Commands get bytes and names, not texts to parse; nothing given is None."""
+    words = ["show", "t.jsonl", "--db", ":memory:", "--hbm", "80GiB", "--model", "llama3-8b"]
+    assert run([*words, "--kv-dtype", "fp8", "--json"], [("show", show)]) == ExitCode.DONE
+    assert run(["show"], [("show", show)]) == ExitCode.DONE
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == repr(("t.jsonl", ":memory:", 80 * 2**30, "llama3-8b", "fp8", True))
+    assert second == repr((None, DEFAULT_DB, None, None, None, False))
+
+
+def test_reading_options_stand_where_the_command_wants_them(capsys: Streams) -> None:
+    """A command that takes a `Reading` gets all of its options, parsed, and tells them in place."""
+
+    @with_reading
+    def read(first: Json = False, reading: Reading = AS_IT_SAYS, last: Hbm = None) -> None:
+        """Read."""
+        output.emit(repr((first, reading, last)))
+
+    given = ["--block-size", "64", "--session-arrivals", "poisson:30/min", "--max-bad", "5%"]
+    assert run(["read", *given], [("read", read)]) == ExitCode.DONE
+    assert run(["read"], [("read", read)]) == ExitCode.DONE
+    told = Reading(block_size=64, session_arrivals=0.5, max_bad=0.05)
+    assert capsys.readouterr().out.splitlines() == [
+        repr((False, told, None)),
+        repr((False, AS_IT_SAYS, None)),
+    ]
+    assert list(inspect.signature(read).parameters) == [
+        "first",
+        *(field.name for field in dataclasses.fields(Reading)),
+        "last",
+    ]
+
+
+def test_the_default_store_is_the_stores() -> None:
+    """The command line repeats the store's default, which costs too much to import."""
+    from kvscope.store.db import DEFAULT_PATH
+
+    assert DEFAULT_DB == DEFAULT_PATH

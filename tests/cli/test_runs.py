@@ -1,0 +1,104 @@
+"""`kvscope runs`: what simulate kept is listed, compared, and removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.cli.app import run
+from tests.cli.replayed import simulated, write_trace
+
+Streams = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def db(tmp_path: Path, capsys: Streams) -> str:
+    """A store with two traces; over the first, lru and belady at two capacities."""
+    path = str(tmp_path / "store.duckdb")
+    other = str(write_trace(tmp_path, "other"))
+    assert run(["ingest", other, "--db", path]) == 0
+    capsys.readouterr()
+    first = write_trace(tmp_path)
+    first.write_text(first.read_text() + "\n")
+    asked = ("--policies", "lru,belady", "--capacity-blocks", "1,2")
+    simulated(capsys, str(first), "--db", path, *asked)
+    return path
+
+
+def listed(capsys: Streams, *arguments: str) -> list[dict[str, Any]]:
+    """The runs in the JSON document of `kvscope runs` with these arguments."""
+    code = run(["runs", *arguments, "--json"])
+    written = capsys.readouterr()
+    assert code == 0, written.err
+    found: list[dict[str, Any]] = json.loads(written.out)["runs"]
+    return found
+
+
+def test_what_was_simulated_is_listed(db: str, capsys: Streams) -> None:
+    """Side by side: by capacity, then by policy; with what was counted and when it was made."""
+    found = listed(capsys, "--db", db)
+    assert [(one["capacity_blocks"], one["policy"]) for one in found] == [
+        (1, "lru"),
+        (1, "belady"),
+        (2, "lru"),
+        (2, "belady"),
+    ]
+    assert found[0]["definition"]["weight"] == "token"
+    assert found[0]["kvscope"]
+    assert found[0]["created_at"]
+    assert found[0]["categories"]
+    assert found == listed(capsys, "list", "tiny", "--db", db)
+
+
+def test_policies_can_be_picked(db: str, capsys: Streams) -> None:
+    """`--policy` filters, by every name that people use."""
+    assert {one["policy"] for one in listed(capsys, "tiny", "--db", db, "--policy", "lru")} == {
+        "lru"
+    }
+    assert run(["runs", "--db", db, "--policy", "bellady"]) == 2
+    assert "--policy: unknown policy 'bellady'; did you mean belady?" in capsys.readouterr().err
+
+
+def test_the_table_puts_settings_apart(db: str, capsys: Streams) -> None:
+    """Runs under another SLO stand in a section of their own; hindsight is marked."""
+    simulated(
+        capsys, "tiny", "--db", db, *("--policies", "lru", "--capacity-blocks", "2", "--slo", "1s")
+    )
+    assert run(["runs", "tiny", "--db", db, "--model", "vicuna-7b"]) == 0
+    told = capsys.readouterr().out
+    assert "tiny, SLO 1s" in told
+    assert told.count("Hit rates: token-weighted") == 2
+    assert "belady*" in told
+    assert "0.5 GiB" in told
+
+
+def test_runs_are_removed_by_policy_or_all(db: str, capsys: Streams) -> None:
+    """Which ones has to be said; the trace stays."""
+    assert run(["runs", "remove", "tiny", "--db", db]) == 2
+    assert "give --policy or --all" in capsys.readouterr().err
+    assert run(["runs", "remove", "tiny", "--db", db, "--policy", "belady"]) == 0
+    assert "removed 2 runs of 'tiny'" in capsys.readouterr().err
+    assert {one["policy"] for one in listed(capsys, "tiny", "--db", db)} == {"lru"}
+    assert run(["runs", "remove", "--all", "--db", db]) == 0
+    assert run(["runs", "--db", db]) == 0
+    assert "kvscope simulate" in capsys.readouterr().err
+
+
+def test_a_trace_takes_its_runs_along(db: str, capsys: Streams) -> None:
+    """Removing a trace removes its runs, and no others."""
+    assert run(["runs", "other", "--db", db]) == 0
+    assert "no such runs" in capsys.readouterr().err
+    simulated(capsys, "other", "--db", db, "--policies", "lru", "--capacity-blocks", "2")
+    assert run(["traces", "remove", "tiny", "--db", db]) == 0
+    capsys.readouterr()
+    assert [one["policy"] for one in listed(capsys, "other", "--db", db)] == ["lru"]
+    assert run(["runs", "tiny", "--db", db]) == 3
+
+
+def test_no_store_is_made_to_look_into(tmp_path: Path, capsys: Streams) -> None:
+    """Asking for runs where there is no store is told as such, and leaves no file."""
+    assert run(["runs", "--db", str(tmp_path / "none.duckdb")]) == 3
+    assert not list(tmp_path.iterdir())

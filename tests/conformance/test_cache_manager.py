@@ -1,0 +1,125 @@
+"""vLLM's own cache manager, requests one at a time: the model does the same, block for block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.simulate.engine.replay import replay_engine
+from kvscope.simulate.engine.settings import EngineSettings
+from tests.conformance.conversations import Asked, Mix, as_trace, conversations
+from tests.conformance.kvscope_side import ONE_EACH, Model
+from tests.conformance.lanes import SafeFirst
+from tests.conformance.vllm_side import KVCacheManager, Request, manager, serve_alone, vllm_request
+from tests.small_traces import built, prompts
+
+pytestmark = pytest.mark.engine
+
+MIXES = {
+    "chats": Mix(),
+    "short": Mix(head=20, turn=10, output=5, new=0.6),
+    "long outputs": Mix(turn=30, output=150),
+    "repeats": Mix(head=200, again=0.5, edited=0.2, silent=0.2),
+}
+
+
+class Contents:
+    """Which node of the trie each of vLLM's hashes stands for."""
+
+    def __init__(self) -> None:
+        self.node: dict[bytes, int] = {}
+
+    def learn(self, model: Model, number: int, request: Request) -> None:
+        """Pair a finished request's hashes with its path."""
+        wanted, parent = model.machine.requests[number], model.machine.nodes.parent
+        node = int(wanted.leaf)
+        for depth in range(int(wanted.length) - 1, -1, -1):
+            block_hash = bytes(request.block_hashes[depth])
+            assert self.node.setdefault(block_hash, node) == node
+            node = int(parent[node])
+
+    def free_blocks(self, cache: KVCacheManager) -> list[tuple[int, int]]:
+        """(number from 0, content) of vLLM's free blocks, the next to be taken first."""
+        queue = cache.block_pool.free_block_queue.get_all_free_blocks()
+        # The last four bytes of a block's hash are the number of its group.
+        hashes = [(one.block_id - 1, one.block_hash) for one in queue]
+        return [(at, self.node[one[:-4]] if one is not None else 0) for at, one in hashes]
+
+
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("usable_blocks", [24, 60, 150, 400, 2000])
+def test_hits_and_the_order_of_free_blocks_agree(usable_blocks: int, mix: str, size: int) -> None:
+    """After each of 600 requests: the same hits, and the same free blocks in the same order."""
+    asked = conversations(600, usable_blocks * size, MIXES[mix])
+    cache = manager(usable_blocks, size)
+    assert compared(asked, size, cache, Model(asked, size, Lru(), alone(usable_blocks))) > 0
+
+
+@pytest.mark.parametrize("xi_tokens", [150, 400])
+@pytest.mark.parametrize("usable_blocks", [60, 150])
+def test_lanes_agree(usable_blocks: int, xi_tokens: int) -> None:
+    """T-LRU in two queues: vLLM with such queues put in gives up the same blocks, in order."""
+    asked = conversations(600, xi_tokens, MIXES["chats"])
+    policy = TLru({"xi_tokens": xi_tokens, "next_prompt_tokens": 60}, leaves="any")
+    cache = manager(usable_blocks, 16)
+    queue = SafeFirst(cache.block_pool.free_block_queue.get_all_free_blocks())
+    cache.block_pool.free_block_queue = queue
+    model = Model(asked, 16, policy, alone(usable_blocks))
+
+    def before_free(request: Request) -> None:
+        safe_from = request.num_tokens + 60 - xi_tokens
+        queue.safe = lambda block: block.block_hash_num_tokens - 16 >= safe_from
+
+    assert compared(asked, 16, cache, model, before_free) > 0
+    lru = Model(asked, 16, Lru(), alone(usable_blocks))
+    lru.finish(len(asked))
+    assert lru.machine.requests.hits.tolist() != model.machine.requests.hits.tolist()
+
+
+@pytest.mark.parametrize("usable_blocks", [60, 400])
+def test_what_a_trace_tells_is_enough(usable_blocks: int) -> None:
+    """Hashes of prompts alone, read as a trace is: the hits of vLLM, which knows all tokens.
+
+    Conversations here go on with their whole history. Where one went on with a part of an output,
+    or two had the same output without a later turn to show it, hashes alone could not tell.
+    """
+    asked = conversations(600, 5, Mix(edited=0.0, silent=0.0, again=0.0))
+    traced = prompts(built(as_trace(asked, 16), 16))
+    seen = replay_engine(traced, Lru(), alone(usable_blocks), ONE_EACH)
+    cache = manager(usable_blocks, 16)
+    for number, one in enumerate(asked):
+        if not seen.oversized[number]:
+            hits = serve_alone(cache, vllm_request(number, one, 16), one)
+            assert hits == seen.hit_blocks[number] * 16, number
+    assert seen.hit_blocks.sum() > 0
+
+
+def alone(usable_blocks: int) -> EngineSettings:
+    """Requests one at a time."""
+    return EngineSettings.one_at_a_time(usable_blocks)
+
+
+def compared(
+    asked: list[Asked],
+    size: int,
+    cache: KVCacheManager,
+    model: Model,
+    before_free: Callable[[Request], None] | None = None,
+) -> int:
+    """Serve `asked` on both sides, comparing after each; the blocks that were hit."""
+    requests = model.machine.requests
+    contents = Contents()
+    for number, one in enumerate(asked):
+        if requests.oversized[number]:
+            continue
+        request = vllm_request(number, one, size)
+        hits = serve_alone(cache, request, one, before_free)
+        model.finish(number + 1)
+        assert hits == requests.hits[number] * size, number
+        contents.learn(model, number, request)
+        assert contents.free_blocks(cache) == model.free_blocks(), number
+    return int(requests.hits[requests.hits > 0].sum())

@@ -1,0 +1,233 @@
+"""vLLM's own KVCacheManager and Scheduler, driven without a model: outputs are given."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.conversations import Asked
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
+    import torch
+    from vllm import SamplingParams
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import (
+        FreeKVCacheBlockQueue,
+        KVCacheBlock,
+        get_request_block_hasher,
+        init_none_hash,
+    )
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+
+__all__ = [
+    "FreeKVCacheBlockQueue",
+    "KVCacheBlock",
+    "KVCacheManager",
+    "Request",
+    "VllmScheduler",
+    "manager",
+    "serve_alone",
+    "vllm_request",
+]
+
+LONGEST = 1 << 20
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": LONGEST,
+    "torch_dtype": "bfloat16",
+}
+
+init_none_hash(sha256)
+
+
+def vllm_request(number: int, asked: Asked, size: int) -> Request:
+    """A request as vLLM's core gets it, with the hashes of its blocks."""
+    return Request(
+        str(number),
+        list(asked.prompt),
+        SamplingParams(max_tokens=len(asked.output), ignore_eos=True),
+        None,
+        cache_salt=asked.salt,
+        block_hasher=get_request_block_hasher(size, sha256),
+    )
+
+
+def cache_config(usable_blocks: int, size: int) -> KVCacheConfig:
+    """One group of full attention, no tensors; one block more than can be used."""
+    spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return KVCacheConfig(
+        num_blocks=usable_blocks + 1,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+
+
+def manager(usable_blocks: int, size: int) -> KVCacheManager:
+    """vLLM's cache manager over so many usable blocks."""
+    return KVCacheManager(
+        cache_config(usable_blocks, size),
+        max_model_len=LONGEST,
+        scheduler_block_size=size,
+        hash_block_size=size,
+    )
+
+
+def serve_alone(
+    cache: KVCacheManager,
+    request: Request,
+    asked: Asked,
+    before_free: Callable[[Request], None] | None = None,
+) -> int | None:
+    """Take a request from look-up to its last output; its hit tokens, None if it does not fit."""
+    blocks, hits, _ = cache.get_computed_blocks(request)
+    wanted = request.num_tokens - hits
+    if cache.allocate_slots(request, wanted, hits, blocks, full_sequence_must_fit=True) is None:
+        return None
+    request.num_computed_tokens = request.num_tokens
+    for token in asked.output[:-1]:
+        request.append_output_token_ids(token)
+        if cache.allocate_slots(request, 1) is None:
+            raise AssertionError("an output of a request that fits must fit")
+        request.num_computed_tokens += 1
+    request.append_output_token_ids(asked.output[-1])
+    if before_free is not None:
+        before_free(request)
+    cache.free(request)
+    return int(hits)
+
+
+@dataclass
+class Batch:
+    """One step that vLLM planned, and which of its requests will get a token."""
+
+    output: SchedulerOutput
+    yields: dict[str, bool]
+
+
+class VllmScheduler:
+    """vLLM's whole scheduler, stepped as its engine core does, on a clock of whole steps."""
+
+    def __init__(
+        self,
+        folder: Path,
+        asked: list[Asked],
+        size: int,
+        usable_blocks: int,
+        overlapped: bool = False,
+        **settings: Any,
+    ) -> None:
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        config = VllmConfig(
+            model_config=_model(str(folder)),
+            scheduler_config=SchedulerConfig(
+                max_model_len=LONGEST,
+                is_encoder_decoder=False,
+                async_scheduling=overlapped,
+                **settings,
+            ),
+            cache_config=CacheConfig(block_size=size, enable_prefix_caching=True),
+        )
+        config.cache_config.num_gpu_blocks = usable_blocks + 1
+        self.scheduler = (AsyncScheduler if overlapped else Scheduler)(
+            vllm_config=config,
+            kv_cache_config=cache_config(usable_blocks, size),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=size,
+            log_stats=True,
+        )
+        self.asked = asked
+        self.size = size
+        self.overlapped = overlapped
+        self.requests: list[Request] = []
+        self.hit_tokens: dict[int, int] = {}
+        self.first_token_s: dict[int, float] = {}
+        self.in_progress: deque[Batch] = deque()
+        self.counted_hits = 0
+        self.now_s = 0.0
+
+    def step(self) -> bool:
+        """One step, or a wait for the next arrival; False when all is done."""
+        while len(self.requests) < len(self.asked) and self._next.arrival_s <= self.now_s:
+            self.requests.append(vllm_request(len(self.requests), self._next, self.size))
+            self.scheduler.add_request(self.requests[-1])
+        batch = self._plan()
+        if self.overlapped and (batch.yields or self.in_progress):
+            self._overlap(batch)
+        elif batch.yields:
+            self.now_s += 1
+            self._complete(batch)
+        elif len(self.requests) < len(self.asked):
+            self.now_s = self._next.arrival_s
+        else:
+            return False
+        return True
+
+    @property
+    def _next(self) -> Asked:
+        return self.asked[len(self.requests)]
+
+    def _plan(self) -> Batch:
+        output = self.scheduler.schedule()
+        for new in output.scheduled_new_reqs:
+            self.hit_tokens.setdefault(int(new.req_id), new.num_computed_tokens)
+        stats = self.scheduler.kv_cache_manager.make_prefix_cache_stats()
+        self.counted_hits += stats.hits
+        chunks = {name: self.scheduler.requests[name] for name in output.num_scheduled_tokens}
+        return Batch(output, {name: not one.is_prefill_chunk for name, one in chunks.items()})
+
+    def _overlap(self, batch: Batch) -> None:
+        """The step in progress ends while the planned one stands ready behind it."""
+        if self.in_progress:
+            self.now_s += 1
+            self._complete(self.in_progress.popleft())
+        if batch.yields:
+            self.in_progress.append(batch)
+
+    def _complete(self, batch: Batch) -> None:
+        sampled = []
+        for name, yields in batch.yields.items():
+            known = self.requests[int(name)].num_output_tokens
+            sampled.append([self.asked[int(name)].output[known]] if yields else [])
+            if yields:
+                self.first_token_s.setdefault(int(name), self.now_s)
+        places = {name: place for place, name in enumerate(batch.yields)}
+        result = ModelRunnerOutput(list(batch.yields), places, sampled_token_ids=sampled)
+        self.scheduler.update_from_output(batch.output, result)
+
+
+_MODELS: dict[str, ModelConfig] = {}
+
+
+def _model(folder: str) -> ModelConfig:
+    """A made-up Llama. Making one takes seconds, so it is made once."""
+    if not _MODELS:
+        _MODELS[""] = ModelConfig(
+            model=folder, skip_tokenizer_init=True, max_model_len=LONGEST, dtype="bfloat16"
+        )
+    return _MODELS[""]

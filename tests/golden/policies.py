@@ -1,0 +1,72 @@
+"""What every policy does on the sample traces: hit blocks and evictions at eight capacities.
+
+`python -m tests.golden.policies` writes policies.json again. A change there is a change of results,
+which its commit has to explain.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from kvscope.policies.base import Policy
+from kvscope.policies.registry import POLICIES
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.replay import NO_TABLES, Tables, history, replay
+from kvscope.simulate.traffic import traffic
+from tests.golden.samples import SAMPLES, capacities, sample
+
+FILE = Path(__file__).with_suffix(".json")
+Counts = dict[str, list[list[int]]]
+
+
+def tables(policy: type[Policy], categories: int) -> Tables:
+    """Fixed ones, with no estimate in between.
+
+    Category k has for wa p = 0.3, 0.5 or 0.7, a rate of 1 / (20 (k + 1)) a second and a life of
+    60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely.
+    """
+    if not policy.reads_tables:
+        return NO_TABLES
+    numbers = range(1, categories + 1)
+    if policy.name == "wa":
+        rows = [(0.1 + 0.2 * (1 + (k - 1) % 3), 1.0 / (20 * k), 60.0 * k) for k in numbers]
+    else:
+        rows = [(32.0 * k, 256.0, 1024.0) for k in numbers]
+    return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))
+
+
+def counted(name: str) -> Counts:
+    """By policy, with its default parameters: [hit blocks, evictions] at each capacity."""
+    prompts = sample(name)
+    of = traffic(prompts, standard())
+    past = history(of)
+    found: Counts = {}
+    for policy in POLICIES:
+        told = tables(policy, len(prompts.categories))
+        runs = (
+            replay(of, policy(), capacity, past=past, tables=told)
+            for capacity in capacities(prompts)
+        )
+        found[policy.name] = [
+            [int(run.hit_blocks.sum(dtype=np.int64)), int(run.evictions)] for run in runs
+        ]
+    return found
+
+
+def text() -> str:
+    """The golden file as it should be now, a line a policy."""
+    traces = []
+    for name in SAMPLES:
+        lines = [
+            f"    {json.dumps(one)}: {json.dumps(all_)}" for one, all_ in counted(name).items()
+        ]
+        head = f'    "capacity_blocks": {json.dumps(capacities(sample(name)))}'
+        traces.append(f"  {json.dumps(name)}: {{\n" + ",\n".join([head, *lines]) + "\n  }")
+    return "{\n" + ",\n".join(traces) + "\n}\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")

@@ -1,0 +1,27 @@
+"""The sample traces, ingested once a process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from kvscope.ingest.pipeline import ingest
+from kvscope.paths import data_folder
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.prompts import Prompts, load_prompts
+
+SAMPLES = ("to-c", "to-b", "agent", "birth-death")
+_FOLDER = data_folder("sample_traces")
+SHARES_PERCENT = (1, 2, 5, 10, 20, 35, 60, 100)
+
+
+@cache
+def sample(name: str) -> Prompts:
+    """The requests of one sample."""
+    with open_store(MEMORY) as store:
+        return load_prompts(store, ingest(store, str(_FOLDER / f"{name}.jsonl.gz")).trace)
+
+
+def capacities(prompts: Prompts) -> list[int]:
+    """Eight capacities in blocks, as shares of the distinct blocks."""
+    blocks = len(prompts.block_parent) - 1
+    return [blocks * percent // 100 for percent in SHARES_PERCENT]

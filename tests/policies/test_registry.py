@@ -1,0 +1,84 @@
+"""The registry and what every policy in it declares."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope.errors import UsageError
+from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.policies.registry import POLICIES, by_name
+from tests.oracles.keys import KEYS
+from tests.oracles.queues import QUEUES
+
+EVERY_POLICY = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+
+
+def test_no_two_share_a_name() -> None:
+    """Names and aliases are one policy's alone."""
+    names = [name for policy in POLICIES for name in (policy.name, *policy.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_a_policy_is_found_by_its_name_and_its_alias() -> None:
+    """libCacheSim's spelling finds gdfs too."""
+    assert all(by_name(policy.name) is policy for policy in POLICIES)
+    assert by_name("gdsf") is by_name("gdfs")
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    """A slip of the pen is answered with the name that was meant."""
+    with pytest.raises(UsageError, match=r"unknown policy 'tlruu'.*did you mean tlru"):
+        by_name("tlruu")
+
+
+def test_hindsight_is_marked() -> None:
+    """Exactly the ceilings know the future."""
+    marked = {policy.name for policy in POLICIES if policy.hindsight}
+    assert marked == {"tlru-end", "tlru-length", "belady", "tail-belady"}
+
+
+@EVERY_POLICY
+def test_has_a_shape_and_an_oracle(policy: type[Policy]) -> None:
+    """It is a lane, key or queue policy, and the slow replay knows it too."""
+    assert sum(issubclass(policy, shape) for shape in (LanePolicy, KeyPolicy, QueuePolicy)) == 1
+    assert policy.name in (QUEUES if issubclass(policy, QueuePolicy) else KEYS)
+
+
+@EVERY_POLICY
+def test_declares_itself(policy: type[Policy]) -> None:
+    """Its words are there, and it does not offer what it does anyway."""
+    assert policy.summary
+    assert policy.source
+    assert policy.leaves not in policy.offers
+
+
+@EVERY_POLICY
+def test_parameters_are_sound(policy: type[Policy]) -> None:
+    """Defaults and search values lie inside the limits, names are unique, settings keep order."""
+    names = [one.name for one in policy.parameters]
+    assert len(names) == len(set(names))
+    for one in policy.parameters:
+        assert all(one.low <= value <= one.high for value in (one.default, *one.search))
+    assert policy().settings().tolist() == [one.default for one in policy.parameters]
+
+
+@EVERY_POLICY
+def test_refuses_what_it_does_not_know(policy: type[Policy]) -> None:
+    """An unknown parameter is named with the policy, and so is a value outside the limits."""
+    with pytest.raises(UsageError, match=f"{policy.name} has no parameter 'colour'"):
+        policy({"colour": 1.0})
+    for one in policy.parameters:
+        with pytest.raises(UsageError, match="outside"):
+            policy({one.name: one.low - 1.0})
+
+
+@EVERY_POLICY
+def test_evicts_only_as_offered(policy: type[Policy]) -> None:
+    """The other way of evicting is refused where the policy does not offer it."""
+    assert policy().evicts == policy.leaves
+    for leaves in ("leaf", "any"):
+        if leaves in (policy.leaves, *policy.offers):
+            assert policy(leaves=leaves).evicts == leaves
+        else:
+            with pytest.raises(UsageError, match="cannot evict"):
+                policy(leaves=leaves)

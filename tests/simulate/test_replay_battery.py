@@ -1,0 +1,227 @@
+"""What every policy in the registry owes, whatever its rule: one battery for all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.facts import HitDefinition
+from kvscope.policies.base import Leaves, PathPolicy, Policy, Turn
+from kvscope.policies.registry import by_name
+from kvscope.simulate.curve import ideal_rate
+from kvscope.simulate.replay import Replay, replay
+from kvscope.simulate.traffic import Traffic, traffic
+from tests import small_traces
+from tests.oracles.replay import left_behind, paths
+from tests.policies import drawn
+
+CASE = ("policy", "leaves")
+EVERY_CASE = pytest.mark.parametrize(CASE, drawn.CASES, ids=drawn.case_name)
+PREFIX_CLOSED = ("lru", "lfu", "slru", "threshold-lru", "ttl")
+"""Evict "any" block and leave no orphan all the same, as their docstrings claim."""
+BY_THE_CLOCK = ("ttl", "wa", "etlru")
+QUICK = settings(deadline=None, max_examples=15)
+
+
+def _whole(traffic_: Traffic) -> Traffic:
+    """The same requests with nothing anonymous, every block looked up."""
+    return traffic_._replace(look=traffic_.length, anonymous=np.zeros_like(traffic_.length))
+
+
+def _up_to(traffic_: Traffic, requests: int) -> Traffic:
+    kept = ("block_size", "block_parent")
+    columns = {name: one[:requests] for name, one in traffic_._asdict().items() if name not in kept}
+    return traffic_._replace(**columns)
+
+
+def _lasting(policy: type[Policy], bound: Policy) -> Policy:
+    """The same policy, under which nothing expires."""
+    values = dict(bound.values)
+    return policy(values | ({"ttl_s": float("inf")} if "ttl_s" in values else {}), bound.evicts)
+
+
+def _admitted(bound: Policy, of: Traffic, at: int) -> bool:
+    if not isinstance(bound, PathPolicy):
+        return True
+    turn = Turn(at, 0.0, int(of.history_tokens[at]), 0, 0)
+    return bool(bound.admits(turn, bound.settings()))
+
+
+@EVERY_CASE
+@QUICK
+@given(st.data())
+def test_every_step_adds_up(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
+    """After each request: inserted - evicted = left <= capacity, and hits are what was there.
+
+    A replay of the first requests alone shows the cache after them; what a policy does cannot
+    depend on what is yet to come, unless it is told.
+    """
+    of = _whole(data.draw(drawn.traffics(most=8)))
+    bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
+    told = data.draw(drawn.tables(policy.name))
+    capacity = data.draw(drawn.capacities(of))
+    done = replay(of, bound, capacity, tables=told)
+    assert len(drawn.left(done)) <= capacity
+    if bound.hindsight:
+        return
+    before, evicted = set[int](), 0
+    for at, path in enumerate(paths(of)):
+        step = replay(_up_to(of, at + 1), bound, capacity, tables=told)
+        after = drawn.left(step)
+        entered = set(path) - before if _admitted(bound, of, at) else set[int]()
+        assert step.hit_blocks.tolist() == done.hit_blocks[: at + 1].tolist()
+        assert after <= before | entered
+        assert len(after) <= capacity
+        assert len(before) + len(entered) - (step.evictions - evicted) == len(after)
+        leading = next((d for d, block in enumerate(path) if block not in before), len(path))
+        assert step.hit_blocks[at] == leading
+        before, evicted = after, step.evictions
+
+
+@pytest.mark.parametrize(
+    CASE,
+    [one for one in drawn.CASES if one[1] == "leaf" or one[0].name in PREFIX_CLOSED],
+    ids=drawn.case_name,
+)
+@QUICK
+@given(st.data())
+def test_keeps_no_orphans(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
+    """With leaves alone leaving, and with those that claim it anyway, every parent is cached."""
+    of = data.draw(drawn.traffics())
+    bound = data.draw(drawn.policies(policy, leaves))
+    done = replay(
+        of,
+        bound,
+        data.draw(drawn.capacities(of)),
+        tables=data.draw(drawn.tables(policy.name)),
+        mandatory=data.draw(st.booleans()),
+    )
+    left = drawn.left(done)
+    assert {int(of.block_parent[block]) for block in left} <= left | {0}
+
+
+@EVERY_CASE
+@QUICK
+@given(st.data())
+def test_same_input_same_result(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
+    """A policy and its traffic can be replayed again: neither remembers the run before."""
+    of = data.draw(drawn.traffics())
+    bound = data.draw(drawn.policies(policy, leaves))
+    capacity = data.draw(drawn.capacities(of))
+    told = data.draw(drawn.tables(policy.name))
+    first, second = (replay(of, bound, capacity, tables=told) for _ in range(2))
+    assert _same(first, second)
+
+
+@pytest.mark.parametrize(
+    CASE, [one for one in drawn.CASES if one[0].name not in BY_THE_CLOCK], ids=drawn.case_name
+)
+@QUICK
+@given(st.data())
+def test_time_matters_to_few(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
+    """All but ttl, wa and etlru do the same when every request arrives at once."""
+    of = data.draw(drawn.traffics())
+    bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
+    capacity = data.draw(drawn.capacities(of))
+    at_once = of._replace(arrival_s=np.zeros_like(of.arrival_s))
+    assert _same(replay(of, bound, capacity), replay(at_once, bound, capacity))
+
+
+@EVERY_CASE
+@QUICK
+@given(st.data())
+def test_no_room(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
+    """A cache of no blocks hits nothing, keeps nothing, and evicts all that comes."""
+    of = data.draw(drawn.traffics())
+    bound = data.draw(drawn.policies(policy, leaves))
+    done = replay(of, bound, 0, tables=data.draw(drawn.tables(policy.name)))
+    came = [len(blocks) for at, blocks in enumerate(left_behind(of)) if _admitted(bound, of, at)]
+    assert not done.hit_blocks.any()
+    assert not done.cached.any()
+    assert done.evictions == sum(came)
+
+
+@EVERY_CASE
+@QUICK
+@given(st.data())
+def test_room_for_all(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
+    """In an infinite cache nothing is evicted, and hits are the ideal ones of LRU's curve."""
+    prompts = small_traces.prompts(small_traces.built(data.draw(small_traces.requests(2)), 2))
+    definition = HitDefinition("blocks", weight="block")
+    of = traffic(prompts, definition)._replace(category=np.zeros(len(prompts.leaf), np.int32))
+    bound = _everything_kept(policy, leaves)
+    done = replay(of, bound, drawn.INFINITE, tables=drawn.plain_tables(policy))
+    total = int(prompts.full_blocks.sum())
+    assert done.evictions == 0
+    assert int(done.hit_blocks.sum()) == round(ideal_rate(prompts, definition) * total)
+
+
+def _everything_kept(policy: type[Policy], leaves: Leaves) -> Policy:
+    lasting = {"ttl_s": float("inf"), "threshold_tokens": 0.0}
+    known = {one.name for one in policy.parameters}
+    return policy({name: value for name, value in lasting.items() if name in known}, leaves)
+
+
+@EVERY_CASE
+def test_a_request_larger_than_the_cache(policy: type[Policy], leaves: Leaves) -> None:
+    """It is cut to the capacity: policies of paths keep its head, queues what came last."""
+    of = _chains([[1, 2, 3, 4, 5]], [1000])
+    done = replay(of, _everything_kept(policy, leaves), 3, tables=drawn.plain_tables(policy))
+    assert done.evictions == 2
+    assert drawn.left(done) == ({1, 2, 3} if issubclass(policy, PathPolicy) else {3, 4, 5})
+
+
+@EVERY_CASE
+def test_a_single_block(policy: type[Policy], leaves: Leaves) -> None:
+    """One block that is asked for again and again is there from the second time on."""
+    of = _chains([[1], [1], [1], [1]], [1000] * 4)
+    of = of._replace(next_prompt_tokens=np.full(4, 3000))
+    done = replay(of, _everything_kept(policy, leaves), 1, tables=drawn.plain_tables(policy))
+    assert done.hit_blocks.tolist() == [0, 1, 1, 1]
+    assert done.evictions == 0
+
+
+@EVERY_CASE
+def test_no_requests(policy: type[Policy], leaves: Leaves) -> None:
+    """A trace without requests is replayed without a complaint."""
+    done = replay(_chains([], []), policy(leaves=leaves), 5, tables=drawn.plain_tables(policy))
+    assert len(done.hit_blocks) == 0
+    assert done.evictions == 0
+
+
+def test_tables_that_lack_a_category_are_refused() -> None:
+    """A category without a row is an error, not a read behind the table's end."""
+    of = _chains([[1]], [5])._replace(category=np.array([3], dtype=np.int32))
+    for name in ("wa", "etlru"):
+        with pytest.raises(ValueError, match="a row of its table"):
+            replay(of, by_name(name)(), 1)
+
+
+def _same(one: Replay, other: Replay) -> bool:
+    return (
+        one.hit_blocks.tolist() == other.hit_blocks.tolist()
+        and one.evictions == other.evictions
+        and drawn.left(one) == drawn.left(other)
+    )
+
+
+def _chains(wanted: list[list[int]], history: list[int]) -> Traffic:
+    """Requests for paths over one chain of blocks 1, 2, 3, …, all of one category."""
+    length = np.array([len(path) for path in wanted], dtype=np.int32)
+    nothing = np.zeros(len(wanted), dtype=np.int32)
+    return Traffic(
+        block_size=16,
+        block_parent=np.array([0, *range(max(map(len, wanted), default=0))], dtype=np.int32),
+        leaf=np.array([path[-1] for path in wanted], dtype=np.int32),
+        length=length,
+        look=length,
+        anonymous=nothing,
+        arrival_s=np.arange(len(wanted), dtype=np.float64),
+        input_tokens=length * np.int32(16),
+        history_tokens=np.array(history, dtype=np.int64),
+        category=nothing,
+        parent=nothing - np.int32(1),
+        next_prompt_tokens=np.full(len(wanted), 100, dtype=np.int64),
+    )

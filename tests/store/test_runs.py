@@ -1,0 +1,131 @@
+"""Runs in a store: what goes in comes out, the same question is answered once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from kvscope import __version__
+from kvscope.facts import (
+    HitDefinition,
+    Misses,
+    Outcome,
+    PartOutcome,
+    Percentiles,
+    Run,
+    RunSetting,
+)
+from kvscope.ingest.base import Request
+from kvscope.store import runs, traces
+from kvscope.store.db import MEMORY, Store, open_store
+from tests import small_traces
+
+SPREAD = Percentiles(1.5, 2.0, 3.0, 4.0)
+OUTCOME = Outcome(
+    requests=4,
+    hit_tokens=30,
+    total_tokens=120,
+    token_hit_rate=0.25,
+    block_hit_rate=0.2,
+    request_hit_rate=0.5,
+    uncached_tokens=SPREAD,
+    ttft_ms=SPREAD,
+    queued_ttft_ms=None,
+    tel_ms=1.25,
+    violations=2,
+    queued_tel_ms=None,
+    queued_violations=None,
+)
+RUN = Run(
+    policy="ttl",
+    leaves="any",
+    params={"ttl_s": math.inf},
+    hindsight=False,
+    capacity_blocks=7,
+    setting=RunSetting(HitDefinition("kvscope", warmup=0.1), "mine", 0.01, 0.001, 0.0, slo_s=0.2),
+    outcome=OUTCOME,
+    evictions=11,
+    misses=Misses(40, 0, 30, 20),
+    parts=(
+        PartOutcome("text 1", None, None, OUTCOME),
+        PartOutcome(None, 0.0, 60.0, replace(OUTCOME, queued_ttft_ms=SPREAD, tel_ms=None)),
+    ),
+    hit_rate_error=0.01,
+)
+
+
+@pytest.fixture
+def store() -> Store:
+    """A store in memory with two traces."""
+    made = open_store(MEMORY)
+    for tokens in (16, 32):
+        small_traces.stored(made, [Request(input_tokens=tokens, output_tokens=1)], 16)
+    return made
+
+
+def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
+    """Every field, infinities and absent ones included; dated and signed with the version."""
+    trace = traces.find(store, "trace-0")
+    kept = runs.add(store, trace, RUN, "code")
+    assert replace(kept, kvscope="", created_at=None) == RUN
+    assert kept.kvscope == __version__
+    assert kept.created_at is not None
+    (found,) = runs.with_parts(store, runs.all_runs(store, trace))
+    assert found.run == kept
+    assert found.code == "code"
+    bare = replace(RUN, parts=(), misses=None, hit_rate_error=None, params={})
+    again = runs.add(store, trace, bare, "code")
+    assert again in [one.run for one in runs.all_runs(store, trace)]
+
+
+def test_the_same_question_has_one_answer(store: Store) -> None:
+    """Newer sources replace the answer of older ones; old sources' answers are not known."""
+    trace = traces.find(store, "trace-0")
+    runs.add(store, trace, RUN, "old")
+    asked = runs.digest_of(RUN)
+    assert runs.known_runs(store, trace, [asked], "new") == {}
+    newer = runs.add(store, trace, replace(RUN, evictions=12), "new")
+    assert runs.known_runs(store, trace, [asked, "other"], "new") == {asked: newer}
+    assert len(runs.all_runs(store, trace)) == 1
+    assert len(store.rows("runs/parts", run_ids=list(range(10)))) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RUN, policy="lru"),
+        replace(RUN, leaves="leaf"),
+        replace(RUN, params={"ttl_s": 60.0}),
+        replace(RUN, capacity_blocks=8),
+        replace(RUN, setting=replace(RUN.setting, slo_s=None)),
+        replace(RUN, setting=replace(RUN.setting, rate_scale=2.0)),
+        replace(RUN, setting=replace(RUN.setting, definition=HitDefinition("kvscope"))),
+    ],
+)
+def test_another_question_has_another_digest(other: Run) -> None:
+    """Whatever shapes a run's numbers is part of the question."""
+    assert runs.digest_of(other) != runs.digest_of(RUN)
+
+
+def test_whole_numbers_are_the_same_question() -> None:
+    """2 and 2.0 are one value of a parameter, in whatever order parameters come."""
+    whole = replace(RUN, params={"a": 2, "b": 3})
+    assert runs.digest_of(whole) == runs.digest_of(replace(RUN, params={"b": 3.0, "a": 2.0}))
+
+
+def test_runs_go_with_their_parts_and_their_trace(store: Store) -> None:
+    """Nothing of a removed run or trace is left behind; other traces keep theirs."""
+    first, second = traces.find(store, "trace-0"), traces.find(store, "trace-1")
+    for trace in (first, second):
+        runs.add(store, trace, RUN, "code")
+        runs.add(store, trace, replace(RUN, policy="lru"), "code")
+    assert runs.remove(store, first, lambda run: run.policy == "lru") == 1
+    assert [one.run.policy for one in runs.all_runs(store, first)] == ["ttl"]
+    traces.remove(store, first)
+    assert len(runs.all_runs(store, second)) == 2
+    left = store.rows("runs/parts", run_ids=list(range(10)))
+    assert len(left) == 4
+    assert runs.remove(store, second, lambda _: True) == 2
+    assert store.rows("runs/parts", run_ids=list(range(10))) == []
