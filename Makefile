@@ -35,12 +35,16 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
-demo: setup ## analyze a sample trace, and write report.html
+demo: setup ## analyze a sample trace, replay policies on it, and write report.html
 	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --html report.html
 	@echo
-	@echo "report.html has all of it, with charts. What to try next:"
+	$(KVSCOPE) simulate $(SAMPLE) --db demo.duckdb --model qwen2-7b --capacity 20GiB --slo 200ms
+	@echo
+	@echo "report.html has the analysis, with charts. What to try next:"
 	@echo "  $(KVSCOPE) analyze YOUR-TRACE.jsonl --model llama3-8b --hbm 80GiB"
 	@echo "  $(KVSCOPE) analyze sample_traces/to-b.jsonl.gz --db demo.duckdb"
+	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --points 5"
+	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --tiers hbm=20GiB,dram=40GiB"
 	@echo "  $(KVSCOPE) --help"
 
 test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)

@@ -16,7 +16,7 @@ from kvscope.store.db import open_store
 from kvscope.store.prompts import Prompts, load_prompts
 
 RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
-NEVER = -2
+NEVER = -1
 
 
 def accesses(prompts: Prompts) -> NDArray[np.int64]:

@@ -13,10 +13,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvscope.paths import cache_folder
 
@@ -81,8 +82,47 @@ def kernel(function: F) -> F:
 
     The plain Python function stays reachable as `.py_func`, for tests and for the oracles.
     """
-    compiled: F = numba.njit(cache=True, nogil=True)(function)
-    return compiled
+    _name_after_closure(function)
+    compiled = numba.njit(cache=True, nogil=True)(function)
+    _save_one_at_a_time(compiled._cache)  # noqa: SLF001  # numba offers no other way in
+    plain: F = compiled
+    return plain
+
+
+def _name_after_closure(function: Any) -> None:
+    """Give functions that one factory makes of different parts different names.
+
+    Numba names machine code after the function and a count within the process. Of two kernels from
+    the disk cache that were compiled in different processes, both may have the same name, and then
+    one runs the other's code.
+    """
+    parts = [_part(cell.cell_contents) for cell in function.__closure__ or ()]
+    if parts:
+        digest = hashlib.blake2b("/".join(parts).encode(), digest_size=6).hexdigest()
+        function.__qualname__ += f"_{digest}"
+
+
+def _part(content: Any) -> str:
+    plain = getattr(content, "py_func", content)
+    if isinstance(plain, FunctionType):
+        return f"{plain.__module__}.{plain.__qualname__}"
+    return repr(plain)
+
+
+def _save_one_at_a_time(stored: Any) -> None:
+    """Let one process at a time save machine code.
+
+    Numba reads its index, picks a free file name and writes both, with nothing between processes:
+    two that finish together would pick the same name, and one would run the other's code.
+    """
+    save = stored.save_overload
+
+    def locked(*given: Any) -> None:
+        with Path(numba.config.CACHE_DIR, "lock").open("w") as lock:
+            flock(lock, LOCK_EX)
+            save(*given)
+
+    stored.save_overload = locked
 
 
 def callable_in_kernels(function: F) -> F:
@@ -92,6 +132,7 @@ def callable_in_kernels(function: F) -> F:
     """
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)
+        _name_after_closure(function)
         register_jitable(function)
         for name in function.__code__.co_names:
             called = function.__globals__.get(name)

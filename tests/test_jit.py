@@ -65,3 +65,73 @@ def test_the_folder_is_found_or_replaced(tmp_path: Path, writable: bool) -> None
     folder = Path(told.stdout.strip())
     assert folder.is_dir()
     assert folder.parent == (home if writable else tmp_path)
+
+
+_SAVES = """
+import numba, sys, time
+from kvscope.jit import kernel
+from numba.core.caching import IndexDataCacheFile
+load = IndexDataCacheFile._load_index
+def slowly(self):
+    found = load(self)
+    time.sleep(0.5)  # all are between reading the index and writing it
+    return found
+IndexDataCacheFile._load_index = slowly
+write = IndexDataCacheFile._save_data
+def later(self, *given):
+    time.sleep(2 - int(sys.argv[1]) / 20)  # and the last index is not of the last code
+    write(self, *given)
+IndexDataCacheFile._save_data = later
+def kernel_of(steps):
+    @kernel
+    def run(x):
+        return x + steps[0]
+    return run
+print(kernel_of((int(sys.argv[1]),))(0))
+"""
+
+
+def test_processes_that_save_together_do_not_mix_up_their_code(tmp_path: Path) -> None:
+    """Kernels of one factory share an index: each process finds its own afterwards."""
+    (tmp_path / "saves.py").write_text(_SAVES)
+    environment = os.environ | {"KVSCOPE_CACHE_DIR": str(tmp_path / "cache")}
+
+    def started(step: int) -> subprocess.Popen[str]:
+        words = [sys.executable, str(tmp_path / "saves.py"), str(step)]
+        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+
+    for _ in ("cold", "warm"):
+        running = {step: started(step) for step in (10, 20, 30)}
+        told = {step: int(process.communicate()[0]) for step, process in running.items()}
+        assert told == {10: 10, 20: 20, 30: 30}
+
+
+_FACTORY = """
+import sys
+import numpy as np
+from kvscope.jit import callable_in_kernels, kernel
+def kernel_of(step):
+    @callable_in_kernels
+    def stepped(x):
+        return x + step
+    @kernel
+    def run(x):
+        return np.full(1, stepped(x)), stepped(x)
+    return run
+print(*[kernel_of(int(step))(0)[0][0] for step in sys.argv[1:]])
+"""
+
+
+def test_kernels_that_were_compiled_apart_run_together(tmp_path: Path) -> None:
+    """Each was the first of its process, so numba counted it as the first; their names differ."""
+    (tmp_path / "factory.py").write_text(_FACTORY)
+    environment = os.environ | {"KVSCOPE_CACHE_DIR": str(tmp_path / "cache")}
+
+    def told(*steps: str) -> str:
+        words = [sys.executable, str(tmp_path / "factory.py"), *steps]
+        found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        return found.stdout.strip()
+
+    for step in ("10", "20", "30"):
+        assert told(step) == step
+    assert told("10", "20", "30") == "10 20 30"

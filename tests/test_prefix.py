@@ -48,9 +48,9 @@ def test_a_path_is_its_leafs_ancestors(data: st.DataObject) -> None:
         expected.append(above[expected[-1]])
     depth = len(expected)
     path = np.zeros(depth, dtype=np.int32)
-    write_path.py_func(parent, leaf, path, 0, depth)
+    write_path(parent, leaf, path, 0, depth)
     assert path[::-1].tolist() == expected
     for steps in range(depth + 2):
         found = expected[steps] if steps < depth else 0
         assert _ancestors(parent, np.int32(leaf), steps) == found
-        assert ancestor.py_func(parent, leaf, steps) == found
+        assert ancestor(parent, leaf, steps) == found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvscope.facts import Run, RunSetting, Trace
+from kvscope.facts import Run, RunSetting, TierOutcome, Trace
 from kvscope.kv_size import ModelKv
 
 
@@ -32,6 +32,9 @@ def run_record(run: Run, trace: Trace, model: ModelKv | None) -> dict[str, Any]:
         "hit_rate_error": run.hit_rate_error,
         "evictions": run.evictions,
         "misses": run.misses,
+        "preemptions": run.preemptions,
+        "turned_away": run.turned_away,
+        "tiers": [_tier_record(tier, trace, model) for tier in run.tiers],
         "categories": categories,
         "over_time": stretches,
         "kvscope": run.kvscope,
@@ -53,4 +56,15 @@ def setting_record(setting: RunSetting) -> dict[str, Any]:
         "rate_scale": setting.rate_scale,
         "isolate": setting.isolate,
         "sample_rate": setting.sample_rate,
+        "coarsen": setting.coarsen,
+        "capacity_model": setting.capacity_model,
+        "max_num_seqs": setting.max_num_seqs,
+        "max_num_batched_tokens": setting.max_num_batched_tokens,
+        "tiers_asked": setting.tiers or None,
+        "tier_mode": setting.tier_mode,
     }
+
+
+def _tier_record(tier: TierOutcome, trace: Trace, model: ModelKv | None) -> dict[str, Any]:
+    tokens = tier.capacity_blocks * trace.block_size
+    return asdict(tier) | {"capacity_bytes": model.bytes_for(tokens) if model else None}

@@ -11,6 +11,7 @@ import typer
 
 from kvscope.cli import asked, output
 from kvscope.cli.analyze import Compat, Html, Outputs, Warmup
+from kvscope.cli.capacity_models import modelled, policies_for
 from kvscope.cli.diagnostics import note
 from kvscope.cli.interrupts import stop_on_interrupt
 from kvscope.cli.loading import load_trace
@@ -25,27 +26,33 @@ from kvscope.cli.options import (
     TraceArgument,
     with_reading,
 )
-from kvscope.cli.parameters import parse_policies, parse_variants
+from kvscope.cli.parameters import parse_variants
 from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import (
     DEFAULT_POINTS,
-    DEFAULT_POLICIES,
+    Capacities,
     Capacity,
     CapacityBlocks,
+    Coarsen,
     Isolate,
     Latency,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Mode,
     Params,
     Points,
     Policies,
     RateScale,
     Sample,
     Slo,
+    Tiers,
 )
 from kvscope.errors import ExitCode, InputError, UsageError
 
 if TYPE_CHECKING:
     from kvscope.facts import HitDefinition, Run, RunSetting, Trace
     from kvscope.kv_size import ModelKv
+    from kvscope.policies.base import Policy
     from kvscope.show.simulation import Simulation
     from kvscope.simulate.variants import Found, Variant
     from kvscope.simulate.workload import Asked, Workload
@@ -56,10 +63,15 @@ if TYPE_CHECKING:
 def simulate(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
-    policies: Policies = DEFAULT_POLICIES,
+    policies: Policies = None,
     capacity: Capacity = None,
     capacity_blocks: CapacityBlocks = None,
     points: Points = None,
+    capacity_model: Capacities = "cache",
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    tiers: Tiers = None,
+    tier_mode: Mode = None,
     param: Params = None,
     model: Model = None,
     kv_dtype: KvDtype = None,
@@ -71,6 +83,7 @@ def simulate(
     compat: Compat = None,
     isolate: Isolate = None,
     sample: Sample = 1.0,
+    coarsen: Coarsen = 1,
     html: Html = None,
     as_json: Json = False,
     reading: Reading = AS_IT_SAYS,
@@ -80,19 +93,35 @@ def simulate(
     Finished runs are kept in the store (see `kvscope runs`) and not repeated. Ctrl-C ends with
     those that are finished.
     """
-    variants = parse_variants(parse_policies(policies), param or [])
     kv = asked.model(model, kv_dtype, capacity)
     setting = _setting(latency, asked.definition(compat, outputs, warmup), slo)
     setting = replace(setting, rate_scale=_above_zero(rate_scale))
-    setting = replace(setting, isolate=isolate, sample_rate=sample)
+    setting = replace(setting, isolate=isolate, sample_rate=sample, coarsen=coarsen)
+    setting = modelled(
+        setting,
+        capacity_model,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        tiers=tiers,
+        tier_mode=tier_mode,
+        capacities_named=any(one is not None for one in (capacity, capacity_blocks, points)),
+    )
+    variants = parse_variants(policies_for(setting, policies), param or [])
+    from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
     with open_store(db) as store:
         found = load_trace(store, trace, reading)
         named = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
+        if tiers is not None and kv is not None:
+            setting = replace(setting, block_bytes=kv.bytes_for(found.block_size))
         workload = _workload(store, found, setting)
-        grid = _grid(workload, named, points)
-        wanted, values = _wanted(workload, variants, grid)
+        bound, values = _bound(workload, variants)
+        if tiers is not None:
+            wanted = [_over_tiers(workload, policy, values) for policy in bound]
+        else:
+            grid = _grid(workload, named, points)
+            wanted = [Asked(policy, at) for at in grid for policy in bound]
         runs, complete = _run(store, found, workload, wanted)
     _report(found, kv, workload, runs, values, as_json=as_json, html=html)
     if not complete:
@@ -142,19 +171,33 @@ def _grid(workload: Workload, named: list[int], points: int | None) -> list[int]
     return sorted({*named, *spread(workload.curve, points or DEFAULT_POINTS)})
 
 
-def _wanted(
-    workload: Workload, variants: Sequence[Variant], grid: Sequence[int]
-) -> tuple[list[Asked], Mapping[str, Found]]:
-    """Every variant at every capacity; says on stderr which values were found for parameters."""
+def _bound(
+    workload: Workload, variants: Sequence[Variant]
+) -> tuple[list[Policy], Mapping[str, Found]]:
+    """The policies to replay; says on stderr which values were found for their parameters."""
     from kvscope.show.simulation import value_in_words
     from kvscope.simulate.variants import bind, found_values, used
-    from kvscope.simulate.workload import Asked
 
     values = found_values(workload.turns, workload.profile, workload.setting.slo_s)
     for name, one in used(variants, values).items():
         note(f"{name} is {value_in_words(name, one.value)}, {one.origin}")
-    bound = [bind(variant, values) for variant in variants]
-    return [Asked(policy, capacity) for capacity in grid for policy in bound], values
+    return [bind(variant, values) for variant in variants], values
+
+
+def _over_tiers(workload: Workload, policy: Policy, values: Mapping[str, Found]) -> Asked:
+    """The tiers of the setting, `policy` in those that name none."""
+    from kvscope.simulate.tier_spec import parse_tiers
+    from kvscope.simulate.variants import Variant, bind
+    from kvscope.simulate.workload import Asked
+
+    setting = workload.setting
+    tiers = parse_tiers(
+        setting.tiers,
+        block_bytes=setting.block_bytes,
+        bind=lambda kind: policy if kind is type(policy) else bind(Variant(kind), values),
+        default=type(policy),
+    )
+    return Asked(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
 def _run(
@@ -204,7 +247,10 @@ def _report(
 ) -> None:
     from kvscope.show.simulation import Simulation, ordered
 
-    found = Simulation(trace, model, workload.setting, ordered(runs), workload.curve)
+    setting = workload.setting
+    one_cache = setting.capacity_model == "cache" and not setting.tiers
+    curve = workload.curve if one_cache else None  # LRU's in a cache of one tier
+    found = Simulation(trace, model, setting, ordered(runs), curve)
     if as_json:
         output.emit_json("simulate", trace, _document(found, values))
     else:

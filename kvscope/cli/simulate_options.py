@@ -13,9 +13,12 @@ DEFAULT_POLICIES = "lru,tlru,wa,belady,tail-belady"
 DEFAULT_POINTS = 5
 
 Policies = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--policies", metavar="NAME,...", help="Which policies to replay; all takes every one."
+        "--policies",
+        metavar="NAME,...",
+        help="Which policies to replay; all takes every one that the capacity model can run.",
+        show_default=DEFAULT_POLICIES,
     ),
 ]
 Capacity = Annotated[
@@ -99,5 +102,61 @@ Sample = Annotated[
         parser=parsed_by(positive(units.parse_share)),
         help="Replay only this share of the trace, for example 10%, and estimate; with the error.",
         show_default="100%",
+    ),
+]
+Coarsen = Annotated[
+    int,
+    typer.Option(
+        "--coarsen",
+        metavar="N",
+        parser=parsed_by(whole(1)),
+        help="Take N blocks of a prompt as one, and estimate; with the error. All requests stay.",
+        show_default="1",
+    ),
+]
+Capacities = Annotated[
+    Literal["cache", "engine"],
+    typer.Option(
+        "--capacity-model",
+        help="What capacity bounds: what is kept between requests, or vLLM's block pool, of which"
+        " running requests take theirs too.",
+    ),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-seqs",
+        metavar="N",
+        parser=parsed_by(whole(1)),
+        help="So many requests run at once in the engine (vLLM's option).",
+        show_default="128",
+    ),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens",
+        metavar="N",
+        parser=parsed_by(amount("tokens")),
+        help="So many tokens are computed in one step of the engine (vLLM's option).",
+        show_default="2048",
+    ),
+]
+Tiers = Annotated[
+    str | None,
+    typer.Option(
+        "--tiers",
+        metavar="NAME=SIZE,...",
+        help="A cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, in"
+        " the place of --capacity. A tier takes ttl, policy, read (a bandwidth) and latency.",
+        show_default=False,
+    ),
+]
+Mode = Annotated[
+    Literal["exclusive", "write-through"] | None,
+    typer.Option(
+        "--tier-mode",
+        help="What leaves a tier moves down to the next, or every tier is written to at once.",
+        show_default="exclusive",
     ),
 ]

@@ -8,7 +8,9 @@ from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
 class Lfu(KeyPolicy):
     """Least touched since it was inserted; of those the least recently used.
 
-    Key (uses, r, -d). A block's ancestors were touched at least as often, so no orphans.
+    Key (uses, r, -d). As a request's own new blocks, used once, may leave too, what was used twice
+    never leaves: where insertion is optional a block stays if it was used again while there was
+    room. A block's ancestors were touched at least as often, so no orphans.
     """
 
     name = "lfu"

@@ -10,7 +10,8 @@ _PROTECTED = 0
 class Slru(KeyPolicy):
     """LRU in which blocks that were touched again since they were inserted leave after the others.
 
-    Key (0 if uses < protected_uses else 1, r, -d).
+    Key (0 if uses < protected_uses else 1, r, -d). SGLang makes room before it inserts; here a
+    request's own new blocks may leave as well, so with `protected_uses` 2 what is protected stays.
     Source: SGLang 0.5, python/sglang/srt/mem_cache/evict_policy.py (SLRUStrategy).
     """
 

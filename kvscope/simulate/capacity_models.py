@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.errors import UsageError
-from kvscope.facts import RunSetting, TierOutcome
-from kvscope.simulate.definitions import LIBCACHESIM, standard
+from kvscope.facts import HitDefinition, RunSetting, TierOutcome
+from kvscope.policies.base import Policy, QueuePolicy
+from kvscope.simulate.definitions import KVCACHE_SIMULATOR, LIBCACHESIM, standard
 from kvscope.simulate.engine import EngineSettings, StepCost, replay_engine
 from kvscope.simulate.replay import replay
 from kvscope.simulate.summary import Served, serve
@@ -75,12 +76,23 @@ def _in_cache(workload: Workload, asked: Asked) -> Replayed:
         anchor.sample.capacity(capacity) if anchor else capacity,
         past=workload.history,
         tables=workload.tables(type(asked.policy)),
-        mandatory=definition.name == LIBCACHESIM.name,  # it cannot refuse a block
+        mandatory=_mandatory(definition, asked.policy),
     )
     served = _served(workload, _by_request(workload, done.hit_blocks))
     if workload.setting.sample_rate != 1:  # part of the requests make shorter queues than all
         served = replace(served, queued_ttft_s=None)
     return Replayed(served, int(done.evictions))
+
+
+def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
+    """Whether the tool with that definition makes room before it inserts, under that policy.
+
+    libCacheSim cannot refuse a block. kvcache-simulator's fifo cannot either; its lru and its
+    optimum can.
+    """
+    if definition.name == KVCACHE_SIMULATOR.name:
+        return isinstance(policy, QueuePolicy)
+    return definition.name == LIBCACHESIM.name
 
 
 def _in_tiers(workload: Workload, asked: Asked) -> Replayed:

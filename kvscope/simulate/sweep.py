@@ -24,18 +24,22 @@ def sweep(
     workers: int | None = None,
     stop: Event | None = None,
 ) -> Iterator[Run]:
-    """Every run asked for, in the order in which they finish.
+    """Every run asked for, in the order in which they finish (of those found finished, as asked).
 
     `workers` threads replay at once (default: one a core; kernels run without the interpreter
     lock). Once `stop` is set no further run starts, and the sweep ends with those under way.
     """
     workload.prepare([one.policy for one in asked])
     pool = ThreadPoolExecutor(workers or cores(), thread_name_prefix="replay")
-    waiting = {pool.submit(_unless, stop or Event(), workload, one) for one in asked}
+    futures = [pool.submit(_unless, stop or Event(), workload, one) for one in asked]
+    place = {future: number for number, future in enumerate(futures)}
+    waiting = set(futures)
     try:
         while waiting:
             finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (run for future in finished if (run := future.result()) is not None)
+            for future in sorted(finished, key=place.__getitem__):
+                if (run := future.result()) is not None:
+                    yield run
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # whoever leaves early need not wait
 

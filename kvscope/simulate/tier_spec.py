@@ -71,33 +71,43 @@ def parse_tiers(
     *,
     block_bytes: int | None = None,
     bind: Bind = lambda policy: policy(),
+    default: type[Policy] = Lru,
     where: str = "--tiers",
 ) -> tuple[Tier, ...]:
     """The tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
     A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). Options
-    are ttl, policy (default lru), read (bytes a second, `25GB/s`) and latency. `bind` gives a
+    are ttl, policy (else `default`), read (bytes a second, `25GB/s`) and latency. `bind` gives a
     policy its parameters; a tier's ttl overrides the one among them.
     Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
     not say what a read takes.
     """
     tiers: list[Tier] = []
     for part in text.split(","):
-        tier = _tier(part.strip(), block_bytes, bind, where, first=not tiers)
+        tier = _tier(part.strip(), block_bytes, bind, default, where, first=not tiers)
         if tier.name in [above.name for above in tiers]:
             raise UsageError(f"{tier.name!r} is there twice", where=where, remedy="rename one")
         tiers.append(tier)
     return tuple(tiers)
 
 
-def _tier(part: str, block_bytes: int | None, bind: Bind, where: str, *, first: bool) -> Tier:
+def _tier(
+    part: str,
+    block_bytes: int | None,
+    bind: Bind,
+    default: type[Policy],
+    where: str,
+    *,
+    first: bool,
+) -> Tier:
     main, *rest = part.split(":")
     name, equals, capacity = (piece.strip() for piece in main.partition("="))
     if not (name and equals and capacity):
         raise UsageError(f"{part!r} is no tier", where=where, remedy=_FORM)
     place = f"{where} {name}"
     options = _options(rest, place)
-    policy = bind(_at(place, by_name, options.get("policy", Lru.name)))
+    kind = _at(place, by_name, options["policy"]) if "policy" in options else default
+    policy = bind(kind)
     if "ttl" in options:
         ttl_s = _at(place, units.parse_duration, options["ttl"])
         policy = _with_ttl(policy, ttl_s, place)

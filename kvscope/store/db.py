@@ -89,6 +89,8 @@ class Store:
     def columns(self, name: str, /, **parameters: Any) -> dict[str, NDArray[Any]]:
         """What the query `name` answers, a numpy array a column; NULL in no column allowed."""
         found = self._execute(name, parameters).fetchnumpy()
+        if any(np.ma.is_masked(values) for values in found.values()):
+            raise KvscopeError("NULL where a number is expected", where=f"queries/{name}.sql")
         return {column: np.ma.getdata(values) for column, values in found.items()}
 
     def append(

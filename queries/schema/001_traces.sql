@@ -41,7 +41,7 @@ CREATE TABLE requests (
     trace_id       INTEGER NOT NULL,
     request        INTEGER NOT NULL,          -- from 0, in order of arrival
     arrival_s      DOUBLE NOT NULL,           -- from 0
-    chat_id        BIGINT,                    -- as given; the 64-bit digest of a string
+    chat_id        BIGINT,                    -- as given, decimal strings too; of other strings a 64-bit digest
     user_id        BIGINT,                    -- likewise
     type           VARCHAR NOT NULL,          -- 'unknown' where the trace has none
     turn           INTEGER NOT NULL,          -- from 1
@@ -63,7 +63,7 @@ CREATE TABLE blocks (
     block         INTEGER NOT NULL,           -- from 1
     parent        INTEGER NOT NULL,           -- 0: the root
     depth         INTEGER NOT NULL,           -- from 0
-    hash_id       BIGINT NOT NULL,            -- as given; the 64-bit digest of a string
+    hash_id       BIGINT NOT NULL,            -- as given, decimal strings too; of other strings a 64-bit digest
     first_request INTEGER,                    -- NULL: never a full block, so never cacheable
     last_request  INTEGER,
     reuses        INTEGER NOT NULL            -- prompts that found the block already written

@@ -196,6 +196,86 @@ def test_a_sample_says_its_error(options: tuple[str, ...], capsys: Streams) -> N
         assert estimate["requests"] < whole["requests"]
 
 
+def test_coarser_blocks_say_their_error(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Two blocks as one: all requests stay, the rate is an estimate, and 2 blocks hold one."""
+    asked = (trace, *options, "--policies", "lru", "--capacity-blocks", "4")
+    document = simulated(capsys, *asked, "--coarsen", "2")
+    (result,) = document["results"]
+    assert document["coarsen"] == 2
+    assert result["requests"] == 3
+    assert result["token_hit_rate"] == pytest.approx(2 / 7)
+    assert result["hit_rate_error"] is not None
+    assert result["queued_ttft_ms"] is not None
+
+
+def test_an_engine_gives_running_requests_their_blocks(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """The last request's four blocks and its output do not fit into four; in five they do."""
+    asked = (trace, *options, "--policies", "lru", "--capacity-model", "engine")
+    document = simulated(capsys, *asked, "--capacity-blocks", "4,5", "--slo", "1s")
+    assert (document["max_num_seqs"], document["max_num_batched_tokens"]) == (128, 2048)
+    small, large = document["results"]
+    assert {one["capacity_model"] for one in document["results"]} == {"engine"}
+    assert (small["turned_away"], large["turned_away"]) == (1, 0)
+    assert small["hit_tokens"] == 0
+    assert large["hit_tokens"] == 2 * BLOCK
+    assert large["preemptions"] == 0
+    assert small["queued_ttft_ms"]["p99"] > 0
+    kept = simulated(capsys, trace, *options, "--policies", "lru", "--capacity-blocks", "5")
+    assert kept["results"][0]["capacity_model"] == "cache"
+    assert run(["runs", *options[:2], "--policy", "lru"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Capacity is an engine's block pool" in told
+    assert "at most 128 at once, 2,048 tokens a step" in told
+    assert "Capacity bounds what is kept between requests" in told
+
+
+def test_the_usual_policies_are_those_that_a_model_can_run(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Without names, and for all, the others are left out; the page still has its tables."""
+    at = ("--capacity-blocks", "6", "--capacity-model", "engine")
+    usual = simulated(capsys, trace, *options, *at)["results"]
+    assert [one["policy"] for one in usual] == ["lru", "tlru", "wa"]
+    tiers = ("--tiers", "hbm=2blocks,dram=9blocks:read=1GB/s", "--model", "vicuna-7b")
+    every = simulated(capsys, trace, *options, *tiers, "--policies", "all")["results"]
+    assert {"lru", "tlru"} <= {one["policy"] for one in every} < {one.name for one in POLICIES}
+
+
+def test_tiers_tell_what_each_gave_and_cost(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Of the last turn's two blocks HBM has one; the other, 256 MiB, is read at 1 GiB/s."""
+    tiers = "hbm=2blocks, dram=9blocks:read=1GiB/s:latency=1s"
+    asked = (trace, *options, "--policies", "lru", "--model", "vicuna-7b", "--tiers", tiers)
+    for mode, dram_hits in (("exclusive", 1), ("write-through", 1)):
+        document = simulated(capsys, *asked, "--tier-mode", mode)
+        assert document["tier_mode"] == mode
+        (result,) = document["results"]
+        hbm, dram = result["tiers"]
+        assert (hbm["name"], dram["name"]) == ("hbm", "dram")
+        assert (hbm["capacity_bytes"], result["capacity_blocks"]) == (2**29, 11)
+        assert hbm["hit_tokens"] + dram["hit_tokens"] == result["hit_tokens"] == 2 * BLOCK
+        assert dram["hit_tokens"] == dram_hits * BLOCK
+        assert dram["token_hit_rate"] == pytest.approx(dram_hits / 7)
+        assert (hbm["transfer_ms"], dram["transfer_ms"]) == (0, pytest.approx(1250))
+        assert result["ttft_ms"]["p99"] == pytest.approx(1034 + 1250)
+        assert simulated(capsys, *asked, "--tier-mode", mode)["results"] == [result]
+
+
+def test_tiers_have_a_table(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """A row a tier, with its hit rate and the wait; the summary names the tiers."""
+    tiers = ["--tiers", "hbm=2blocks,dram=9blocks:read=1GiB/s", "--model", "vicuna-7b"]
+    assert run(["simulate", trace, *options, *tiers, "--policies", "lru"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Capacity is that of hbm=2blocks,dram=9blocks:read=1GiB/s together, exclusive." in told
+    assert "Hits by tier" in told
+    assert "lru dram 9 2.25 GiB 512 14.29% 83.3ms" in told
+
+
 def test_the_same_run_is_not_repeated(
     trace: str, options: tuple[str, ...], capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +380,22 @@ def test_the_report_is_one_file(
         (["--points", "0"], 2, "--points"),
         (["--sample", "0%"], 2, "--sample"),
         (["--compat", "libcachesim", "--warmup", "20%"], 2, "leave out --outputs and --warmup"),
+        (["--coarsen", "0"], 2, "--coarsen"),
+        (["--max-num-seqs", "4"], 2, "--max-num-seqs: only an engine has it; add --capacity-model"),
+        (["--max-num-batched-tokens", "4"], 2, "--max-num-batched-tokens: only an engine has it"),
+        (["--capacity-model", "engine", "--policies", "lfu"], 2, "--policies: lfu cannot order"),
+        (["--capacity-model", "engine", "--policies", "lfu"], 2, "an engine; take lru, thr"),
+        (["--capacity-model", "engine", "--sample", "50%"], 2, "leave out --sample and --coarsen"),
+        (["--capacity-model", "engine", "--outputs", "ignored"], 2, "leave out --compat and --out"),
+        (["--tier-mode", "exclusive"], 2, "--tier-mode: needs tiers; add --tiers"),
+        (["--tiers", "hbm=4blocks", "--capacity-blocks", "4"], 2, "--tiers: tiers have capacities"),
+        (["--tiers", "hbm=4blocks", "--points", "4"], 2, "leave out --capacity"),
+        (["--tiers", "hbm=4blocks", "--capacity-model", "engine"], 2, "replayed without tiers"),
+        (["--tiers", "hbm=4blocks", "--sample", "50%"], 2, "--tiers: tiers are not replayed on a"),
+        (["--tiers", "hbm=4blocks", "--policies", "belady"], 2, "blocks of exclusive tiers; take"),
+        (["--tiers", "hbm=4GiB"], 2, "--tiers hbm: bytes need a model"),
+        (["--tiers", "hbm=4blocks,dram=4blocks"], 2, "name a model with --model"),
+        (["--tiers", "hbm"], 2, "--tiers: 'hbm' is no tier; write for example hbm=40GiB"),
     ],
 )
 def test_mistakes_get_one_line_and_an_exit_code(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvscope.policies.base import ENDS
 from kvscope.simulate.traffic import Traffic
-from tests.policies import drawn
+from tests.policies.traffics import CATEGORIES
 
 
 @dataclass
@@ -60,7 +60,7 @@ def conversations(draw: st.DrawFn, *, chats: int, turns: int, tokens: int) -> Tr
         arrival_s=np.arange(len(rows), dtype=np.float64),
         input_tokens=prompts.astype(np.int32),
         history_tokens=histories.copy(),
-        category=np.array(order, dtype=np.int32) % drawn.CATEGORIES,
+        category=np.array(order, dtype=np.int32) % CATEGORIES,
         parent=parent,
         next_prompt_tokens=added,
     )

@@ -1,20 +1,17 @@
-"""Random traffic and random settings for replays: small, but with everything in them."""
+"""Random settings for replays: policies, parameters, capacities, tables; and running them."""
 
 from __future__ import annotations
-
-import random
-from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
 
-from kvscope.policies.base import ENDS, Leaves, Parameter, Policy
+from kvscope.policies.base import Leaves, Parameter, Policy
 from kvscope.policies.registry import POLICIES
 from kvscope.simulate.replay import NO_TABLES, Replay, Tables, replay
 from kvscope.simulate.traffic import Traffic
 from tests.oracles.replay import Setting
+from tests.policies.traffics import CATEGORIES, held
 
-CATEGORIES = 3
 INFINITE = 10**9
 CASES: tuple[tuple[type[Policy], Leaves], ...] = tuple(
     (policy, leaves) for policy in POLICIES for leaves in (policy.leaves, *policy.offers)
@@ -43,100 +40,17 @@ def case_name(case: object) -> str:
 
 
 @st.composite
-def traffics(draw: st.DrawFn, *, most: int = 12) -> Traffic:
-    """Requests over a random trie, with ties in time, empty paths, repeats and branches.
-
-    What policies are told (histories, next prompts, categories) is drawn on its own: a replay does
-    not ask whether it fits.
-    """
-    number = draw(st.integers(1, most))
-    parents, children = [0], dict[tuple[int, int], int]()
-    rows: list[tuple[int, int, int, int, int, int, int, int]] = []
-    ends: list[list[int]] = [[]]
-    for _ in range(number):
-        path = list(draw(st.sampled_from(ends)))
-        if draw(st.booleans()):
-            path = path[: draw(st.integers(0, len(path)))]
-        for token in draw(st.lists(st.integers(0, 1), max_size=4)):
-            parent = path[-1] if path else 0
-            if (parent, token) not in children:
-                children[parent, token] = len(parents)
-                parents.append(parent)
-            path.append(children[parent, token])
-        ends.append(path)
-        rows.append(
-            (
-                path[-1] if path else 0,
-                len(path),
-                draw(st.integers(0, len(path))),
-                draw(st.sampled_from((0, 0, 0, 1, 3))),
-                draw(st.sampled_from((0, 0, 1, 2, 6))),
-                draw(st.integers(1, 25)),
-                draw(st.integers(0, CATEGORIES - 1)),
-                draw(st.sampled_from((ENDS, ENDS, 0, 1, 3, 8))),
-            )
-        )
-    return _columns(draw(st.integers(1, 4)), parents, rows)
-
-
-def _columns(
-    size: int, parents: list[int], rows: list[tuple[int, int, int, int, int, int, int, int]]
-) -> Traffic:
-    columns = np.array(rows, dtype=np.int64).reshape(len(rows), 8).T
-    leaf, length, look, anonymous, steps, history, category, added = columns
-    return Traffic(
-        block_size=size,
-        block_parent=np.array(parents, dtype=np.int32),
-        leaf=leaf.astype(np.int32),
-        length=length.astype(np.int32),
-        look=look.astype(np.int32),
-        anonymous=anonymous.astype(np.int32),
-        arrival_s=np.cumsum(steps) / 2.0,
-        input_tokens=np.maximum(history, length * size).astype(np.int32),
-        history_tokens=history.copy(),
-        category=category.astype(np.int32),
-        parent=np.full(len(rows), -1, dtype=np.int32),
-        next_prompt_tokens=added.copy(),
-    )
-
-
-@cache
-def long_traffic(requests: int, seed: int) -> Traffic:
-    """The same at length: what is asked for again lies mostly in the recent past."""
-    draw = random.Random(seed)
-    parents, children = [0], dict[tuple[int, int], int]()
-    rows: list[tuple[int, int, int, int, int, int, int, int]] = []
-    ends: list[list[int]] = [[]]
-    for _ in range(requests):
-        path = list(draw.choice(ends[-40:]))[: draw.choice((1, 2, 5, 9))]
-        for _ in range(draw.randint(0, 3)):
-            edge = (path[-1] if path else 0, draw.randint(0, 3))
-            if edge not in children:
-                children[edge] = len(parents)
-                parents.append(edge[0])
-            path.append(children[edge])
-        ends.append(path)
-        leaf, length, beyond = path[-1] if path else 0, len(path), draw.choice((0, 0, 2))
-        look, step, history = (
-            max(length - draw.randint(0, 1), 0),
-            draw.choice((0, 1, 2)),
-            4 * length,
-        )
-        told = (history + draw.randint(1, 16), draw.randrange(CATEGORIES), draw.randint(ENDS, 8))
-        rows.append((leaf, length, look, beyond, step, *told))
-    return _columns(4, parents, rows)
-
-
-def held(traffic: Traffic) -> int:
-    """A cache of so many blocks never evicts."""
-    return len(traffic.block_parent) - 1 + int(traffic.anonymous.sum())
-
-
-@st.composite
 def policies(draw: st.DrawFn, policy: type[Policy], leaves: Leaves) -> Policy:
     """The policy with random parameters."""
     values = {one.name: draw(st.sampled_from(_choices(one))) for one in policy.parameters}
     return policy(values, leaves)
+
+
+def everything_kept(policy: type[Policy], leaves: Leaves) -> Policy:
+    """The policy, under which nothing expires and everything is admitted."""
+    lasting = {"ttl_s": float("inf"), "threshold_tokens": 0.0}
+    known = {one.name for one in policy.parameters}
+    return policy({name: value for name, value in lasting.items() if name in known}, leaves)
 
 
 def _choices(parameter: Parameter) -> tuple[float, ...]:

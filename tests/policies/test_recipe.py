@@ -18,6 +18,7 @@ from kvscope.policies.lists import BEFORE, push, remove
 from tests.oracles import keys, queues
 from tests.oracles.replay import replay
 from tests.policies import drawn
+from tests.policies.traffics import long_traffic
 
 
 class DeepFirst(KeyPolicy):
@@ -82,7 +83,7 @@ def test_a_toy_is_replayed(
     for name in ("keys_kernel", "queues_kernel"):
         monkeypatch.setattr(replaying, name, _uncompiled(getattr(replaying, name)))
     toy = registry.by_name(policy.name)()
-    of = drawn.long_traffic(120, seed=5)
+    of = long_traffic(120, seed=5)
     for capacity in (0, 1, 7, 30, drawn.INFINITE):
         given = drawn.setting(toy, capacity, mandatory=mandatory)
         done, expected = drawn.replayed(of, toy, given), replay(of, given)

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from kvscope.characterize.windows import round_windows
-from kvscope.facts import Run
+from kvscope.facts import Run, TierOutcome
 from kvscope.ingest.pipeline import ingest
 from kvscope.kv_size import resolve_model
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.show.charts import policies as charts
 from kvscope.show.charts.style import SERIES
 from kvscope.show.sections import simulation as sections
+from kvscope.show.sections.tiers import tier_sections
 from kvscope.show.simulation import (
     Simulation,
     changed,
@@ -29,6 +30,10 @@ from kvscope.simulate.workload import Asked, Workload, setting_of
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import load_prompts
 
+TIERS = (
+    TierOutcome("hbm", "lru", 2, None, 0.0, None, 6, 96, 0.4, 0.0, None, 7, 5),
+    TierOutcome("dram", "lru", 2, 60.0, 0.01, 25e9, 3, 48, 0.2, 6000.0, 4096, 5, 0),
+)
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
 
 
@@ -101,20 +106,48 @@ def test_the_first_section_is_the_summary(found: Simulation) -> None:
 
 
 def test_every_table_is_rectangular(found: Simulation) -> None:
-    """As many cells as columns, whatever is shown: exact, sampled, kept."""
+    """As many cells as columns, whatever is shown: exact, sampled, tiers, an engine, kept."""
     sampled = replace(found.setting, sample_rate=0.5)
     runs: tuple[Run, ...] = tuple(
         replace(run, setting=sampled, hit_rate_error=0.01) for run in found.runs
     )
+    engine = replace(found.setting, capacity_model="engine", max_num_seqs=2)
+    on_engine = tuple(replace(run, setting=engine, preemptions=1) for run in found.runs[:2])
+    tiers = replace(found.setting, tiers="hbm=2blocks,dram=2blocks", tier_mode="exclusive")
+    in_tiers = tuple(replace(run, setting=tiers, tiers=TIERS) for run in found.runs[:1])
     told = [
         *sections.sections(found),
         *sections.sections(replace(found, setting=sampled, runs=runs)),
+        *sections.sections(replace(found, setting=engine, runs=on_engine, curve=None)),
+        *sections.sections(replace(found, setting=tiers, runs=in_tiers, curve=None)),
         *sections.kept(found.trace, [*found.runs, *runs], found.model),
     ]
     tables = [table for section in told for table in section.tables]
     assert tables
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
+
+
+def test_tiers_have_a_section_of_their_own(found: Simulation) -> None:
+    """A row a tier with its wait by request; without tiers there is no such section."""
+    assert tier_sections(found) == []
+    run = replace(found.runs[0], tiers=TIERS)
+    (section,) = tier_sections(replace(found, model=None, runs=(run,)))
+    requests = run.outcome.requests
+    assert requests == 12
+    assert section.tables[0].rows == (
+        ("lru", "hbm", "2", "96", "40.00%", "-", "7", "5"),
+        ("lru", "dram", "2", "48", "20.00%", "500ms", "5", "0"),
+    )
+
+
+def test_the_optimum_has_a_column_where_it_was_replayed(found: Simulation) -> None:
+    """Without a policy that knows the future nothing is said of what is left."""
+    assert sections.summary(found).tables[0].columns[-2:] == ("optimum", "left")
+    blind = tuple(run for run in found.runs if not run.hindsight)
+    table = sections.summary(replace(found, runs=blind)).tables[0]
+    assert table.columns[-1] == "vs lru"
+    assert table.note == ""
 
 
 def test_a_policy_has_one_colour_and_hindsight_is_dashed() -> None:

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from kvscope.facts import HitDefinition
 from kvscope.policies.base import Leaves, PathPolicy, Policy, Turn
-from kvscope.policies.registry import by_name
 from kvscope.simulate.curve import ideal_rate
 from kvscope.simulate.replay import Replay, replay
 from kvscope.simulate.traffic import Traffic, traffic
 from tests import small_traces
 from tests.oracles.replay import left_behind, paths
 from tests.policies import drawn
+from tests.policies.traffics import traffics
 
 CASE = ("policy", "leaves")
 EVERY_CASE = pytest.mark.parametrize(CASE, drawn.CASES, ids=drawn.case_name)
 PREFIX_CLOSED = ("lru", "lfu", "slru", "threshold-lru", "ttl")
 """Evict "any" block and leave no orphan all the same, as their docstrings claim."""
 BY_THE_CLOCK = ("ttl", "wa", "etlru")
-QUICK = settings(deadline=None, max_examples=15)
+QUICK = settings(deadline=None, max_examples=12)
 
 
 def _whole(traffic_: Traffic) -> Traffic:
@@ -58,7 +58,7 @@ def test_every_step_adds_up(policy: type[Policy], leaves: Leaves, data: st.DataO
     A replay of the first requests alone shows the cache after them; what a policy does cannot
     depend on what is yet to come, unless it is told.
     """
-    of = _whole(data.draw(drawn.traffics(most=8)))
+    of = _whole(data.draw(traffics(most=8)))
     bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
     told = data.draw(drawn.tables(policy.name))
     capacity = data.draw(drawn.capacities(of))
@@ -89,7 +89,7 @@ def test_every_step_adds_up(policy: type[Policy], leaves: Leaves, data: st.DataO
 @given(st.data())
 def test_keeps_no_orphans(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     """With leaves alone leaving, and with those that claim it anyway, every parent is cached."""
-    of = data.draw(drawn.traffics())
+    of = data.draw(traffics())
     bound = data.draw(drawn.policies(policy, leaves))
     done = replay(
         of,
@@ -107,7 +107,7 @@ def test_keeps_no_orphans(policy: type[Policy], leaves: Leaves, data: st.DataObj
 @given(st.data())
 def test_same_input_same_result(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     """A policy and its traffic can be replayed again: neither remembers the run before."""
-    of = data.draw(drawn.traffics())
+    of = data.draw(traffics())
     bound = data.draw(drawn.policies(policy, leaves))
     capacity = data.draw(drawn.capacities(of))
     told = data.draw(drawn.tables(policy.name))
@@ -122,7 +122,7 @@ def test_same_input_same_result(policy: type[Policy], leaves: Leaves, data: st.D
 @given(st.data())
 def test_time_matters_to_few(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     """All but ttl, wa and etlru do the same when every request arrives at once."""
-    of = data.draw(drawn.traffics())
+    of = data.draw(traffics())
     bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
     capacity = data.draw(drawn.capacities(of))
     at_once = of._replace(arrival_s=np.zeros_like(of.arrival_s))
@@ -134,7 +134,7 @@ def test_time_matters_to_few(policy: type[Policy], leaves: Leaves, data: st.Data
 @given(st.data())
 def test_no_room(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     """A cache of no blocks hits nothing, keeps nothing, and evicts all that comes."""
-    of = data.draw(drawn.traffics())
+    of = data.draw(traffics())
     bound = data.draw(drawn.policies(policy, leaves))
     done = replay(of, bound, 0, tables=data.draw(drawn.tables(policy.name)))
     came = [len(blocks) for at, blocks in enumerate(left_behind(of)) if _admitted(bound, of, at)]
@@ -151,52 +151,11 @@ def test_room_for_all(policy: type[Policy], leaves: Leaves, data: st.DataObject)
     prompts = small_traces.prompts(small_traces.built(data.draw(small_traces.requests(2)), 2))
     definition = HitDefinition("blocks", weight="block")
     of = traffic(prompts, definition)._replace(category=np.zeros(len(prompts.leaf), np.int32))
-    bound = _everything_kept(policy, leaves)
+    bound = drawn.everything_kept(policy, leaves)
     done = replay(of, bound, drawn.INFINITE, tables=drawn.plain_tables(policy))
     total = int(prompts.full_blocks.sum())
     assert done.evictions == 0
     assert int(done.hit_blocks.sum()) == round(ideal_rate(prompts, definition) * total)
-
-
-def _everything_kept(policy: type[Policy], leaves: Leaves) -> Policy:
-    lasting = {"ttl_s": float("inf"), "threshold_tokens": 0.0}
-    known = {one.name for one in policy.parameters}
-    return policy({name: value for name, value in lasting.items() if name in known}, leaves)
-
-
-@EVERY_CASE
-def test_a_request_larger_than_the_cache(policy: type[Policy], leaves: Leaves) -> None:
-    """It is cut to the capacity: policies of paths keep its head, queues what came last."""
-    of = _chains([[1, 2, 3, 4, 5]], [1000])
-    done = replay(of, _everything_kept(policy, leaves), 3, tables=drawn.plain_tables(policy))
-    assert done.evictions == 2
-    assert drawn.left(done) == ({1, 2, 3} if issubclass(policy, PathPolicy) else {3, 4, 5})
-
-
-@EVERY_CASE
-def test_a_single_block(policy: type[Policy], leaves: Leaves) -> None:
-    """One block that is asked for again and again is there from the second time on."""
-    of = _chains([[1], [1], [1], [1]], [1000] * 4)
-    of = of._replace(next_prompt_tokens=np.full(4, 3000))
-    done = replay(of, _everything_kept(policy, leaves), 1, tables=drawn.plain_tables(policy))
-    assert done.hit_blocks.tolist() == [0, 1, 1, 1]
-    assert done.evictions == 0
-
-
-@EVERY_CASE
-def test_no_requests(policy: type[Policy], leaves: Leaves) -> None:
-    """A trace without requests is replayed without a complaint."""
-    done = replay(_chains([], []), policy(leaves=leaves), 5, tables=drawn.plain_tables(policy))
-    assert len(done.hit_blocks) == 0
-    assert done.evictions == 0
-
-
-def test_tables_that_lack_a_category_are_refused() -> None:
-    """A category without a row is an error, not a read behind the table's end."""
-    of = _chains([[1]], [5])._replace(category=np.array([3], dtype=np.int32))
-    for name in ("wa", "etlru"):
-        with pytest.raises(ValueError, match="a row of its table"):
-            replay(of, by_name(name)(), 1)
 
 
 def _same(one: Replay, other: Replay) -> bool:
@@ -204,24 +163,4 @@ def _same(one: Replay, other: Replay) -> bool:
         one.hit_blocks.tolist() == other.hit_blocks.tolist()
         and one.evictions == other.evictions
         and drawn.left(one) == drawn.left(other)
-    )
-
-
-def _chains(wanted: list[list[int]], history: list[int]) -> Traffic:
-    """Requests for paths over one chain of blocks 1, 2, 3, …, all of one category."""
-    length = np.array([len(path) for path in wanted], dtype=np.int32)
-    nothing = np.zeros(len(wanted), dtype=np.int32)
-    return Traffic(
-        block_size=16,
-        block_parent=np.array([0, *range(max(map(len, wanted), default=0))], dtype=np.int32),
-        leaf=np.array([path[-1] for path in wanted], dtype=np.int32),
-        length=length,
-        look=length,
-        anonymous=nothing,
-        arrival_s=np.arange(len(wanted), dtype=np.float64),
-        input_tokens=length * np.int32(16),
-        history_tokens=np.array(history, dtype=np.int64),
-        category=nothing,
-        parent=nothing - np.int32(1),
-        next_prompt_tokens=np.full(len(wanted), 100, dtype=np.int64),
     )

@@ -9,6 +9,7 @@ from kvscope.policies.registry import by_name
 from kvscope.simulate.replay import replay
 from tests.oracles.replay import replay as slow_replay
 from tests.policies import drawn
+from tests.policies.traffics import long_traffic
 
 REQUESTS, CAPACITY = 2_600, 40
 PATH_CASES = [one for one in drawn.CASES if "ttl_s" in {each.name for each in one[0].parameters}]
@@ -26,13 +27,13 @@ def test_adaptive_xi_follows_what_was_computed(name: str) -> None:
     values = {"xi_tokens": 2.0, "next_prompt_tokens": 3.0}
     adaptive = by_name(name)(values | {"xi_percentile": 0.9})
     _compare(adaptive)
-    of = drawn.long_traffic(REQUESTS, seed=1)
+    of = long_traffic(REQUESTS, seed=1)
     still = replay(of, by_name(name)(values), CAPACITY)
     assert replay(of, adaptive, CAPACITY).evictions != still.evictions
 
 
 def _compare(bound: Policy) -> None:
-    of = drawn.long_traffic(REQUESTS, seed=1)
+    of = long_traffic(REQUESTS, seed=1)
     given = drawn.setting(bound, CAPACITY, drawn.plain_tables(type(bound)))
     done, expected = drawn.replayed(of, bound, given), slow_replay(of, given)
     assert done.hit_blocks.tolist() == expected.hit_blocks

@@ -16,37 +16,38 @@ from kvscope.simulate.traffic import Traffic
 from tests.oracles.optimum import best
 from tests.policies import drawn
 from tests.policies.chats import conversations
+from tests.policies.traffics import held, traffics
 
 EVERY_CASE = pytest.mark.parametrize(("policy", "leaves"), drawn.CASES, ids=drawn.case_name)
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_no_policy_hits_more_than_belady(
     policy: type[Policy], leaves: Leaves, data: st.DataObject
 ) -> None:
     """At every capacity belady hits at least as many blocks, whatever the parameters."""
-    of = data.draw(drawn.traffics())
+    of = data.draw(traffics())
     bound = data.draw(drawn.policies(policy, leaves))
     told = data.draw(drawn.tables(policy.name))
     past = history(of)
-    for capacity in range(drawn.held(of) + 1):
+    for capacity in range(held(of) + 1):
         ceiling = replay(of, Belady(), capacity, past=past).hit_blocks.sum()
         assert replay(of, bound, capacity, past=past, tables=told).hit_blocks.sum() <= ceiling
 
 
-@settings(deadline=None, max_examples=80)
-@given(drawn.traffics(most=5).filter(lambda of: drawn.held(of) <= 7))
+@settings(deadline=None, max_examples=60)
+@given(traffics(most=5).filter(lambda of: held(of) <= 7))
 def test_belady_is_the_best_of_all_choices(of: Traffic) -> None:
     """On tiny traces no choice of what to keep hits more blocks."""
-    for capacity in range(drawn.held(of) + 1):
+    for capacity in range(held(of) + 1):
         found = replay(of, Belady(), capacity).hit_blocks.sum()
         assert found == best(of, capacity, lambda _, hit_blocks: hit_blocks)
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(st.data(), st.integers(0, 6))
 def test_no_policy_has_a_smaller_tail_than_tail_belady(
     policy: type[Policy], leaves: Leaves, data: st.DataObject, xi_tokens: int
@@ -56,20 +57,20 @@ def test_no_policy_has_a_smaller_tail_than_tail_belady(
     bound = data.draw(drawn.policies(policy, leaves))
     told = data.draw(drawn.tables(policy.name))
     past = history(of)
-    for capacity in range(drawn.held(of) + 1):
+    for capacity in range(held(of) + 1):
         least = _excess(of, TailBelady({"xi_tokens": xi_tokens}), capacity, xi_tokens)
         done = replay(of, bound, capacity, past=past, tables=told)
         assert _tokens_beyond(of, done.hit_blocks, xi_tokens) >= least
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(
-    conversations(chats=3, turns=5, tokens=2).filter(lambda of: drawn.held(of) <= 8),
+    conversations(chats=3, turns=5, tokens=2).filter(lambda of: held(of) <= 8),
     st.integers(0, 4),
 )
 def test_tail_belady_is_the_best_of_all_choices(of: Traffic, xi_tokens: int) -> None:
     """On tiny traces no choice of what to keep leaves less tail excess latency."""
-    for capacity in range(drawn.held(of) + 1):
+    for capacity in range(held(of) + 1):
         found = _excess(of, TailBelady({"xi_tokens": xi_tokens}), capacity, xi_tokens)
         assert found == -best(
             of,

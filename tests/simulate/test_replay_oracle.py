@@ -13,12 +13,13 @@ import kvscope.simulate.replay as replaying
 from kvscope.policies.base import Leaves, Policy
 from tests.oracles.replay import replay
 from tests.policies import drawn
+from tests.policies.traffics import traffics
 
 EVERY_CASE = pytest.mark.parametrize(("policy", "leaves"), drawn.CASES, ids=drawn.case_name)
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_equals_the_oracle(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     """Hits of every request, evictions and the blocks that are left are the oracle's."""
@@ -43,7 +44,7 @@ def _uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compare(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
-    traffic = data.draw(drawn.traffics())
+    traffic = data.draw(traffics())
     bound = data.draw(drawn.policies(policy, leaves))
     capacity = data.draw(drawn.capacities(traffic))
     told = data.draw(drawn.tables(policy.name))

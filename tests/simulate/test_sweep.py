@@ -86,6 +86,30 @@ def test_numbers_add_up(trace: list[Request], definition: HitDefinition) -> None
             assert sum(part.violations or 0 for part in parts) == outcome.violations
 
 
+def test_an_engine_is_measured_by_its_own_line() -> None:
+    """Hits of a lonely request are the cache's; who needs more than all blocks gets no token."""
+    turns = [
+        Request(input_tokens=4, output_tokens=1, arrival_s=100.0 * at, hash_ids=[1, 2])
+        for at in range(3)
+    ]
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8}
+    found = workload(turns, capacity_model="engine", **limits)
+    lru = by_name("lru")()
+    run = found.run(Asked(lru, 8))
+    assert (run.turned_away, run.preemptions) == (0, 0)
+    assert run.outcome.hit_tokens == workload(turns).run(Asked(lru, 8)).outcome.hit_tokens == 4
+    queued, idle = run.outcome.queued_ttft_ms, run.outcome.ttft_ms
+    assert queued is not None
+    assert (queued.p50, queued.p99) == pytest.approx((idle.p50, idle.p99))
+    none = found.run(Asked(lru, 1))
+    assert (none.turned_away, none.outcome.hit_tokens) == (3, 0)
+    assert none.outcome.queued_ttft_ms is None
+    with pytest.raises(UsageError, match="lfu cannot order"):
+        found.run(Asked(by_name("lfu")(), 8))
+    with pytest.raises(UsageError, match="leave out --compat"):
+        workload(turns, COMPATIBLE["kvcache-simulator"], capacity_model="engine").run(Asked(lru, 8))
+
+
 def test_a_stopped_sweep_starts_nothing_more() -> None:
     """Runs that had not begun when `stop` was set are left out, those before are not."""
     found = workload([Request(input_tokens=4, output_tokens=0, hash_ids=[1, 2])] * 3)

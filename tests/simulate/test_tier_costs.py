@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvscope.characterize.windows import Windows
 from kvscope.errors import UsageError
-from kvscope.facts import HitDefinition
+from kvscope.facts import HitDefinition, TierMode
 from kvscope.ingest.base import Request
 from kvscope.ingest.pipeline import ingest
 from kvscope.paths import data_folder
@@ -20,7 +20,7 @@ from kvscope.simulate.definitions import LIBCACHESIM, standard
 from kvscope.simulate.latency import load_profile
 from kvscope.simulate.tier_costs import run_tiers, transfer_s
 from kvscope.simulate.tier_spec import Read, Tier, parse_tiers
-from kvscope.simulate.tiers import TieredReplay, TierMode
+from kvscope.simulate.tiers import TieredReplay
 from kvscope.simulate.workload import Workload, setting_of
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import load_prompts

@@ -1,4 +1,4 @@
-"""Tiers under crowded tries, where the leaf rule keeps most blocks from leaving, against the oracle."""
+"""Tiers under crowded tries, where the leaf rule often decides, against the oracle."""
 
 from __future__ import annotations
 

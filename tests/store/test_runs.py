@@ -16,6 +16,7 @@ from kvscope.facts import (
     Percentiles,
     Run,
     RunSetting,
+    TierOutcome,
 )
 from kvscope.ingest.base import Request
 from kvscope.store import runs, traces
@@ -53,6 +54,12 @@ RUN = Run(
         PartOutcome(None, 0.0, 60.0, replace(OUTCOME, queued_ttft_ms=SPREAD, tel_ms=None)),
     ),
     hit_rate_error=0.01,
+    tiers=(
+        TierOutcome("hbm", "ttl", 3, None, 0.0, None, 1, 16, 0.1, 0.0, None, 2, 2),
+        TierOutcome("dram", "ttl", 4, 60.0, 0.01, 25e9, 1, 14, 0.15, 1.5, 4096, 1, 0),
+    ),
+    preemptions=3,
+    turned_away=1,
 )
 
 
@@ -75,7 +82,9 @@ def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
     (found,) = runs.with_parts(store, runs.all_runs(store, trace))
     assert found.run == kept
     assert found.code == "code"
-    bare = replace(RUN, parts=(), misses=None, hit_rate_error=None, params={})
+    bare = replace(RUN, parts=(), misses=None, hit_rate_error=None, params={}, tiers=())
+    engine = replace(RUN.setting, capacity_model="engine", max_num_seqs=8)
+    bare = replace(bare, preemptions=None, turned_away=None, setting=engine)
     again = runs.add(store, trace, bare, "code")
     assert again in [one.run for one in runs.all_runs(store, trace)]
 
@@ -100,6 +109,10 @@ def test_the_same_question_has_one_answer(store: Store) -> None:
         replace(RUN, params={"ttl_s": 60.0}),
         replace(RUN, capacity_blocks=8),
         replace(RUN, setting=replace(RUN.setting, slo_s=None)),
+        replace(RUN, setting=replace(RUN.setting, capacity_model="engine")),
+        replace(RUN, setting=replace(RUN.setting, max_num_seqs=1)),
+        replace(RUN, setting=replace(RUN.setting, tiers="hbm=3blocks", tier_mode="exclusive")),
+        replace(RUN, setting=replace(RUN.setting, coarsen=2)),
         replace(RUN, setting=replace(RUN.setting, rate_scale=2.0)),
         replace(RUN, setting=replace(RUN.setting, definition=HitDefinition("kvscope"))),
     ],

@@ -13,17 +13,21 @@ NONE = "-"
 def run_columns(setting: RunSetting) -> tuple[str, ...]:
     """The titles of the columns that a run's name and `run_cells` fill."""
     columns = ["policy", "hit rate"]
-    if setting.sample_rate != 1:
+    if not setting.exact:
         columns.append("±")
     columns += ["evictions", "TTFT p50", "p95", "p99", "queued p95"]
-    return (*columns, *(("TEL", "over SLO") if setting.slo_s is not None else ()))
+    if setting.slo_s is not None:
+        columns += ["TEL", "over SLO"]
+    if setting.capacity_model == "engine":
+        columns += ["preempted", "turned away"]
+    return tuple(columns)
 
 
 def run_cells(run: Run) -> tuple[str, ...]:
     """A run's figures as text."""
     outcome, setting = run.outcome, run.setting
     cells = [units.format_share(hit_rate(setting, outcome), 2)]
-    if setting.sample_rate != 1:
+    if not setting.exact:
         cells.append(units.format_share(run.hit_rate_error or 0.0, 2))
     queued = outcome.queued_ttft_ms
     cells += [
@@ -36,6 +40,11 @@ def run_cells(run: Run) -> tuple[str, ...]:
     ]
     if setting.slo_s is not None:
         cells += [in_s(outcome.tel_ms or 0.0), units.format_count(outcome.violations or 0)]
+    if setting.capacity_model == "engine":
+        cells += [
+            units.format_count(run.preemptions or 0),
+            units.format_count(run.turned_away or 0),
+        ]
     return tuple(cells)
 
 

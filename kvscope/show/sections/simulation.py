@@ -23,6 +23,7 @@ from kvscope.show.sections.run_cells import (
     size_cells,
     size_columns,
 )
+from kvscope.show.sections.tiers import tier_sections
 from kvscope.show.simulation import Contest, Simulation, contest, hit_rate, names, ordered
 from kvscope.show.table import Table
 from kvscope.show.words import definition_in_words
@@ -33,7 +34,7 @@ _COMPARED = 5  # policies that fit side by side
 
 def sections(found: Simulation) -> list[Section]:
     """The first screen, then every run."""
-    return [summary(found), *_runs(found), *_categories(found)]
+    return [summary(found), *_runs(found), *tier_sections(found), *_categories(found)]
 
 
 def kept(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> list[Section]:
@@ -99,15 +100,31 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
         assumed.append(f"no block shared between {setting.isolate}s")
     counted = definition_in_words(setting.definition)
     sentences = [
-        f"Hit rates: {counted}. Capacity bounds what is kept between requests.",
+        f"Hit rates: {counted}. {_capacity_in_words(setting)}",
         f"TTFT: {', '.join(assumed)}.",
     ]
-    if setting.sample_rate != 1:
-        sentences.append(
-            f"Estimated from {units.format_share(setting.sample_rate)} of the trace: counts, TTFT"
-            " and TEL are the sample's."
-        )
+    if not setting.exact:
+        sentences.append(_estimated_in_words(setting))
     return tuple(sentences)
+
+
+def _capacity_in_words(setting: RunSetting) -> str:
+    if setting.tiers:
+        return f"Capacity is that of {setting.tiers} together, {setting.tier_mode}."
+    if setting.capacity_model == "engine":
+        return (
+            "Capacity is an engine's block pool, of which running requests take theirs too:"
+            f" at most {units.format_count(setting.max_num_seqs or 0)} at once,"
+            f" {units.format_count(setting.max_num_batched_tokens or 0)} tokens a step."
+        )
+    return "Capacity bounds what is kept between requests."
+
+
+def _estimated_in_words(setting: RunSetting) -> str:
+    share = units.format_share(setting.sample_rate)
+    of = "all requests" if setting.sample_rate == 1 else f"{share} of the trace"
+    grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks as one"
+    return f"Estimated from {of}{grain}: counts, TTFT and TEL are the sample's."
 
 
 def _verdict(found: Simulation, hits: dict[int, Contest], tails: dict[int, Contest]) -> list[str]:
@@ -190,6 +207,8 @@ def _contest_table(
         for capacity, one in contests.items()
     )
     columns = (*size_columns(found.model), "best", column, "lru", "vs lru", "optimum", "left")
+    if all(one.optimum is None for one in contests.values()):
+        return Table(title, columns[:-2], tuple(row[:-2] for row in rows))
     return Table(title, columns, rows, note="left: by how much the optimum is beyond the best")
 
 
