@@ -31,6 +31,7 @@ from kvscope.simulate.tiers import TieredReplay, closed, replay_tiers
 from kvscope.simulate.traffic import Traffic
 from tests.oracles import tiers as oracle
 from tests.policies import drawn
+from tests.policies.traffics import held, traffics
 
 LEAF: tuple[type[Policy], ...] = (Lru, Ttl, TLru, TLruEnd, TLruLength)
 ANY: tuple[type[Policy], ...] = (Lru, Ttl, TLru, TLruEnd)
@@ -80,7 +81,7 @@ def _uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compare(data: st.DataObject, *, leaf: bool) -> None:
-    traffic = data.draw(drawn.traffics(most=16))
+    traffic = data.draw(traffics(most=16))
     tiers = data.draw(hierarchies(traffic, LEAF if leaf else ANY, leaf=leaf))
     done, expected = replay_tiers(traffic, tiers, "exclusive"), oracle.exclusive(traffic, tiers)
     assert done.tier_hits.tolist() == expected.tier_hits
@@ -93,7 +94,7 @@ def _compare(data: st.DataObject, *, leaf: bool) -> None:
 @given(st.data())
 def test_the_oracle_adds_up(data: st.DataObject) -> None:
     """What was inserted was dropped or is there, no tier holds too much, nothing is in two."""
-    traffic = data.draw(drawn.traffics())
+    traffic = data.draw(traffics())
     tiers = data.draw(hierarchies(traffic, LEAF))
     found = oracle.exclusive(traffic, tiers)
     dropped = sum(found.evictions) - sum(found.demotions)
@@ -106,7 +107,7 @@ def test_the_oracle_adds_up(data: st.DataObject) -> None:
 @given(st.data())
 def test_blocks_are_conserved(data: st.DataObject) -> None:
     """Where all of a path is looked up, what did not hit was inserted, then dropped or left."""
-    some = data.draw(drawn.traffics(most=30))
+    some = data.draw(traffics(most=30))
     traffic = some._replace(look=some.length, anonymous=np.zeros_like(some.anonymous))
     tiers = data.draw(hierarchies(traffic, LEAF))
     done = replay_tiers(traffic, tiers, "exclusive")
@@ -114,15 +115,15 @@ def test_blocks_are_conserved(data: st.DataObject) -> None:
     dropped = sum(done.evictions) - sum(done.demotions)
     assert inserted == dropped + int(done.cached.sum())
     assert done.cached.sum(axis=0).max(initial=0) <= 1
-    for held, tier in zip(done.cached, tiers, strict=True):
-        assert held.sum() <= tier.capacity_blocks
+    for content, tier in zip(done.cached, tiers, strict=True):
+        assert content.sum() <= tier.capacity_blocks
 
 
 @settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_lru_tiers_are_one_lru(data: st.DataObject) -> None:
     """The first t tiers of an LRU hierarchy hold what LRU does with all their blocks together."""
-    traffic = data.draw(drawn.traffics(most=40))
+    traffic = data.draw(traffics(most=40))
     sizes = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))
     tiers = [Tier(f"tier {at}", size, Lru()) for at, size in enumerate(sizes)]
     done = replay_tiers(traffic, tiers, "exclusive")
@@ -137,7 +138,7 @@ def test_lru_tiers_are_one_lru(data: st.DataObject) -> None:
 @given(data=st.data(), leaf=st.booleans())
 def test_one_tier_is_a_cache(mode: TierMode, data: st.DataObject, leaf: bool) -> None:
     """One tier does exactly what `replay` does."""
-    traffic = data.draw(drawn.traffics(most=40))
+    traffic = data.draw(traffics(most=40))
     open_ended = not leaf and mode == "exclusive"
     kinds = ANY if open_ended else LEAF
     (tier, *_) = data.draw(hierarchies(traffic, kinds, leaf=not open_ended))
@@ -154,10 +155,10 @@ def test_one_tier_is_a_cache(mode: TierMode, data: st.DataObject, leaf: bool) ->
 @given(data=st.data())
 def test_an_infinite_first_tier_is_ideal(mode: TierMode, data: st.DataObject) -> None:
     """Nothing ever leaves it, so the others give nothing."""
-    traffic = data.draw(drawn.traffics(most=30))
+    traffic = data.draw(traffics(most=30))
     tiers = [Tier("hbm", drawn.INFINITE, TLru()), Tier("dram", 3, Lru())]
     done = replay_tiers(traffic, tiers, mode)
-    ideal = replay(traffic, Lru(), drawn.held(traffic))
+    ideal = replay(traffic, Lru(), held(traffic))
     assert done.tier_hits[:, 0].tolist() == ideal.hit_blocks.tolist()
     assert not done.tier_hits[:, 1].any()
     assert done.evictions[0] == 0
@@ -167,7 +168,7 @@ def test_an_infinite_first_tier_is_ideal(mode: TierMode, data: st.DataObject) ->
 @given(st.data())
 def test_write_through_equals_the_oracle(data: st.DataObject) -> None:
     """Each block of a prefix is hit in the first tier that has it, block by block."""
-    traffic = data.draw(drawn.traffics(most=10))
+    traffic = data.draw(traffics(most=10))
     tiers = data.draw(hierarchies(traffic, ALONE))
     done = replay_tiers(traffic, tiers, "write-through")
     assert done.tier_hits.tolist() == oracle.write_through(traffic, tiers)
@@ -182,7 +183,7 @@ def test_write_through_equals_the_oracle(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_closed_policies_keep_no_orphans(policy: type[Policy], data: st.DataObject) -> None:
     """What write-through relies on: no cached block without its parent."""
-    traffic = data.draw(drawn.traffics(most=30))
+    traffic = data.draw(traffics(most=30))
     bound = data.draw(drawn.policies(policy, policy.leaves))
     told = data.draw(drawn.tables(policy.name))
     done = replay(traffic, bound, data.draw(drawn.capacities(traffic)), tables=told)
