@@ -17,7 +17,8 @@ AGREEMENT = 1e-12
 
 def prepared(trace: TraceFile, folder: Path) -> tuple[Path, Path]:
     """The trace as a kvscope store, and its accesses in libCacheSim's format."""
-    store, accesses = folder / f"{trace.name}.duckdb", folder / f"{trace.name}.oracleGeneral"
+    name = trace.path.name.split(".", maxsplit=1)[0]
+    store, accesses = folder / f"{name}.duckdb", folder / f"{name}.oracleGeneral"
     if not accesses.exists():
         measure(python("work_accesses", trace.path, folder))
     return store, accesses
