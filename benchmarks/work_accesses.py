@@ -12,28 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.ingest.pipeline import ingest
+from kvscope.prefix import paths
 from kvscope.store.db import open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.prompts import load_prompts
 
 RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 NEVER = -1
 
 
-def accesses(prompts: Prompts) -> NDArray[np.int64]:
-    """The block of every access, requests in order, each from head to tail."""
-    ends = np.cumsum(prompts.blocks, dtype=np.int64)
-    found = np.empty(ends[-1], dtype=np.int64)
-    block, at = prompts.leaf.astype(np.int64), ends - 1
-    first = ends - prompts.blocks
-    while len(block):
-        inside = at >= first
-        block, at, first = block[inside], at[inside], first[inside]
-        found[at] = block
-        block, at = prompts.block_parent[block].astype(np.int64), at - 1
-    return found
-
-
-def next_access(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def next_access(blocks: NDArray[np.int32]) -> NDArray[np.int64]:
     """The position, from 1, of each access's block's next access, or NEVER."""
     order = np.argsort(blocks, kind="stable")
     again = blocks[order[1:]] == blocks[order[:-1]]
@@ -52,7 +39,8 @@ def main() -> None:
     store_path = told.folder / f"{name}.duckdb"
     store_path.unlink(missing_ok=True)
     with open_store(str(store_path)) as store:
-        blocks = accesses(load_prompts(store, ingest(store, str(told.trace)).trace))
+        prompts = load_prompts(store, ingest(store, str(told.trace)).trace)
+    _, blocks = paths(prompts.block_parent, prompts.leaf, prompts.blocks)
     records = np.empty(len(blocks), dtype=RECORD)
     records["time"] = np.arange(len(blocks))
     records["id"] = blocks

@@ -49,7 +49,7 @@ def replays(
     found = {}
     for policy in policies:
         # A flat trace has no turns, so nothing to fit to.
-        tables = NO_TABLES if mandatory or not policy.reads_tables else tables_for(work, policy)
+        tables = NO_TABLES if mandatory or policy.table is None else tables_for(work, policy)
         once = partial(
             replay, work, policy(), capacity, past=past, tables=tables, mandatory=mandatory
         )

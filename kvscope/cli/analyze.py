@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,39 +14,25 @@ from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
     AS_IT_SAYS,
     DEFAULT_DB,
+    Compat,
     Db,
     Hbm,
+    Html,
     Json,
     KvDtype,
     Model,
+    Outputs,
     Reading,
     TraceArgument,
+    Warmup,
     with_reading,
 )
-from kvscope.cli.values import amount, listed, parsed_by, positive, target
+from kvscope.cli.values import amount, listed, parsed_by, positive
 from kvscope.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.show.analysis import Analysis
 
-Compat = Annotated[
-    Literal["kvcache-simulator", "libcachesim"] | None,
-    typer.Option("--compat", help="Count hits as this tool does.", show_default=False),
-]
-Outputs = Annotated[
-    Literal["carried", "ignored"],
-    typer.Option("--outputs", help="Whether a turn's output stays in the cache for the next."),
-]
-Warmup = Annotated[
-    float,
-    typer.Option(
-        "--warmup",
-        metavar="SHARE",
-        parser=parsed_by(units.parse_share),
-        help="Share of the requests, the first ones, that fill the cache and are not counted.",
-        show_default="0",
-    ),
-]
 CapacityBlocks = Annotated[
     Any,  # tuple[int, ...] | None, which Typer takes for one value after the other
     typer.Option(
@@ -64,16 +50,6 @@ Capacity = Annotated[
         metavar="SIZE,...",
         parser=parsed_by(listed(positive(units.parse_size))),
         help="The same in bytes, for example 10GiB,20GiB; needs --model.",
-        show_default=False,
-    ),
-]
-Html = Annotated[
-    str | None,
-    typer.Option(
-        "--html",
-        metavar="PATH",
-        parser=parsed_by(target),
-        help="Also write one self-contained HTML report.",
         show_default=False,
     ),
 ]

@@ -14,13 +14,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
 from kvscope import units
 from kvscope.cli import diagnostics
-from kvscope.cli.values import called, parsed_by, positive, session_arrivals, whole
+from kvscope.cli.values import called, parsed_by, positive, session_arrivals, target, whole
 from kvscope.kv_size import KvDtype as Precision
 
 T = TypeVar("T")
@@ -87,6 +87,34 @@ KvDtype = Annotated[
     typer.Option(
         "--kv-dtype",
         help="Precision of the KV cache, where it is not the model's own.",
+        show_default=False,
+    ),
+]
+Compat = Annotated[
+    Literal["kvcache-simulator", "libcachesim"] | None,
+    typer.Option("--compat", help="Count hits as this tool does.", show_default=False),
+]
+Outputs = Annotated[
+    Literal["carried", "ignored"],
+    typer.Option("--outputs", help="Whether a turn's output stays in the cache for the next."),
+]
+Warmup = Annotated[
+    float,
+    typer.Option(
+        "--warmup",
+        metavar="SHARE",
+        parser=parsed_by(units.parse_share),
+        help="Share of the requests, the first ones, that fill the cache and are not counted.",
+        show_default="0",
+    ),
+]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html",
+        metavar="PATH",
+        parser=parsed_by(target),
+        help="Also write one self-contained HTML report.",
         show_default=False,
     ),
 ]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvscope.cli import asked, output
-from kvscope.cli.analyze import Compat, Html, Outputs, Warmup
 from kvscope.cli.capacity_models import modelled, policies_for
 from kvscope.cli.diagnostics import note
 from kvscope.cli.interrupts import stop_on_interrupt
@@ -18,12 +17,16 @@ from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
     AS_IT_SAYS,
     DEFAULT_DB,
+    Compat,
     Db,
+    Html,
     Json,
     KvDtype,
     Model,
+    Outputs,
     Reading,
     TraceArgument,
+    Warmup,
     with_reading,
 )
 from kvscope.cli.parameters import parse_variants

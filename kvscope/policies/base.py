@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kvscope.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
+TableKind = Literal["reuse", "next-prompts"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]
 
@@ -83,7 +84,7 @@ class Policy:
     leaves: ClassVar[Leaves] = "any"
     offers: ClassVar[tuple[Leaves, ...]] = ()
     hindsight: ClassVar[bool] = False
-    reads_tables: ClassVar[bool] = False  # wants numbers about each category
+    table: ClassVar[TableKind | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(

@@ -25,7 +25,7 @@ class Etlru(KeyPolicy):
     source = "T-LRU paper, Definition 1"
     leaves = "leaf"
     rising = True
-    reads_tables = True
+    table = "next-prompts"
     parameters = (
         XI_TOKENS,
         Parameter("turn_rate_per_s", 0.01, "turns a second of a conversation that is alive"),

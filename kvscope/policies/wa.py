@@ -23,7 +23,7 @@ class Wa(LanePolicy):
     summary = "weighs each category's oldest block by its chance of reuse"
     source = "KVCache Cache in the Wild, ATC'25"
     by_category = True
-    reads_tables = True
+    table = "reuse"
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:

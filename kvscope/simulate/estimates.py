@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import Policy
-from kvscope.policies.etlru import Etlru
-from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY, Wa
+from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.replay import NO_TABLES, Tables
 from kvscope.simulate.traffic import Traffic
@@ -52,11 +51,9 @@ def parameters_from(traffic: Traffic, share: float = FIT_SHARE) -> Mapping[str, 
 
 def tables_for(traffic: Traffic, policy: type[Policy]) -> Tables:
     """The tables that a policy wants, refitted every ten minutes on the hour before."""
-    if issubclass(policy, Wa):
-        return reuse_tables(traffic)
-    if issubclass(policy, Etlru):
-        return next_prompt_tables(traffic)
-    return NO_TABLES
+    if policy.table is None:
+        return NO_TABLES
+    return {"reuse": reuse_tables, "next-prompts": next_prompt_tables}[policy.table](traffic)
 
 
 def reuse_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:

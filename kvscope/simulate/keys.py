@@ -40,7 +40,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
     """
     admits = callable_in_kernels(policy.admits)
     key_of = callable_in_kernels(policy.key)
-    rising, reads_tables = policy.rising, policy.reads_tables
+    rising, reads_tables = policy.rising, policy.table is not None
     hindsight, counts = policy.hindsight, policy.counts_uses
     climb = leaf or counts
 

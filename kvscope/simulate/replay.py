@@ -83,7 +83,7 @@ def replay(
     them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
     refuse an insertion.
     """
-    if policy.reads_tables and tables.values.shape[1] <= traffic.category.max(initial=0):
+    if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
     p = policy.settings()
     if isinstance(policy, QueuePolicy):

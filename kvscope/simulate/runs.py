@@ -11,7 +11,7 @@ nothing but leaves may leave: HANGING counts the runs of other requests that con
 the block; WAITING is the request whose run ends in it and cannot shrink before those are gone.
 
 Kernels take arrays one by one: arrays inside tuples cost them a count of references at each use,
-which together is twenty times the work itself.
+which together is far more than the work itself.
 """
 
 from __future__ import annotations

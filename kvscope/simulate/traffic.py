@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
 from kvscope.policies.base import ENDS
+from kvscope.prefix import paths
 from kvscope.simulate.distances import walk
 from kvscope.store.prompts import Prompts
 
@@ -77,7 +78,7 @@ def _flattened(whole: Traffic) -> Traffic:
     depth = np.arange(len(of)) - np.repeat(np.cumsum(accesses) - accesses, accesses)
     named = depth < whole.length[of]
     leaf = np.zeros(len(of), dtype=np.int32)
-    leaf[named] = _every_block(whole)
+    _, leaf[named] = paths(whole.block_parent, whole.leaf, whole.length)
     return whole._replace(
         block_parent=np.zeros_like(whole.block_parent),
         leaf=leaf,
@@ -91,18 +92,3 @@ def _flattened(whole: Traffic) -> Traffic:
         parent=np.full(len(of), -1, dtype=np.int32),
         next_prompt_tokens=whole.next_prompt_tokens[of],
     )
-
-
-def _every_block(whole: Traffic) -> NDArray[np.int32]:
-    """All paths one after the other, head to tail."""
-    ends = np.cumsum(whole.length, dtype=np.int64)
-    blocks = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
-    block = whole.leaf.copy()
-    at = ends - 1
-    left = whole.length.copy()
-    while (open_ := left > 0).any():
-        blocks[at[open_]] = block[open_]
-        block[open_] = whole.block_parent[block[open_]]
-        at[open_] -= 1
-        left[open_] -= 1
-    return blocks

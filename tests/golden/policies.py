@@ -28,7 +28,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
     Category k has for wa p = 0.3, 0.5 or 0.7, a rate of 1 / (20 (k + 1)) a second and a life of
     60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely.
     """
-    if not policy.reads_tables:
+    if policy.table is None:
         return NO_TABLES
     numbers = range(1, categories + 1)
     if policy.name == "wa":

@@ -82,7 +82,7 @@ _PROMPTS = st.lists(st.integers(0, 12), min_size=3, max_size=3)
 
 def plain_tables(policy: type[Policy]) -> Tables:
     """A row a category that holds from the first request on."""
-    if not policy.reads_tables:
+    if policy.table is None:
         return NO_TABLES
     wa = ((0.5, 0.1, 10.0), (0.8, 0.02, 60.0), (0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))

@@ -16,9 +16,10 @@ from kvcache_sim.cpp_backend import run_cpp_sweep
 from kvcache_sim.trace import TraceData, parse_trace_lines
 from numpy.typing import NDArray
 
-from benchmarks.work_accesses import RECORD, accesses, next_access
+from benchmarks.work_accesses import RECORD, next_access
 from kvscope.paths import data_folder
 from kvscope.policies.registry import by_name
+from kvscope.prefix import paths
 from kvscope.simulate.definitions import KVCACHE_SIMULATOR, LIBCACHESIM
 from kvscope.simulate.replay import Replay, history, replay
 from kvscope.simulate.traffic import Traffic, traffic
@@ -77,7 +78,7 @@ def test_equals_libcachesim(name: str, tmp_path: Path) -> None:
     evicts before it inserts: `mandatory`.
     """
     prompts = sample(name)
-    blocks = accesses(prompts)[:ACCESSES]
+    blocks = paths(prompts.block_parent, prompts.leaf, prompts.blocks)[1][:ACCESSES]
     file = _oracle_general(blocks, tmp_path / "accesses")
     of = _first(traffic(prompts, LIBCACHESIM), ACCESSES)
     past = history(of)

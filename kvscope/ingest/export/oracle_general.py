@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from kvscope.facts import Trace
 from kvscope.ingest.export.base import Advance, Exporter
-from kvscope.ingest.export.rows import REQUESTS_AT_ONCE, paths
+from kvscope.ingest.export.rows import REQUESTS_AT_ONCE
 from kvscope.ingest.reuse import trace_reuse
 from kvscope.jit import kernel
+from kvscope.prefix import paths
 from kvscope.store.db import Store
 from kvscope.store.prompts import Prompts, load_prompts
 

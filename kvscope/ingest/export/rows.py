@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.facts import Trace
-from kvscope.jit import kernel
-from kvscope.prefix import write_path
+from kvscope.prefix import paths
 from kvscope.store.db import Store
 from kvscope.store.prompts import load_block_parents
 
@@ -55,22 +53,3 @@ def rows(store: Store, trace: Trace) -> Iterator[list[Row]]:
             Row(**row, hash_ids=ids[start:end].tolist())
             for row, (start, end) in zip(found, pairwise(starts), strict=True)
         ]
-
-
-def paths(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], blocks: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """(starts, ids): path k, from its head to leaf[k], is ids[starts[k]:starts[k + 1]]."""
-    starts = np.zeros(len(leaf) + 1, dtype=np.int64)
-    np.cumsum(blocks, out=starts[1:])
-    return starts, _paths(block_parent, leaf, starts)
-
-
-@kernel
-def _paths(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], starts: NDArray[np.int64]
-) -> NDArray[np.int32]:
-    ids = np.empty(starts[-1], dtype=np.int32)
-    for k in range(len(leaf)):
-        write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
-    return ids
