@@ -15,7 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from kvscope import __version__
-from kvscope.cli import analyze, diagnostics, export, ingest, output, runs, simulate, synth, traces
+from kvscope.cli import (
+    analyze,
+    diagnostics,
+    export,
+    ingest,
+    output,
+    runs,
+    simulate,
+    synth,
+    traces,
+    tune,
+)
 from kvscope.cli.options import Debug
 from kvscope.errors import ExitCode
 
@@ -25,6 +36,7 @@ Command = Callable[..., Any] | typer.Typer
 COMMANDS: tuple[tuple[str, Command], ...] = (
     ("analyze", analyze.analyze),
     ("simulate", simulate.simulate),
+    ("tune", tune.tune),
     ("runs", runs.app),
     ("ingest", ingest.ingest),
     ("traces", traces.app),

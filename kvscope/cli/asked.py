@@ -1,15 +1,18 @@
-"""What options mean that several commands share: definitions of a hit, models, capacities."""
+"""What options mean that several commands share: definitions of a hit, latency, sizes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kvscope import units
-from kvscope.errors import UsageError
+from kvscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from kvscope.facts import HitDefinition, Outputs
+    from kvscope.facts import HitDefinition, Outputs, RunSetting, Trace
     from kvscope.kv_size import KvDtype, ModelKv
+    from kvscope.simulate.latency import LatencyProfile
+    from kvscope.store.db import Store
+    from kvscope.store.prompts import Prompts
 
 
 def definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
@@ -61,3 +64,42 @@ def capacities(
             remedy=f"a block of {kv.name} takes {units.format_size(kv.bytes_for(block_size))}",
         )
     return sorted({*(blocks or ()), *fitting})
+
+
+def profile(latency: str | None) -> LatencyProfile:
+    """The latency profile of `--latency`, or the default one."""
+    from kvscope.simulate.latency import DEFAULT_PROFILE, load_profile
+
+    try:
+        return load_profile(latency or DEFAULT_PROFILE)
+    except UsageError as error:
+        raise UsageError(error.what, where="--latency", remedy=error.remedy) from error
+
+
+def setting(takes: LatencyProfile, counted: HitDefinition, slo_s: float | None) -> RunSetting:
+    """What runs are to count and assume."""
+    from kvscope.simulate.workload import setting_of
+
+    return setting_of(counted, takes, slo_s=slo_s)
+
+
+def above_zero(rate_scale: float) -> float:
+    """The value of `--rate-scale`."""
+    if not 0 < rate_scale < float("inf"):
+        raise UsageError(
+            f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
+        )
+    return rate_scale
+
+
+def prompts(store: Store, trace: Trace) -> Prompts:
+    """The prompts of a trace to replay; InputError for one that tells lengths only."""
+    from kvscope.store.prompts import load_prompts
+
+    if not trace.has_hashes:
+        raise InputError(
+            "tells lengths only, so that nothing can be replayed",
+            where=trace.source,
+            remedy="take a trace with block hashes",
+        )
+    return load_prompts(store, trace)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvscope.cli import asked, output
+from kvscope.cli import asked, output, recommended
 from kvscope.cli.capacity_models import modelled, policies_for
 from kvscope.cli.diagnostics import note
 from kvscope.cli.interrupts import stop_on_interrupt
@@ -46,14 +46,15 @@ from kvscope.cli.simulate_options import (
     Points,
     Policies,
     RateScale,
+    Recommended,
     Sample,
     Slo,
     Tiers,
 )
-from kvscope.errors import ExitCode, InputError, UsageError
+from kvscope.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kvscope.facts import HitDefinition, Run, RunSetting, Trace
+    from kvscope.facts import Run, RunSetting, Trace
     from kvscope.kv_size import ModelKv
     from kvscope.policies.base import Policy
     from kvscope.show.simulation import Simulation
@@ -80,6 +81,7 @@ def simulate(
     kv_dtype: KvDtype = None,
     latency: Latency = None,
     slo: Slo = None,
+    recommendation: Recommended = None,
     rate_scale: RateScale = 1.0,
     warmup: Warmup = 0.0,
     outputs: Outputs = "carried",
@@ -96,9 +98,24 @@ def simulate(
     Finished runs are kept in the store (see `kvscope runs`) and not repeated. Ctrl-C ends with
     those that are finished.
     """
+    told = recommended.recommendation(
+        recommendation,
+        {
+            "--policies": policies,
+            "--param": param,
+            "--capacity": capacity,
+            "--capacity-blocks": capacity_blocks,
+            "--points": points,
+            "--tiers": tiers,
+            "--latency": latency,
+            "--slo": slo,
+        },
+    )
     kv = asked.model(model, kv_dtype, capacity)
-    setting = _setting(latency, asked.definition(compat, outputs, warmup), slo)
-    setting = replace(setting, rate_scale=_above_zero(rate_scale))
+    profile = told.profile if told else asked.profile(latency)
+    slo = told.target.slo_s if told else slo
+    setting = asked.setting(profile, asked.definition(compat, outputs, warmup), slo)
+    setting = replace(setting, rate_scale=asked.above_zero(rate_scale))
     setting = replace(setting, isolate=isolate, sample_rate=sample, coarsen=coarsen)
     setting = modelled(
         setting,
@@ -109,13 +126,19 @@ def simulate(
         tier_mode=tier_mode,
         capacities_named=any(one is not None for one in (capacity, capacity_blocks, points)),
     )
-    variants = parse_variants(policies_for(setting, policies), param or [])
+    variants = (
+        recommended.beside_lru(told)
+        if told
+        else parse_variants(policies_for(setting, policies), param or [])
+    )
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
     with open_store(db) as store:
         found = load_trace(store, trace, reading)
         named = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
+        if told:
+            named = [told.capacity_tokens // found.block_size]
         if tiers is not None and kv is not None:
             setting = replace(setting, block_bytes=kv.bytes_for(found.block_size))
         workload = _workload(store, found, setting)
@@ -132,37 +155,11 @@ def simulate(
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _setting(latency: str | None, definition: HitDefinition, slo: float | None) -> RunSetting:
-    from kvscope.simulate.latency import DEFAULT_PROFILE, load_profile
-    from kvscope.simulate.workload import setting_of
-
-    try:
-        profile = load_profile(latency or DEFAULT_PROFILE)
-    except UsageError as error:
-        raise UsageError(error.what, where="--latency", remedy=error.remedy) from error
-    return setting_of(definition, profile, slo_s=slo)
-
-
-def _above_zero(rate_scale: float) -> float:
-    if not 0 < rate_scale < float("inf"):
-        raise UsageError(
-            f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
-        )
-    return rate_scale
-
-
 def _workload(store: Store, trace: Trace, setting: RunSetting) -> Workload:
     from kvscope.characterize.windows import round_windows
     from kvscope.simulate.workload import WINDOWS, Workload
-    from kvscope.store.prompts import load_prompts
 
-    if not trace.has_hashes:
-        raise InputError(
-            "tells lengths only, so that nothing can be replayed",
-            where=trace.source,
-            remedy="take a trace with block hashes",
-        )
-    return Workload(load_prompts(store, trace), setting, round_windows(trace, WINDOWS))
+    return Workload(asked.prompts(store, trace), setting, round_windows(trace, WINDOWS))
 
 
 def _grid(workload: Workload, named: list[int], points: int | None) -> list[int]:

@@ -82,6 +82,15 @@ Slo = Annotated[
         show_default=False,
     ),
 ]
+Recommended = Annotated[
+    str | None,
+    typer.Option(
+        "--recommendation",
+        metavar="PATH",
+        help="Replay what `kvscope tune` wrote beside LRU: its policy, capacity, latency and SLO.",
+        show_default=False,
+    ),
+]
 RateScale = Annotated[
     float,
     typer.Option(

@@ -31,16 +31,16 @@ class Found:
 
 
 def found_values(
-    traffic: Traffic, profile: LatencyProfile, slo_s: float | None
+    traffic: Traffic, profile: LatencyProfile, slo_s: float | None, share: float = FIT_SHARE
 ) -> Mapping[str, Found]:
     """Values for the parameters that follow from the trace, the latency profile and the SLO.
 
     `xi_tokens` is what the profile computes within the SLO; what a conversation does is estimated
-    from the trace's first requests; costs of tokens and pairs of tokens are the profile's where
-    pairs cost something (else all blocks cost the same, whatever a token costs).
+    from the first `share` of the requests; costs of tokens and pairs of tokens are the profile's
+    where pairs cost something (else all blocks cost the same, whatever a token costs).
     """
-    first = f"from the first {FIT_SHARE:.0%} of the requests"
-    found = {name: Found(value, first) for name, value in parameters_from(traffic).items()}
+    first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
+    found = {name: Found(value, first) for name, value in parameters_from(traffic, share).items()}
     if slo_s is not None:
         found[_XI] = Found(
             profile.xi_tokens(slo_s), f"what {profile.name} computes in {slo_s * 1e3:g} ms"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -54,16 +55,24 @@ class Workload:
         self.whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
         self.anchor = _anchor(self.whole, setting)
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
-        self.profile = LatencyProfile(
-            setting.latency,
-            "",
-            setting.base_s,
-            setting.per_token_s,
-            setting.per_token_pair_s,
-        )
+        self.profile = _profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
         self._tables: dict[type[Policy], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
+
+    def with_prefill(self, times: float) -> Workload:
+        """The same with a prefill that takes `times` as long; what is computed already is kept."""
+        setting = self.setting
+        scaled = replace(
+            setting,
+            latency=f"{setting.latency} x {times:g}",
+            base_s=setting.base_s * times,
+            per_token_s=setting.per_token_s * times,
+            per_token_pair_s=setting.per_token_pair_s * times,
+        )
+        other = copy(self)
+        other.setting, other.profile = scaled, _profile(scaled)
+        return other
 
     @cached_property
     def curve(self) -> HitCurve:
@@ -172,6 +181,12 @@ def _no_requests(whole: Traffic) -> Traffic:
     trie = ("block_size", "block_parent")
     columns = {name: column for name, column in whole._asdict().items() if name not in trie}
     return whole._replace(**{name: column[:0] for name, column in columns.items()})
+
+
+def _profile(setting: RunSetting) -> LatencyProfile:
+    return LatencyProfile(
+        setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s
+    )
 
 
 def _anchor(prompts: Prompts, setting: RunSetting) -> Anchor | None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from kvscope.errors import UsageError
 from kvscope.simulate.latency.file import read_profile, write_profile
-from kvscope.simulate.latency.presets import DEFAULT_PROFILE, PRESETS
+from kvscope.simulate.latency.presets import DEFAULT_PROFILE, MODELS, PRESETS
 from kvscope.simulate.latency.profile import LatencyProfile
 
 __all__ = [
     "DEFAULT_PROFILE",
+    "MODELS",
     "PRESETS",
     "LatencyProfile",
     "load_profile",

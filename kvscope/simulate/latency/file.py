@@ -36,44 +36,43 @@ def read_profile(path: Path) -> LatencyProfile:
 
     Raises InputError with the file, the key, the value and the remedy.
     """
-    document = _document(path)
+    return profile_in(document_in(path, _REMEDY), str(path))
+
+
+def profile_in(document: Mapping[str, Any], where: str) -> LatencyProfile:
+    """The latency profile in a TOML table that stands at `where`; InputError as above."""
     for key in document:
         if key not in _KNOWN:
             near = get_close_matches(key, _KNOWN, n=1)
             remedy = f"did you mean {near[0]!r}" if near else f"keys: {', '.join(_KNOWN)}"
-            raise InputError("unknown key", where=f"{path}: {key}", remedy=remedy)
+            raise InputError("unknown key", where=f"{where}: {key}", remedy=remedy)
     for key in _KNOWN:
         if key not in document and key not in _OPTIONAL:
-            raise InputError("missing", where=f"{path}: {key}", remedy=_REMEDY)
+            raise InputError("missing", where=f"{where}: {key}", remedy=_REMEDY)
     if document["schema"] != SCHEMA:
         raise InputError(
             f"schema {document['schema']!r}, this kvscope knows {SCHEMA}",
-            where=f"{path}: schema",
+            where=f"{where}: schema",
             remedy="calibrate again, or upgrade kvscope",
         )
     try:
         return LatencyProfile(
-            name=_text(path, document, "name"),
-            source=_text(path, document, "source"),
-            intervals=_intervals(path, document.get("intervals", {})),
+            name=_text(where, document, "name"),
+            source=_text(where, document, "source"),
+            intervals=_intervals(where, document.get("intervals", {})),
             **{
-                parameter: _seconds(f"{path}: {key}", document[key])
+                parameter: _seconds(f"{where}: {key}", document[key])
                 for key, parameter in _KEYS.items()
                 if key in document
             },
         )
     except UsageError as error:
-        raise InputError(error.what, where=str(path), remedy=error.remedy) from error
+        raise InputError(error.what, where=where, remedy=error.remedy) from error
 
 
 def write_profile(path: Path, profile: LatencyProfile) -> None:
     """Write `profile` to `path`, so that reading it gives the very same one."""
-    lines = [
-        f"schema = {SCHEMA}",
-        f"name = {_quoted(profile.name)}",
-        f"source = {_quoted(profile.source)}",
-        *(f"{key} = {_ms(getattr(profile, parameter))}" for key, parameter in _KEYS.items()),
-    ]
+    lines = lines_of(profile)
     if profile.intervals:
         lines += ["", "[intervals]"]
         for key, parameter in _KEYS.items():
@@ -83,31 +82,42 @@ def write_profile(path: Path, profile: LatencyProfile) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _document(path: Path) -> dict[str, Any]:
+def lines_of(profile: LatencyProfile) -> list[str]:
+    """The keys and values of a profile, without its intervals, as lines of TOML."""
+    return [
+        f"schema = {SCHEMA}",
+        f"name = {quoted(profile.name)}",
+        f"source = {quoted(profile.source)}",
+        *(f"{key} = {_ms(getattr(profile, parameter))}" for key, parameter in _KEYS.items()),
+    ]
+
+
+def document_in(path: Path, remedy: str) -> dict[str, Any]:
+    """The TOML file at `path`, its numbers exact; InputError with the file and the remedy."""
     try:
         # Decimal, so that milliseconds become the very seconds that were written.
         return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
         raise InputError(
-            error.strerror or str(error), where=str(path), remedy="name another latency profile"
+            error.strerror or str(error), where=str(path), remedy="name another file"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not a TOML file: {error}", where=str(path), remedy=_REMEDY) from error
+        raise InputError(f"not a TOML file: {error}", where=str(path), remedy=remedy) from error
 
 
-def _text(path: Path, document: Mapping[str, Any], key: str) -> str:
+def _text(where: str, document: Mapping[str, Any], key: str) -> str:
     value = document[key]
     if not isinstance(value, str):
-        raise InputError(f"{value!r} is not a text", where=f"{path}: {key}", remedy="quote it")
+        raise InputError(f"{value!r} is not a text", where=f"{where}: {key}", remedy="quote it")
     return value
 
 
-def _intervals(path: Path, table: object) -> dict[str, tuple[float, float]]:
+def _intervals(place: str, table: object) -> dict[str, tuple[float, float]]:
     if not isinstance(table, dict):
-        raise InputError("not a table", where=f"{path}: intervals", remedy="write [intervals]")
+        raise InputError("not a table", where=f"{place}: intervals", remedy="write [intervals]")
     found = {}
     for key, value in table.items():
-        where = f"{path}: intervals.{key}"
+        where = f"{place}: intervals.{key}"
         if key not in _KEYS:
             raise InputError("unknown key", where=where, remedy=f"keys: {', '.join(_KEYS)}")
         if not (isinstance(value, list) and len(value) == 2):
@@ -124,8 +134,8 @@ def _seconds(where: str, value: object) -> float:
     return float(Decimal(value) / 1_000)
 
 
-def _quoted(text: str) -> str:
-    """A JSON string is a TOML string, but for the one control character that JSON leaves as is."""
+def quoted(text: str) -> str:
+    """A text as TOML has it: as JSON has it, but for one control character that JSON leaves."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -51,3 +51,10 @@ _TABLE = (
     ),
 )
 PRESETS: Mapping[str, LatencyProfile] = {profile.name: profile for profile in _TABLE}
+MODELS: Mapping[str, str] = {
+    DEFAULT_PROFILE: "llama2-7b",
+    "llama2-7b-h100-fp8": "llama2-7b",
+    "llama2-70b-4xa100": "llama2-70b",
+    "llama2-70b-4xh100-fp8": "llama2-70b",
+}
+"""Whose latency a preset is, by the names of kvscope.kv_size."""

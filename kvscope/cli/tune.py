@@ -1,0 +1,277 @@
+"""`kvscope tune`: which policy, with which parameters, at which capacity, for an SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvscope import units
+from kvscope.cli import asked, output
+from kvscope.cli.diagnostics import note
+from kvscope.cli.interrupts import stop_on_interrupt
+from kvscope.cli.loading import load_trace
+from kvscope.cli.options import (
+    AS_IT_SAYS,
+    DEFAULT_DB,
+    Db,
+    Hbm,
+    Html,
+    Json,
+    KvDtype,
+    Model,
+    Outputs,
+    Reading,
+    TraceArgument,
+    with_reading,
+)
+from kvscope.cli.parameters import ALL, parse_policies, parse_variants
+from kvscope.cli.progress import progress
+from kvscope.cli.simulate_options import Isolate, Latency, Params, RateScale
+from kvscope.cli.tune_options import (
+    DEFAULT_POLICIES,
+    Capacity,
+    CapacityBlocks,
+    CapacityRange,
+    Explain,
+    Judged,
+    MaxViolations,
+    Output,
+    Percentile,
+    Policies,
+    Share,
+    Slo,
+    View,
+)
+from kvscope.cli.values import STANDARD_STREAM
+from kvscope.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from kvscope.facts import RunSetting, Trace
+    from kvscope.kv_size import ModelKv
+    from kvscope.show.tuning import Assumption, Tuned
+    from kvscope.simulate.latency import LatencyProfile
+    from kvscope.simulate.variants import Variant
+    from kvscope.store.prompts import Prompts
+    from kvscope.tune.facts import Tuning
+    from kvscope.tune.objective import Target
+    from kvscope.tune.recommend import Question
+
+BASELINE = "lru"
+DEFAULT_PERCENTILE = 0.95
+DEFAULT_OUTPUT = "recommendation.toml"
+
+
+@with_reading
+def tune(
+    slo: Slo,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    percentile: Percentile = None,
+    max_violations: MaxViolations = None,
+    view: View = "unloaded",
+    capacity: Capacity = None,
+    capacity_blocks: CapacityBlocks = None,
+    capacity_range: CapacityRange = None,
+    model: Model = None,
+    kv_dtype: KvDtype = None,
+    hbm: Hbm = None,
+    latency: Latency = None,
+    policies: Policies = None,
+    param: Params = None,
+    rate_scale: RateScale = 1.0,
+    outputs: Outputs = "carried",
+    isolate: Isolate = None,
+    warmup: Share = None,
+    judge: Judged = None,
+    explain: Explain = False,
+    path: Output = DEFAULT_OUTPUT,
+    html: Html = None,
+    as_json: Json = False,
+    reading: Reading = AS_IT_SAYS,
+) -> None:
+    """Recommend policy, parameters and capacity for an SLO, with the gain and how sure it is.
+
+    Chosen on one part of the trace, judged on the next. Writes recommendation.toml.
+    """
+    goal = _target(slo, percentile, max_violations, view)
+    profile = asked.profile(latency)
+    setting = asked.setting(profile, asked.definition(None, outputs, 0.0), slo)
+    setting = replace(setting, rate_scale=asked.above_zero(rate_scale), isolate=isolate)
+    kv = asked.model(model or _model_of(profile), kv_dtype)
+    variants = _contenders(policies, param)
+    from kvscope.show.tuning import Tuned
+    from kvscope.store.db import open_store
+    from kvscope.tune.recommend import JUDGED, SCALES, WARMUP, Question
+
+    with open_store(db) as store:
+        found = load_trace(store, trace, reading)
+        have = _capacity(capacity, capacity_blocks, kv, found)
+        low, high = _range(capacity_range, kv, found)
+        question = Question(
+            target=goal,
+            variants=tuple(variants),
+            capacity_blocks=have,
+            lowest_blocks=low,
+            highest_blocks=high,
+            warmup=WARMUP if warmup is None else warmup,
+            judged=JUDGED if judge is None else judge,
+            scales=SCALES if latency is None else (),
+        )
+        tuning = _tuning(asked.prompts(store, found), found, setting, question)
+    tuned = Tuned(found, kv, hbm, profile, tuning)
+    given = {
+        "--latency": latency,
+        "--model": model,
+        "--capacity": have,
+        "--percentile": percentile or max_violations,
+        "--warmup, --judge": None if warmup is None and judge is None else True,
+        "--policies": policies,
+    }
+    tuned = replace(tuned, assumptions=_assumptions(tuned, given))
+    _report(tuned, explain=explain, as_json=as_json, html=html, path=path)
+
+
+def _target(
+    slo: float, percentile: float | None, max_violations: float | None, view: View
+) -> Target:
+    from kvscope.tune.objective import Target
+
+    if percentile is not None and max_violations is not None:
+        raise UsageError(
+            "says the same in another way",
+            where="--max-violations",
+            remedy="leave out --percentile or --max-violations",
+        )
+    if max_violations is not None:
+        return Target(slo, round(1 - max_violations, 9), "violations", view)
+    return Target(slo, percentile or DEFAULT_PERCENTILE, view=view)
+
+
+def _model_of(profile: LatencyProfile) -> str | None:
+    """The model that a latency preset was measured on."""
+    from kvscope.simulate.latency import MODELS
+
+    return MODELS.get(profile.name)
+
+
+def _contenders(policies: str | None, param: list[str] | None) -> list[Variant]:
+    """What may replace LRU. Raises UsageError for what knows the future."""
+    named = parse_policies(policies or DEFAULT_POLICIES)
+    for policy in named:
+        if policy.hindsight and policies != ALL:
+            raise UsageError(
+                f"{policy.name} knows the future, and cannot be run",
+                where="--policies",
+                remedy="leave it out: the ceilings are always shown",
+            )
+    kinds = [one for one in named if not one.hindsight and one.name != BASELINE]
+    return parse_variants(kinds, param or [])
+
+
+def _capacity(size: int | None, blocks: int | None, kv: ModelKv | None, trace: Trace) -> int | None:
+    if size is not None and blocks is not None:
+        raise UsageError(
+            "says the same in another unit", where="--capacity-blocks", remedy="leave out one"
+        )
+    named = asked.capacities(
+        (blocks,) if blocks else None, (size,) if size else None, kv, trace.block_size
+    )
+    return named[0] if named else None
+
+
+def _range(
+    sizes: tuple[int, int] | None, kv: ModelKv | None, trace: Trace
+) -> tuple[int, int | None]:
+    if sizes is None:
+        return 0, None
+    if kv is None:
+        raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
+    low, high = (kv.blocks_in(size, trace.block_size) for size in sizes)
+    return low, high
+
+
+def _tuning(prompts: Prompts, trace: Trace, setting: RunSetting, question: Question) -> Tuning:
+    """The procedure, which Ctrl-C ends with nothing written."""
+    from kvscope.characterize.windows import round_windows
+    from kvscope.tune.evaluate import Stopped
+    from kvscope.tune.recommend import tune as recommend
+
+    with stop_on_interrupt() as stop:
+        try:
+            return recommend(
+                prompts, setting, question, round_windows(trace), progress=_steps, stop=stop
+            )
+        except Stopped as error:
+            note(f"{error}; nothing was written")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _steps(label: str) -> AbstractContextManager[Callable[[int], None]]:
+    return progress(label, unit="steps")
+
+
+def _assumptions(tuned: Tuned, given: Mapping[str, object]) -> tuple[Assumption, ...]:
+    """What nobody gave, what was taken, and why."""
+    from kvscope.show.simulation import value_in_words
+    from kvscope.show.tuning import Assumption
+
+    tuning, profile = tuned.tuning, tuned.profile
+    line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
+    taken = (
+        ("--latency", profile.name, f"a preset, {line}: measure yours with kvscope calibrate"),
+        ("--model", tuned.model.name if tuned.model else "none", "the latency preset's"),
+        (
+            "--capacity",
+            f"{tuning.capacity_blocks:,} blocks",
+            "LRU gets half of the hits there are, in the part to choose on",
+        ),
+        ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
+        (
+            "--warmup, --judge",
+            f"{tuning.split.warmup_requests:,} and {tuning.split.judged_requests:,} requests",
+            "a warm cache, and enough requests on either side",
+        ),
+        ("--policies", DEFAULT_POLICIES, "what engines can run, or kvscope's plugin for them"),
+    )
+    names = [one for one in ("next_prompt_tokens", "turn_rate_per_s") if one in tuning.found]
+    found = [
+        Assumption(name, value_in_words(name, tuning.found[name].value), "of the part to choose on")
+        for name in names
+    ]
+    return (*(Assumption(*one) for one in taken if given[one[0]] is None), *found)
+
+
+def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None, path: str) -> None:
+    from kvscope.show.sections.tuning import html_report, sections
+
+    if as_json:
+        from kvscope.cli.tune_record import tune_record
+
+        output.emit_json("tune", tuned.trace, tune_record(tuned))
+    else:
+        from kvscope.cli.rendering import show_sections
+        from kvscope.show.report import trace_in_words
+
+        output.emit(f"{tuned.trace.name}: {trace_in_words(tuned.trace)}")
+        show_sections(sections(tuned, explain=explain))
+    if html is not None:
+        Path(html).write_text(html_report(tuned), encoding="utf-8")
+        note(f"report written to {html}")
+    if path != STANDARD_STREAM:
+        from kvscope.tune.file import write_recommendation
+
+        write_recommendation(
+            Path(path),
+            tuned.tuning,
+            trace=tuned.trace.name,
+            block_size=tuned.trace.block_size,
+            profile=tuned.profile,
+            flags=tuned.flags,
+            capacity_bytes=tuned.bytes_in(tuned.tuning.recommended.trial.capacity_blocks),
+        )
+        note(f"recommendation written to {path}")

@@ -1,0 +1,104 @@
+"""Why this recommendation: the target against xi and against capacity, and what was rejected."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvscope import units
+from kvscope.show.section import Section
+from kvscope.show.sections.run_cells import in_ms
+from kvscope.show.simulation import value_in_words
+from kvscope.show.table import Table
+from kvscope.show.text_plots import bar
+from kvscope.show.tuning import Tuned
+from kvscope.tune.objective import Trial
+from kvscope.tune.space import XI
+
+_ABOUT_XI = (
+    "What the next turn can compute in time leaves first: all beyond token L + Q - xi.",
+    "Only the difference of xi and Q, the expected next prompt, matters: xi alone was searched.",
+)
+
+
+def explained(found: Tuned) -> list[Section]:
+    """The sections that `--explain` adds."""
+    return [*_xi(found), *_rejected(found), *_who_pays(found)]
+
+
+def sensitivity(found: Tuned) -> dict[str, list[Trial]]:
+    """For each policy with a xi, its trials at the user's capacity by xi, one for each."""
+    by_policy: dict[str, dict[float, Trial]] = {}
+    for trial in found.tuning.explored:
+        policy = trial.policy
+        if trial.capacity_blocks != found.tuning.capacity_blocks or XI not in policy.values:
+            continue
+        known = by_policy.setdefault(policy.name, {})
+        known.setdefault(policy.values[XI], trial)
+    return {name: [known[xi] for xi in sorted(known)] for name, known in by_policy.items()}
+
+
+def _xi(found: Tuned) -> list[Section]:
+    """The target's latency as a function of xi."""
+    from kvscope.show.charts import tuning as charts
+
+    tables = []
+    for name, trials in sensitivity(found).items():
+        slowest = max(trial.target_s for trial in trials)
+        rows = tuple(
+            (
+                value_in_words(XI, trial.policy.values[XI]),
+                in_ms(float(found.profile.ttft_s(int(trial.policy.values[XI]), 0)) * 1e3),
+                units.format_duration(trial.target_s),
+                units.format_share(trial.violation_share),
+                bar(trial.target_s / slowest),
+            )
+            for trial in trials
+        )
+        columns = ("xi (tokens)", "xi (time)", found.target_name, "over SLO", "")
+        tables.append(Table(f"{name}: what xi does, in the part to choose on", columns, rows))
+    if not tables:
+        return []
+    charted = (partial(charts.sensitivity, found),)
+    return [Section("Why this xi", _ABOUT_XI, tuple(tables), figures=charted)]
+
+
+def _rejected(found: Tuned) -> list[Section]:
+    """All that was tried at the user's capacity, the best first."""
+    tuning = found.tuning
+    here = [one for one in tuning.explored if one.capacity_blocks == tuning.capacity_blocks]
+    here.sort(key=lambda one: one.rank(tuning.target))
+    rows = tuple(
+        (
+            found.called(one.policy),
+            units.format_duration(one.target_s),
+            units.format_share(one.violation_share),
+            f"{one.tel_s:,.1f}s",
+            in_ms(one.outcome.ttft_ms.p50),
+            units.format_share(one.outcome.token_hit_rate),
+        )
+        for one in here
+    )
+    columns = ("policy", found.target_name, "over SLO", "TEL", "p50", "hit rate")
+    return [Section("Tried in the part to choose on", tables=(Table("", columns, rows),))]
+
+
+def _who_pays(found: Tuned) -> list[Section]:
+    """TTFT by category under LRU and under what is recommended."""
+    tuning = found.tuning
+    if tuning.recommended is tuning.baseline:
+        return []
+    then = {one.category: one.outcome for one in tuning.recommended.categories}
+    rows = tuple(
+        (
+            one.category,
+            units.format_count(one.outcome.requests),
+            in_ms(one.outcome.ttft_ms.p50),
+            in_ms(then[one.category].ttft_ms.p50),
+            in_ms(one.outcome.ttft_ms.p95),
+            in_ms(then[one.category].ttft_ms.p95),
+        )
+        for one in tuning.baseline.categories
+    )
+    columns = ("category", "requests", "p50, LRU", "p50, then", "p95, LRU", "p95, then")
+    title = f"LRU now, and {found.called(tuning.recommended.trial.policy)} as recommended"
+    return [Section("Who gains and who pays", tables=(Table(title, columns, rows),))]

@@ -1,0 +1,99 @@
+"""What `kvscope tune` found, gathered for terminal, report and dashboard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope import units
+from kvscope.facts import Trace
+from kvscope.kv_size import ModelKv
+from kvscope.policies.base import Policy
+from kvscope.show.simulation import FORESEEING, value_in_words
+from kvscope.simulate.latency import LatencyProfile
+from kvscope.tune.bootstrap import Gain, surely_better
+from kvscope.tune.facts import Judged, Tuning
+from kvscope.tune.flags import Flags, flags
+from kvscope.tune.space import XI
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A value that nobody gave, and why it was taken."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A tuning with the trace and the model that it is for."""
+
+    trace: Trace
+    model: ModelKv | None
+    hbm_bytes: int | None
+    profile: LatencyProfile
+    tuning: Tuning
+    assumptions: tuple[Assumption, ...] = ()
+
+    def size(self, blocks: int) -> str:
+        """A capacity in every unit that is known."""
+        return units.blocks_tokens_bytes(
+            blocks,
+            block_size=self.trace.block_size,
+            bytes_per_token=self.model.bytes_per_token if self.model else None,
+        )
+
+    def bytes_in(self, blocks: int) -> int | None:
+        """The bytes of so many blocks, where a model is named."""
+        return self.model.bytes_for(blocks * self.trace.block_size) if self.model else None
+
+    def flags_for(self, other: Judged) -> Flags:
+        """The flags for another policy at the capacity that is recommended."""
+        blocks = self.tuning.recommended.trial.capacity_blocks
+        return flags(other.trial.policy, blocks * self.trace.block_size)
+
+    @property
+    def flags(self) -> Flags:
+        """The flags for what is recommended."""
+        return self.flags_for(self.tuning.recommended)
+
+    def next_best_for_sglang(self) -> Judged | None:
+        """The first contender that is surely better than LRU and that SGLang has."""
+        for one in self.tuning.contenders:
+            if surely_better(one.gains, self.tuning.target) and self.flags_for(one).sglang:
+                return one
+        return None
+
+    @property
+    def target_name(self) -> str:
+        """The latency that decides: p95 TTFT."""
+        view = "" if self.tuning.target.view == "unloaded" else "queued "
+        return f"{units.format_percentile(self.tuning.target.percentile)} {view}TTFT"
+
+    def called(self, policy: Policy) -> str:
+        """A policy with those of its parameters that neither come with it nor from the trace."""
+        usual = {one.name: one.default for one in policy.parameters}
+        usual |= {name: one.value for name, one in self.tuning.found.items() if name != XI}
+        told = [
+            f"{name}={value_in_words(name, value)}"
+            for name, value in policy.values.items()
+            if value != usual[name]
+        ]
+        star = FORESEEING if policy.hindsight else ""
+        return " ".join([policy.name + star, *told])
+
+
+def change(gain: Gain) -> str:
+    """A gain as the change that it is: -24.1%."""
+    return _percent(-gain.value)
+
+
+def interval(gain: Gain) -> str:
+    """The change's interval: -30.2% to -17.9%."""
+    return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
+
+
+def _percent(change: float) -> str:
+    text = f"{change:+.1%}"
+    return "0.0%" if text in {"+0.0%", "-0.0%"} else text

@@ -1,0 +1,99 @@
+"""The least capacity that keeps an SLO: by halving for LRU, for others at any capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvscope.policies.base import Policy
+from kvscope.tune.evaluate import Advance, Evaluator
+from kvscope.tune.objective import Trial
+
+PRECISION = 0.01
+GRID = 8
+SMALLEST_SHARE = 1 / 16  # of what LRU needs: nobody gets by with less than that
+
+
+def least_for_lru(
+    evaluator: Evaluator, lru: Policy, low: int, high: int, advance: Advance | None = None
+) -> Trial | None:
+    """LRU's trial at the least capacity from `low` to `high` blocks that meets the target.
+
+    None where even `high` does not. Exact to PRECISION: what LRU holds at one capacity it holds at
+    every larger one, so no request gets slower with more.
+    Source: Mattson et al., "Evaluation techniques for storage hierarchies", 1970 (inclusion).
+    """
+    first, last = evaluator.trials([(lru, low), (lru, high)], advance)
+    if first.meets(evaluator.target):
+        return first
+    if not last.meets(evaluator.target):
+        return None
+    failing, meeting = first, last
+    while inner := _between(failing.capacity_blocks, meeting.capacity_blocks):
+        for trial in evaluator.trials([(lru, at) for at in inner], advance):
+            if trial.meets(evaluator.target):
+                meeting = trial
+                break
+            failing = trial
+    return meeting
+
+
+def least_for_any(
+    evaluator: Evaluator,
+    settings: Sequence[Policy],
+    low: int,
+    high: int,
+    advance: Advance | None = None,
+) -> Trial | None:
+    """The trial at the least capacity from which on some of `settings` meets the target.
+
+    At every capacity tried from there up to `high` one of them does; a smaller capacity that meets
+    it by chance, below one that does not, does not count. None where `high` does not.
+    """
+    grid = sorted({low, *_grid(low, high), high})
+    best = _best_at(evaluator, settings, grid, advance)
+    found: Trial | None = None
+    failing = 0
+    for trial in reversed(best):
+        if not trial.meets(evaluator.target):
+            failing = trial.capacity_blocks
+            break
+        found = trial
+    if found is None or found.capacity_blocks == low:
+        return found
+    while inner := _between(failing, found.capacity_blocks):
+        tries = _best_at(evaluator, settings, inner, advance)
+        for trial in reversed(tries):
+            if not trial.meets(evaluator.target):
+                failing = trial.capacity_blocks
+                break
+            found = trial
+    return found
+
+
+def _between(failing: int, meeting: int) -> list[int]:
+    """Two capacities between, by equal factors; none where the answer is precise enough."""
+    if meeting - failing <= max(1, int(PRECISION * meeting)):
+        return []
+    points = np.geomspace(max(failing, 1), meeting, 4)[1:3].round().astype(int)
+    return sorted({int(at) for at in points if failing < at < meeting}) or [
+        (failing + meeting) // 2
+    ]
+
+
+def _grid(low: int, high: int) -> list[int]:
+    least = max(low, int(high * SMALLEST_SHARE), 1)
+    return [int(at) for at in np.geomspace(least, max(high, least), GRID).round()]
+
+
+def _best_at(
+    evaluator: Evaluator, settings: Sequence[Policy], grid: Sequence[int], advance: Advance | None
+) -> list[Trial]:
+    """The best of the settings at each capacity."""
+    questions = [(policy, at) for at in grid for policy in settings]
+    trials = iter(evaluator.trials(questions, advance))
+    return [
+        min((next(trials) for _ in settings), key=lambda one: one.rank(evaluator.target))
+        for _ in grid
+    ]

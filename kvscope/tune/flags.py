@@ -1,0 +1,54 @@
+"""How to tell an engine: the exact flags for a policy and a capacity.
+
+Source: SGLang, server_args.py (--radix-eviction-policy, --tlru-threshold,
+--tlru-next-prompt-estimate, --max-total-tokens); vLLM 0.32, EngineArgs (--block-size,
+--num-gpu-blocks-override) and kv_cache_manager.py: block 0 is never given to a request.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvscope.policies.base import Policy
+
+VLLM_BLOCK_TOKENS = 16
+_SGLANG_OWN = ("lru", "lfu", "slru")
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Flags for each engine; None where it does not have the policy."""
+
+    sglang: str | None
+    vllm: str | None
+
+
+def flags(policy: Policy, capacity_tokens: int) -> Flags:
+    """The flags for a policy with its parameters, and a cache of so many tokens.
+
+    The capacity is what is kept between requests: the tokens of running ones come on top of it.
+    """
+    return Flags(_sglang(policy, capacity_tokens), _vllm(policy, capacity_tokens))
+
+
+def _sglang(policy: Policy, tokens: int) -> str | None:
+    if math.isfinite(policy.values.get("ttl_s", math.inf)) or policy.evicts != policy.leaves:
+        return None
+    size = f"--max-total-tokens {tokens}"
+    if policy.name in _SGLANG_OWN:
+        return f"--radix-eviction-policy {policy.name} {size}"
+    if policy.name == "tlru" and not policy.values["xi_percentile"]:
+        xi, prompt = (round(policy.values[one]) for one in ("xi_tokens", "next_prompt_tokens"))
+        return (
+            f"--radix-eviction-policy tlru --tlru-threshold {xi}"
+            f" --tlru-next-prompt-estimate {prompt} {size}"
+        )
+    return None
+
+
+def _vllm(policy: Policy, tokens: int) -> str | None:
+    if policy.name != "lru" or math.isfinite(policy.values["ttl_s"]):
+        return None
+    blocks = -(-tokens // VLLM_BLOCK_TOKENS) + 1
+    return f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"

@@ -1,0 +1,91 @@
+"""What a cache is tuned for, and how one replay does by that measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.errors import InputError
+from kvscope.facts import Outcome
+from kvscope.policies.base import Policy
+from kvscope.simulate.summary import Served, summarize
+
+Measure = Literal["percentile", "violations"]
+View = Literal["unloaded", "queued"]
+Rank = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """At least a share `percentile` of the requests has a TTFT within `slo_s`, in a view.
+
+    At most a share 1 - percentile may violate the SLO, which is the same. `measure` is what makes
+    one replay better than another: the TTFT at the percentile, or the share of violations.
+    """
+
+    slo_s: float
+    percentile: float = 0.95
+    measure: Measure = "percentile"
+    view: View = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One policy at one capacity, and how the counted requests of one part fared.
+
+    `target_s` is the nearest-rank TTFT at the target's percentile, `violation_share` (0-1) and
+    `tel_s` (summed over requests) are in the target's view too. `served_per_s` is how many requests
+    an engine that does nothing but their prefill could take, a proxy for throughput.
+    """
+
+    policy: Policy
+    capacity_blocks: int
+    outcome: Outcome
+    target_s: float
+    violation_share: float
+    tel_s: float
+    served_per_s: float
+
+    def meets(self, target: Target) -> bool:
+        """Whether the SLO is kept, as the target counts."""
+        return self.target_s <= target.slo_s
+
+    def rank(self, target: Target) -> Rank:
+        """What to order trials by, the best first: the measure, then TEL, then the hits."""
+        first = self.target_s if target.measure == "percentile" else self.violation_share
+        return first, self.tel_s, -self.outcome.token_hit_rate
+
+
+def ttft_s(served: Served, target: Target) -> NDArray[np.float64]:
+    """TTFT of the counted requests in the target's view; infinite for one that got no token.
+
+    Raises InputError where the view needs times that the trace does not tell.
+    """
+    times = served.ttft_s if target.view == "unloaded" else served.queued_ttft_s
+    if times is None:
+        raise InputError(
+            "the trace tells no time, so that nothing can be said of queues",
+            where="--view queued",
+            remedy="take --view unloaded",
+        )
+    counted = times[served.first :]
+    return np.where(np.isnan(counted), np.inf, counted)
+
+
+def tried(policy: Policy, capacity_blocks: int, served: Served, target: Target) -> Trial:
+    """How a replay did."""
+    times = ttft_s(served, target)
+    rank = int(np.ceil(target.percentile * len(times) - 1e-9)) - 1
+    beyond = times[times > target.slo_s]
+    return Trial(
+        policy=policy,
+        capacity_blocks=capacity_blocks,
+        outcome=summarize(served, target.slo_s),
+        target_s=float(np.partition(times, rank)[rank]),
+        violation_share=len(beyond) / len(times),
+        tel_s=float((beyond - target.slo_s).sum()),
+        served_per_s=len(times) / float(served.ttft_s[served.first :].sum()),
+    )
