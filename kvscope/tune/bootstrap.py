@@ -15,13 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import kernel
+from kvscope.jit import callable_in_kernels, kernel
 from kvscope.tune.objective import Target
 from kvscope.units import format_percentile
 
 DRAWS = 1000
 CONFIDENCE = 0.95
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_UNIT = 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Bootstrap:
         draws: int = DRAWS,
         seed: int = 0,
     ) -> None:
-        _, self._cluster = np.unique(conversation, return_inverse=True)
+        _, cluster = np.unique(conversation, return_inverse=True)
+        self._cluster = cluster.astype(np.int32)
         self._ranks = np.array(sorted({*_PERCENTILES, target.percentile}))
         self._slo_s, self._draws, self._seed = target.slo_s, draws, seed
         percentiles = [format_percentile(float(rank)) for rank in self._ranks]
@@ -73,16 +77,11 @@ class Bootstrap:
     def figures(self, ttft_s: NDArray[np.float64]) -> Drawn:
         """The figures of latencies in seconds, an entry a request."""
         order = np.argsort(ttft_s, kind="stable")
-        ascending, cluster = ttft_s[order], self._cluster[order].astype(np.int64)
-        clusters = int(cluster.max()) + 1
-        drawn = np.empty((self._draws, len(self._names)))
-        generator = np.random.default_rng(self._seed)
-        for draw in range(self._draws):
-            weight = np.bincount(generator.integers(clusters, size=clusters), minlength=clusters)
-            drawn[draw] = _figures(ascending, cluster, weight, self._ranks, self._slo_s)
-        once = np.ones(clusters, dtype=np.int64)
-        told = _figures(ascending, cluster, once, self._ranks, self._slo_s)
-        return Drawn(told, drawn)
+        ascending, cluster = ttft_s[order], self._cluster[order]
+        weight = np.ones(int(cluster.max()) + 1, dtype=np.int32)
+        found = np.empty((1 + self._draws, len(self._names)))
+        _draw(ascending, cluster, weight, self._ranks, self._slo_s, np.uint64(self._seed), found)
+        return Drawn(found[0], found[1:])
 
     def gains(self, baseline: Drawn, candidate: Drawn) -> dict[str, Gain]:
         """By how much the candidate's figures are less than the baseline's, by their names."""
@@ -114,21 +113,51 @@ def _less(baseline: NDArray[np.float64], candidate: NDArray[np.float64]) -> NDAr
 
 
 @kernel
-def _figures(
+def _draw(
     ascending: NDArray[np.float64],
-    cluster: NDArray[np.int64],
-    weight: NDArray[np.int64],
+    cluster: NDArray[np.int32],
+    weight: NDArray[np.int32],
     ranks: NDArray[np.float64],
     slo_s: float,
-) -> NDArray[np.float64]:
-    """Nearest-rank percentiles, then the share beyond the SLO, then the mean excess.
+    seed: np.uint64,
+    found: NDArray[np.float64],
+) -> None:
+    """Fill `found`: with each cluster once, then a row a draw of as many, with replacement.
+
+    `weight`, with an entry a cluster, is 1 throughout and serves as scratch space. The same seed
+    gives the same draws. Source of the numbers: splitmix64 (Steele, Lea & Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014).
+    """
+    _figures(ascending, cluster, weight, ranks, slo_s, found[0])
+    state = seed
+    for draw in range(1, len(found)):
+        weight[:] = 0
+        for _ in range(len(weight)):
+            state += _STEP
+            x = state
+            x = (x ^ (x >> np.uint64(30))) * _FIRST
+            x = (x ^ (x >> np.uint64(27))) * _SECOND
+            x ^= x >> np.uint64(31)
+            weight[int((x >> np.uint64(11)) * _UNIT * len(weight))] += 1
+        _figures(ascending, cluster, weight, ranks, slo_s, found[draw])
+
+
+@callable_in_kernels
+def _figures(
+    ascending: NDArray[np.float64],
+    cluster: NDArray[np.int32],
+    weight: NDArray[np.int32],
+    ranks: NDArray[np.float64],
+    slo_s: float,
+    found: NDArray[np.float64],
+) -> None:
+    """Fill `found`: nearest-rank percentiles, then the share beyond the SLO, then the mean excess.
 
     Request k counts weight[cluster[k]] times.
     """
     total = 0
     for k in range(len(ascending)):
         total += weight[cluster[k]]
-    found = np.zeros(len(ranks) + 2)
     seen = 0
     at = 0
     beyond = 0
@@ -146,4 +175,3 @@ def _figures(
             excess += count * (ascending[k] - slo_s)
     found[len(ranks)] = beyond / total
     found[len(ranks) + 1] = excess / total
-    return found

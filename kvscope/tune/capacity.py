@@ -12,6 +12,7 @@ from kvscope.tune.objective import Trial
 
 PRECISION = 0.01
 GRID = 8
+_KEPT = 3  # settings that go on from the grid
 SMALLEST_SHARE = 1 / 16  # of what LRU needs: nobody gets by with less than that
 
 
@@ -51,24 +52,18 @@ def least_for_any(
     At every capacity tried from there up to `high` one of them does; a smaller capacity that meets
     it by chance, below one that does not, does not count. None where `high` does not.
     """
-    grid = sorted({low, *_grid(low, high), high})
-    best = _best_at(evaluator, settings, grid, advance)
-    found: Trial | None = None
-    failing = 0
-    for trial in reversed(best):
-        if not trial.meets(evaluator.target):
-            failing = trial.capacity_blocks
-            break
-        found = trial
-    if found is None or found.capacity_blocks == low:
-        return found
-    while inner := _between(failing, found.capacity_blocks):
-        tries = _best_at(evaluator, settings, inner, advance)
-        for trial in reversed(tries):
-            if not trial.meets(evaluator.target):
-                failing = trial.capacity_blocks
+    failing, found = 0, None
+    points = sorted({low, *_grid(low, high), high})
+    while points:
+        for trials in reversed(_at_each(evaluator, settings, points, advance)):
+            if not trials[0].meets(evaluator.target):
+                failing = trials[0].capacity_blocks
                 break
-            found = trial
+            found = trials[0]
+            settings = [trial.policy for trial in trials[:_KEPT]]
+        if found is None or found.capacity_blocks == low:
+            break
+        points = _between(failing, found.capacity_blocks)
     return found
 
 
@@ -87,13 +82,13 @@ def _grid(low: int, high: int) -> list[int]:
     return [int(at) for at in np.geomspace(least, max(high, least), GRID).round()]
 
 
-def _best_at(
+def _at_each(
     evaluator: Evaluator, settings: Sequence[Policy], grid: Sequence[int], advance: Advance | None
-) -> list[Trial]:
-    """The best of the settings at each capacity."""
+) -> list[list[Trial]]:
+    """The trials of the settings at each capacity, the best first."""
     questions = [(policy, at) for at in grid for policy in settings]
     trials = iter(evaluator.trials(questions, advance))
     return [
-        min((next(trials) for _ in settings), key=lambda one: one.rank(evaluator.target))
+        sorted((next(trials) for _ in settings), key=lambda one: one.rank(evaluator.target))
         for _ in grid
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import TypeVar
 
 from kvscope.errors import KvscopeError
 from kvscope.policies.base import Policy
@@ -14,9 +15,11 @@ from kvscope.simulate.sweep import cores
 from kvscope.simulate.workload import Asked, Workload
 from kvscope.tune.objective import Target, Trial, tried
 
-Question = tuple[Policy, int]
+PolicyAt = tuple[Policy, int]
 Key = tuple[str, str, tuple[tuple[str, float], ...], int]
 Advance = Callable[[int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Stopped(KvscopeError):
@@ -41,16 +44,25 @@ class Evaluator:
         """Drop what has not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def trials(self, questions: Sequence[Question], advance: Advance | None = None) -> list[Trial]:
+    def trials(self, questions: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
         """A trial for each question, in their order; `advance` is told of each replay made."""
         new = {_key(*one): one for one in questions if _key(*one) not in self.tried}
         self.workload.prepare([policy for policy, _ in new.values()])
-        made = {key: self._pool.submit(self._try, *one) for key, one in new.items()}
-        for key, future in made.items():
-            self.tried[key] = future.result()
+        made = self.each(lambda one: self._try(*one), list(new.values()), advance)
+        self.tried |= zip(new, made, strict=True)
+        return [self.tried[_key(*one)] for one in questions]
+
+    def each(
+        self, work: Callable[[T], R], items: Sequence[T], advance: Advance | None = None
+    ) -> list[R]:
+        """What `work` makes of each item, on all cores; it must not come back here itself."""
+        futures = [self._pool.submit(work, item) for item in items]
+        made = []
+        for future in futures:
+            made.append(future.result())
             if advance is not None:
                 advance(1)
-        return [self.tried[_key(*one)] for one in questions]
+        return made
 
     def trial(self, policy: Policy, capacity_blocks: int) -> Trial:
         """The trial of one question."""

@@ -38,13 +38,13 @@ def surest_first(
 
     def least_gain(trial: Trial) -> float:
         times = ttft_s(evaluator.served(trial.policy, capacity), evaluator.target)
-        if advance is not None:
-            advance(1)
         return bootstrap.gains(baseline, bootstrap.figures(times))[name].low
 
+    compared = [trial for one in contenders for trial in one.trials[:SETTINGS]]
+    least = iter(evaluator.each(least_gain, compared, advance))
     ordered = []
     for one in contenders:
-        sure = [(-least_gain(trial), trial) for trial in one.trials[:SETTINGS]]
+        sure = [(-next(least), trial) for trial in one.trials[:SETTINGS]]
         sure.sort(key=lambda pair: pair[0])  # stable: of equal ones the better trial stays first
         trials = (*(trial for _, trial in sure), *one.trials[SETTINGS:])
         ordered.append((sure[0][0], replace(one, trials=trials)))

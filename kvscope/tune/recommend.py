@@ -33,7 +33,7 @@ from kvscope.simulate.workload import Workload
 from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import Bootstrap, surely_better
 from kvscope.tune.capacity import least_for_any, least_for_lru
-from kvscope.tune.evaluate import Advance, Evaluator
+from kvscope.tune.evaluate import Advance, Evaluator, PolicyAt
 from kvscope.tune.facts import Judged, Least, Scaled, Tuning, Verdict
 from kvscope.tune.objective import Target, Trial, tried, ttft_s
 from kvscope.tune.prefer import surest_first
@@ -168,10 +168,14 @@ class _Tuner:
             best = self._least_for_any(contenders, lru, advance)
         with self.progress("judging") as advance:
             baseline = self.judged(self.lru, capacity)
-            judged = tuple(
-                self.judged(one.best.policy, capacity, baseline, advance) for one in contenders
+            *judged, infinite = self._all_judged(
+                [
+                    *((one.best.policy, capacity) for one in contenders),
+                    (self.lru, _useful(self.judge)),
+                ],
+                baseline,
+                advance,
             )
-            infinite = self.judged(self.lru, _useful(self.judge), baseline, advance)
             infinite_chosen = self.choose.trial(self.lru, _useful(self.choose))
             least_lru, least_best = self._settled(lru), self._settled(best)
         sure = bool(judged) and surely_better(judged[0].gains, self.target)
@@ -184,7 +188,7 @@ class _Tuner:
             ),
             sure=sure,
             baseline=baseline,
-            contenders=judged,
+            contenders=tuple(judged),
             infinite=infinite,
             infinite_chosen=infinite_chosen,
             least_lru=least_lru,
@@ -204,31 +208,23 @@ class _Tuner:
     def ceilings(self, baseline: Judged) -> tuple[Judged, ...]:
         """What knowing the future would give at the same capacity."""
         with self.progress("judging what knows the future") as advance:
-            return tuple(
-                self.judged(
-                    bind(Variant(policy), self.found),
-                    baseline.trial.capacity_blocks,
-                    baseline,
-                    advance,
-                )
-                for policy in (Belady, TailBelady)
-            )
+            bound = [bind(Variant(policy), self.found) for policy in (Belady, TailBelady)]
+            at = baseline.trial.capacity_blocks
+            return tuple(self._all_judged([(one, at) for one in bound], baseline, advance))
 
-    def judged(
-        self,
-        policy: Policy,
-        capacity: int,
-        baseline: Judged | None = None,
-        advance: Advance | None = None,
-    ) -> Judged:
+    def _all_judged(
+        self, questions: Sequence[PolicyAt], baseline: Judged, advance: Advance
+    ) -> list[Judged]:
+        self.judge.workload.prepare([policy for policy, _ in questions])
+        return self.judge.each(lambda one: self.judged(*one, baseline), questions, advance)
+
+    def judged(self, policy: Policy, capacity: int, baseline: Judged | None = None) -> Judged:
         """A replay of the whole trace, by its judged requests; gains are over `baseline`."""
         self.judge.workload.prepare([policy])
         served = self.judge.served(policy, capacity)
         times = ttft_s(served, self.target)
         trial = tried(policy, capacity, served, self.target)
         drawn = self.bootstrap.figures(times)
-        if advance is not None:
-            advance(1)
         return Judged(
             trial=trial,
             gains=self.bootstrap.gains(baseline.drawn, drawn) if baseline else {},
