@@ -7,11 +7,12 @@ requests. So the settings that did best are compared by the lower ends of their 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvscope.policies.base import Policy
-from kvscope.tune.bootstrap import Bootstrap, objective_of
+from kvscope.tune.bootstrap import Bootstrap, Drawn, objective_of
 from kvscope.tune.evaluate import Advance, Evaluator
+from kvscope.tune.flags import flags
 from kvscope.tune.objective import Trial, ttft_s
 from kvscope.tune.search import Contender
 
@@ -25,7 +26,10 @@ def surest_first(
     contenders: Sequence[Contender],
     advance: Advance | None = None,
 ) -> list[Contender]:
-    """The contenders, and the trials of each, by the least gain over LRU that is to be expected."""
+    """The contenders, and the trials of each, by the least gain over LRU that is to be expected.
+
+    Of those that are not surely apart, one that an engine has as it is comes before others.
+    """
     if not contenders:
         return []
     capacity = contenders[0].best.capacity_blocks
@@ -36,16 +40,37 @@ def surest_first(
     baseline = bootstrap.figures(ttft_s(served, evaluator.target))
     name = objective_of(evaluator.target)
 
-    def least_gain(trial: Trial) -> float:
-        times = ttft_s(evaluator.served(trial.policy, capacity), evaluator.target)
-        return bootstrap.gains(baseline, bootstrap.figures(times))[name].low
+    def compared(trial: Trial) -> _Compared:
+        drawn = bootstrap.figures(
+            ttft_s(evaluator.served(trial.policy, capacity), evaluator.target)
+        )
+        return _Compared(trial, drawn, bootstrap.gains(baseline, drawn)[name].low)
 
-    compared = [trial for one in contenders for trial in one.trials[:SETTINGS]]
-    least = iter(evaluator.each(least_gain, compared, advance))
+    leading = [trial for one in contenders for trial in one.trials[:SETTINGS]]
+    found = iter(evaluator.each(compared, leading, advance))
     ordered = []
     for one in contenders:
-        sure = [(-next(least), trial) for trial in one.trials[:SETTINGS]]
-        sure.sort(key=lambda pair: pair[0])  # stable: of equal ones the better trial stays first
-        trials = (*(trial for _, trial in sure), *one.trials[SETTINGS:])
-        ordered.append((sure[0][0], replace(one, trials=trials)))
-    return [one for _, one in sorted(ordered, key=lambda pair: pair[0])]
+        best = sorted((next(found) for _ in one.trials[:SETTINGS]), key=lambda each: -each.least)
+        trials = (*(each.trial for each in best), *one.trials[SETTINGS:])
+        ordered.append((best[0], replace(one, trials=trials)))
+    ordered.sort(key=lambda pair: -pair[0].least)
+    first = ordered[0][0]
+    for number, (other, _) in enumerate(ordered):
+        apart = bootstrap.gains(other.drawn, first.drawn)[name].sure
+        if other.least > 0 and not apart and _ready(other.trial.policy):
+            ordered.insert(0, ordered.pop(number))
+            break
+    return [one for _, one in ordered]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    trial: Trial
+    drawn: Drawn
+    least: float
+
+
+def _ready(policy: Policy) -> bool:
+    """Whether an engine has the policy as it is."""
+    told = flags(policy, 0)
+    return bool(told.sglang or told.vllm)

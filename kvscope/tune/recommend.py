@@ -197,13 +197,20 @@ class _Tuner:
 
     def recommended(self, made: _Decision) -> Judged:
         """What to run: another policy only if it is surely better and LRU is not good enough."""
-        if made.verdict == "keep-lru" or not made.sure:
-            best, least = made.baseline, made.least_lru
-        else:
-            best, least = made.chosen, made.least_best or made.least_lru
-        if made.verdict != "add-capacity" or least is None:
-            return best
-        return self.judged(least.judged.policy, least.judged.capacity_blocks, made.baseline)
+        if made.verdict == "add-capacity" and made.least_lru is not None:
+            least = made.least_lru
+            if made.least_best is not None and self._beats_lru(made.least_best):
+                least = made.least_best
+            return self.judged(least.judged.policy, least.judged.capacity_blocks, made.baseline)
+        return made.chosen if made.sure and made.verdict != "keep-lru" else made.baseline
+
+    def _beats_lru(self, least: Least) -> bool:
+        """Whether a policy keeps the SLO at its least capacity, surely better than LRU there."""
+        policy, at = least.judged.policy, least.judged.capacity_blocks
+        if policy.name == self.lru.name or not least.judged.meets(self.target):
+            return False
+        there = self.judged(self.lru, at)
+        return surely_better(self.judged(policy, at, there).gains, self.target)
 
     def ceilings(self, baseline: Judged) -> tuple[Judged, ...]:
         """What knowing the future would give at the same capacity."""
