@@ -71,15 +71,20 @@ def _whole(name: str, runs: list[Run]) -> list[str]:
 
 def _phases(runs: dict[str, list[Run]]) -> Table:
     names = list(dict.fromkeys(n for each in runs.values() for n in each[0].answer["phases_s"]))
+    beside = list(dict.fromkeys(n for each in runs.values() for n in each[0].answer["beside_s"]))
     rows = []
     for trace, each in runs.items():
-        told = [run.answer["phases_s"] for run in each]
         outside = [run.wall_s - sum(run.answer["phases_s"].values()) for run in each]
-        seconds = [median(phases.get(name, 0.0) for phases in told) for name in names]
+        seconds = [*_medians(each, "phases_s", names), *_medians(each, "beside_s", beside)]
         rows.append([trace, *(f"{x:.2f}" for x in (median(outside), *seconds))])
     return Table(
         "kvscope analyze, phases in seconds",
-        "`start` is the interpreter's start and end; medians, so they need not add up exactly.",
-        ("trace", "start", *names),
+        "`start` is the interpreter's start and end; medians, so they need not add up exactly."
+        " What runs beside them in a thread of its own does not add to them.",
+        ("trace", "start", *names, *(f"({name})" for name in beside)),
         rows,
     )
+
+
+def _medians(runs: list[Run], kind: str, names: list[str]) -> list[float]:
+    return [median(run.answer[kind].get(name, 0.0) for run in runs) for name in names]

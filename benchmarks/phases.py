@@ -1,6 +1,7 @@
 """Splits a run of the product into phases, from outside: the product has no clocks of its own.
 
-Time counts for the innermost phase, so phases add up to the whole.
+Time counts for the innermost phase, so phases add up to the whole. What the product does beside
+its main thread is told by itself, as `beside`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -20,12 +22,19 @@ class Phases:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.beside: dict[str, float] = {}
         self._open: list[str] = []
         self._since = 0.0
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
         """Count the block's time for `name`, what phases inside it take left out."""
+        if current_thread() is not main_thread():
+            started = time.perf_counter()
+            yield
+            took = time.perf_counter() - started
+            self.beside[name] = self.beside.get(name, 0.0) + took
+            return
         self._count()
         self.seconds.setdefault(name, 0.0)
         self._open.append(name)

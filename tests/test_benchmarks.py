@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -48,6 +49,17 @@ def test_time_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) ->
     assert phases.seconds == {"outer": 1.0 + 5.0, "inner": 3.0}
 
 
+def test_time_in_another_thread_is_told_by_itself() -> None:
+    """It runs beside the phases, so it is no part of their sum."""
+    phases = Phases()
+    with phases.of("waiting"):
+        thread = Thread(target=phases.function("work")(lambda: None))
+        thread.start()
+        thread.join()
+    assert set(phases.seconds) == {"waiting"}
+    assert set(phases.beside) == {"work"}
+
+
 def test_record_replaces_what_was_measured(tmp_path: Path) -> None:
     """Recording twice keeps the page around the marks and the later table alone."""
     page = tmp_path / "page.md"
@@ -71,4 +83,4 @@ def test_every_phase_is_met(tmp_path: Path) -> None:
     measure([*python, "benchmarks.generate", str(trace), "--requests", "300"])
     answer = measure([*python, "benchmarks.work_analyze", str(trace)]).answer
     assert answer["trace"]["requests"] == 300
-    assert {phase for _, _, phase in FUNCTIONS} <= set(answer["phases_s"])
+    assert {phase for _, _, phase in FUNCTIONS} <= {*answer["phases_s"], *answer["beside_s"]}

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from kvscope.ingest.base import (
-    LineReader,
-    Reader,
-    ReadOptions,
-    Request,
-    TraceFormat,
-)
+from kvscope.ingest.base import Reader, ReadOptions, Request, TraceFormat
 from kvscope.ingest.identifiers import ROOT, Identifier
-from kvscope.ingest.json_lines import common_keys, row_decoder
+from kvscope.ingest.json_lines import RowReader, common_keys
 
 _ABSENT = msgspec.Raw()
+_ROOT = str(ROOT)
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -34,26 +27,19 @@ class _Row(msgspec.Struct, gc=False):
     block_size: int | None = None
 
 
-class _BailianReader(LineReader):
-    def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options)
-        self._decode = row_decoder(_Row)
-
-    def parse(self, line: bytes) -> Sequence[Request]:
-        row = self._decode(line)
-        return (
-            Request(
-                input_tokens=row.input_length,
-                output_tokens=row.output_length,
-                arrival_s=row.timestamp,
-                hash_ids=row.hash_ids,
-                chat_id=row.chat_id,
-                parent_chat_id=ROOT if row.parent_chat_id == str(ROOT) else row.parent_chat_id,
-                type=row.type,
-                turn=row.turn,
-                user_id=row.user_id,
-                block_size=row.block_size,
-            ),
+class _BailianReader(RowReader[_Row]):
+    def request(self, row: _Row) -> Request:
+        return Request(
+            input_tokens=row.input_length,
+            output_tokens=row.output_length,
+            arrival_s=row.timestamp,
+            hash_ids=row.hash_ids,
+            chat_id=row.chat_id,
+            parent_chat_id=ROOT if row.parent_chat_id == _ROOT else row.parent_chat_id,
+            type=row.type,
+            turn=row.turn,
+            user_id=row.user_id,
+            block_size=row.block_size,
         )
 
 
@@ -73,4 +59,4 @@ class Bailian(TraceFormat):
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
         """A reader of one request a line."""
-        return _BailianReader(options)
+        return _BailianReader(options, _Row)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -65,6 +65,12 @@ class Records:
     lines: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
+
+    @classmethod
+    def one_each(cls, first: int, requests: list[Request]) -> Self:
+        """Records that have one request each and are numbered from `first`, without a gap."""
+        count = len(requests)
+        return cls(requests, list(range(first, first + count)), list(range(1, count + 1)))
 
     def add(self, line: int, requests: Sequence[Request]) -> None:
         """Append a record and all of its requests."""
@@ -154,26 +160,39 @@ class LineReader(Reader):
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
 
+    def parse_at_once(self, text: bytes) -> list[Request] | None:
+        """The requests of several lines, one each; None where each has to be parsed by itself.
+
+        For formats that can do so faster than line by line.
+        """
+        return None
+
     def records(self, source: Source) -> Iterator[Records]:
         """Yield what `parse` makes of the lines that are not blank."""
-        parse = self.parse
-        for first, lines in source.lines():
-            read = Records()
-            for number, line in enumerate(lines, first):
-                if not line or line.isspace():
-                    continue
-                try:
-                    requests = parse(line)
-                except (BadLine, msgspec.MsgspecError) as error:
-                    read.refuse(number, str(error))
-                except UnicodeDecodeError:
-                    read.refuse(number, NOT_UTF8)
-                except RecursionError:
-                    read.refuse(number, "values nested too deeply")
-                else:
-                    if requests is not None:
-                        read.add(number, requests)
-            yield read
+        for first, text in source.lines():
+            requests = self.parse_at_once(text)
+            if requests is None:
+                yield self._one_by_one(first, text.split(b"\n"))
+            else:
+                yield Records.one_each(first, requests)
+
+    def _one_by_one(self, first: int, lines: list[bytes]) -> Records:
+        read = Records()
+        for number, line in enumerate(lines, first):
+            if not line or line.isspace():
+                continue
+            try:
+                requests = self.parse(line)
+            except (BadLine, msgspec.MsgspecError) as error:
+                read.refuse(number, str(error))
+            except UnicodeDecodeError:
+                read.refuse(number, NOT_UTF8)
+            except RecursionError:
+                read.refuse(number, "values nested too deeply")
+            else:
+                if requests is not None:
+                    read.add(number, requests)
+        return read
 
 
 class TraceFormat(ABC):

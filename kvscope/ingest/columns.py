@@ -140,9 +140,10 @@ class Columns:
         _extend(self.chat_id, keys([row.chat_id for row in rows]))
         _extend(self.parent_chat_id, keys([row.parent_chat_id for row in rows]))
         _extend(self.user_id, keys([row.user_id for row in rows]))
-        types = self.types
-        codes = [types.setdefault(row.type or UNKNOWN_TYPE, len(types)) for row in rows]
-        self.type_code.fromlist(codes)
+        types = [row.type or UNKNOWN_TYPE for row in rows]
+        for name in dict.fromkeys(types):
+            self.types.setdefault(name, len(self.types))
+        self.type_code.extend(map(self.types.__getitem__, types))
         self._append_paths(batch)
 
     def _append_paths(self, batch: Batch) -> None:

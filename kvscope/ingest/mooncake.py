@@ -7,22 +7,14 @@ with delays; this reader takes them all.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
-from kvscope.ingest.base import (
-    BadLine,
-    LineReader,
-    Reader,
-    ReadOptions,
-    Request,
-    TraceFormat,
-)
+from kvscope.ingest.base import BadLine, Reader, ReadOptions, Request, TraceFormat
 from kvscope.ingest.hash_ids import decoded
 from kvscope.ingest.identifiers import Identifier
-from kvscope.ingest.json_lines import common_keys, row_decoder
+from kvscope.ingest.json_lines import RowReader, common_keys
 
 _BLOCK_SIZE = 512
 _TEXT_KEYS = frozenset({"messages", "text_input", "text_inputs", "texts"})
@@ -58,13 +50,8 @@ class _Row(msgspec.Struct, gc=False):
     texts: msgspec.Raw = _ABSENT
 
 
-class _MooncakeReader(LineReader):
-    def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options)
-        self._decode = row_decoder(_Row)
-
-    def parse(self, line: bytes) -> Sequence[Request]:
-        row = self._decode(line)
+class _MooncakeReader(RowReader[_Row]):
+    def request(self, row: _Row) -> Request:
         inputs = _agreed("input_length", row.input_length, "input_tokens", row.input_tokens)
         if inputs is None:
             raise BadLine(_why_no_length(row))
@@ -75,19 +62,17 @@ class _MooncakeReader(LineReader):
         delay_ms = _agreed("delay", row.delay, "delay_ms", row.delay_ms)
         if row.block_tokens is not None:
             self._check_block_tokens(row.block_tokens, inputs, row)
-        return (
-            Request(
-                input_tokens=inputs,
-                output_tokens=outputs,
-                arrival_s=None if arrival_ms is None else arrival_ms / 1000,
-                delay_s=None if delay_ms is None else delay_ms / 1000,
-                hash_ids=row.hash_ids,
-                session_id=row.session_id,
-                user_id=row.user_id,
-                type=row.type,
-                turn=row.turn,
-                block_size=row.block_size,
-            ),
+        return Request(
+            input_tokens=inputs,
+            output_tokens=outputs,
+            arrival_s=None if arrival_ms is None else arrival_ms / 1000,
+            delay_s=None if delay_ms is None else delay_ms / 1000,
+            hash_ids=row.hash_ids,
+            session_id=row.session_id,
+            user_id=row.user_id,
+            type=row.type,
+            turn=row.turn,
+            block_size=row.block_size,
         )
 
     def _assume_no_outputs(self) -> int:
@@ -150,4 +135,4 @@ class Mooncake(TraceFormat):
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
         """A reader of one request a line."""
-        return _MooncakeReader(options)
+        return _MooncakeReader(options, _Row)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvscope.beside import each_beside
 from kvscope.errors import InputError
 from kvscope.facts import Trace
 from kvscope.ingest import registry
@@ -67,8 +68,7 @@ def ingest(
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
-        for records in reader.records(source):
-            columns.add(records)
+        each_beside(columns.add, reader.records(source))
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
         known = _known(store, source, options)

@@ -58,22 +58,21 @@ class Source:
             yield chunk
             chunk = self._read(_CHUNK_BYTES)
 
-    def lines(self) -> Iterator[tuple[int, list[bytes]]]:
-        """The lines, without a byte order mark, a chunk's at a time with the number of the first.
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines, without a byte order mark, a chunk's at a time with the number of the first.
 
-        Lines are numbered from 1; their line feeds are cut off.
+        Lines are numbered from 1; the last one's line feed is cut off.
         """
         rest = b""
         first = 1
         for chunk in self.chunks():
-            *whole, rest = (rest + chunk).split(b"\n")
-            if first == 1 and whole:
-                whole[0] = whole[0].removeprefix(_UTF8_BOM)
-            yield first, whole
-            first += len(whole)
-            self._line = first - 1
+            whole, feed, rest = (rest + chunk).rpartition(b"\n")
+            if feed:
+                yield first, whole.removeprefix(_UTF8_BOM) if first == 1 else whole
+                first += whole.count(b"\n") + 1
+                self._line = first - 1
         self._line = first
-        yield first, [rest.removeprefix(_UTF8_BOM) if first == 1 else rest]
+        yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
 
     def drain(self) -> str:
         """Read to the end without looking, and return the content hash."""

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.beside import beside
 from kvscope.characterize import Characterization, characterize
 from kvscope.characterize.facts import RequestSize, Summary, WorkingSet
 from kvscope.facts import HitDefinition, Trace, Weight
@@ -99,12 +100,13 @@ def analyze(store: Store, trace: Trace, options: AnalyzeOptions | None = None) -
     """Characterize `trace` and draw LRU's curve over it."""
     options = options or AnalyzeOptions()
     prompts = load_prompts(store, trace) if trace.has_hashes else None
+    drawn = beside(caching, prompts, options) if prompts is not None else None
     return Analysis(
         trace=trace,
         model=options.model,
         hbm_bytes=options.hbm_bytes,
         characterization=_sized(characterize(store, trace, prompts), options),
-        caching=caching(prompts, options) if prompts is not None else None,
+        caching=drawn() if drawn is not None else None,
     )
 
 

@@ -132,7 +132,9 @@ def _accumulate(
     at = np.concatenate([[0], distance - 1, distance + blocks - 1])
     # Sums of whole numbers: exact below 2^53.
     steepening = np.bincount(at, weights=np.concatenate([[0], weight, -weight]))
-    knots = np.union1d(0, np.flatnonzero(steepening))
+    bends = steepening != 0
+    bends[0] = True
+    knots = np.flatnonzero(bends)
     slope = np.cumsum(steepening[knots])
     rise = slope[:-1] * np.diff(knots)
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)

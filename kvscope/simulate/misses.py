@@ -58,7 +58,7 @@ def novelty(
     runs = distances or lru_distances(prompts, definition)
     steps = walk(prompts, definition)
     seen = np.zeros(len(steps.leaf), dtype=np.int32)
-    np.maximum.at(seen, runs.request, runs.depth + runs.blocks)
+    seen[runs.request] = runs.depth + runs.blocks  # a request's runs go down: its last one stays
     diverged = _diverged(
         prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, seen
     )

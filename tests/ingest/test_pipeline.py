@@ -286,3 +286,33 @@ def test_a_file_that_breaks_off_stores_nothing(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="ends or breaks after line"):
             ingest(store, str(path))
         assert not any(rows(store).values())
+
+
+def test_the_first_of_two_defects_is_told(tmp_path: Path) -> None:
+    """A bad line ends a strict ingest, though what follows it cannot even be read."""
+    told = lines(5000)
+    told[100] = "{}"
+    packed = gzip.compress("".join(f"{line}\n" for line in told).encode(), mtime=0)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(packed[:-20])
+    with open_store(MEMORY) as store:
+        with pytest.raises(InputError, match=r"a\.jsonl\.gz:101: "):
+            ingest(store, str(path), IngestOptions(strict=True))
+        assert not any(rows(store).values())
+
+
+def test_an_interrupt_while_reading_stores_nothing(tmp_path: Path) -> None:
+    """It comes out as itself, and the store can be used as before."""
+    path = write(tmp_path / "a.jsonl", lines(20_000))
+    told: list[int] = []
+
+    def interrupted(read: int) -> None:
+        told.append(read)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with open_store(MEMORY) as store:
+        with pytest.raises(KeyboardInterrupt):
+            ingest(store, path, advance=interrupted)
+        assert not any(rows(store).values())
+        assert ingest(store, path).trace.requests == 20_000
