@@ -133,7 +133,7 @@ def callable_in_kernels(function: F) -> F:
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)
         _name_after_closure(function)
-        register_jitable(function)
+        register_jitable(forceinline=True)(function)
         for name in function.__code__.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType) and called.__module__.startswith(_OWN):
