@@ -51,7 +51,7 @@ with _hidden("scipy"):
 F = TypeVar("F", bound=Callable[..., object])
 
 _OWN = "kvscope."
-_callable: set[FunctionType] = set()
+_callable: set[Callable[..., Any]] = set()
 _MARKS = (b"kvscope.jit", b"kvscope.policies")
 
 

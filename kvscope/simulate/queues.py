@@ -84,14 +84,16 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     ) -> int:
         starts, blocks = paths.starts, paths.blocks
         links, numbers, cached = queues.links, queues.numbers, queues.cached
+        room = max(capacity, 1)  # for a block that has to enter
         size, evictions, nameless = 0, 0, len(traffic.block_parent)
         for request in range(len(hits)):
             start, named = starts[request], starts[request + 1]
             found = start
             while found < named and cached[blocks[found]]:
+                hit(blocks[found], links, numbers, capacity, p)
                 found += 1
             hits[request] = min(found - start, traffic.look[request])
-            for at in range(start, named + traffic.anonymous[request]):
+            for at in range(found, named + traffic.anonymous[request]):
                 if at < named:
                     block = blocks[at]
                     if cached[block]:
@@ -100,11 +102,10 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
                 else:
                     block = nameless
                     nameless += 1
-                if mandatory:
-                    while size >= max(capacity, 1):
-                        cached[evict(links, numbers, capacity, p)] = False
-                        size -= 1
-                        evictions += 1
+                if mandatory and size >= room:
+                    cached[evict(links, numbers, capacity, p)] = False
+                    size -= 1
+                    evictions += 1
                 insert(block, links, numbers, capacity, p)
                 cached[block] = True
                 size += 1

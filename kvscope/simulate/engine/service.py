@@ -78,7 +78,8 @@ def count_free(machine: Machine, hits: int) -> int:
 def use_hits(machine: Machine, request: int, hits: int) -> None:
     """Use the blocks that hold the first `hits` nodes of the front path: nobody takes them now."""
     served, path = machine.requests[request], machine.path
-    path[served.slot] = path[len(path) - 1]
+    for at in range(path.shape[1]):
+        path[served.slot, at] = path[len(path) - 1, at]
     for at in range(hits):
         block = machine.nodes[path[served.slot, at]].first
         use(machine, block)
