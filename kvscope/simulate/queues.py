@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.jit import callable_in_kernels, kernel_in_place, once
 from kvscope.policies.base import Floats, Ints, QueuePolicy
 from kvscope.policies.lists import AFTER, BEFORE, NOWHERE, WHERE
-from kvscope.policies.rings import ROOM, SLOTS
+from kvscope.policies.rings import MASK, SLOTS
 from kvscope.prefix import Paths
 from kvscope.simulate.traffic import Traffic
 
@@ -53,12 +53,11 @@ def empty_lists(lists: int, blocks: int) -> Ints:
 def empty_rings(rings: int, blocks: int, most: int) -> Ints:
     """So many empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
 
-    They have twice the room, so that there are as many pushes as blocks between two times that a
-    queue is closed up.
+    They have at least twice the room, so that a queue that forgets is seldom closed up.
     """
-    room = 2 * most + 1
+    room = 1 << (2 * most).bit_length()
     empty = np.zeros((rings + 1, max(SLOTS + room, blocks)), dtype=np.int32)
-    empty[:rings, ROOM] = room
+    empty[:rings, MASK] = room - 1
     return empty
 
 
