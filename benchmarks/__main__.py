@@ -9,7 +9,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, curve, end_to_end, peers, replays, traces
+from benchmarks import ROOT, curve, end_to_end, peers, replays, scaling, traces
 from benchmarks.table import Table, record
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -37,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
         "--t63", action="store_true", help="also the trace ten times as long (0.9 GB of disk)"
     )
     parser.add_argument(
+        "--largest", type=int, default=10**7, help="accesses that replays grow to (10^8: 7 GB)"
+    )
+    parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="keeps generated traces"
     )
     parser.add_argument(
@@ -54,7 +57,12 @@ def _measured(part: str, told: argparse.Namespace) -> list[Table]:
         return [curve.table(t6, folder, told.rounds)]
     if part == "replays":
         named = traces.published(folder)
-        return [replays.table(one, folder, told.rounds) for one in (named, t6)]
+        beside = [replays.tables(one, folder, told.rounds) for one in (named, t6)]
+        return [
+            *(table for both in beside for table in both),
+            scaling.limits(t6, folder, told.rounds),
+            scaling.growth(told.largest, told.rounds),
+        ]
     large = [traces.t63(folder)] if told.t63 else []
     return end_to_end.tables([t6, *large], told.rounds)
 

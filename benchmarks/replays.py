@@ -1,4 +1,4 @@
-"""Every policy's replay, and libCacheSim's beside it where that has the policy."""
+"""Every policy's replay, and those of the peers beside it where they have the policy."""
 
 from __future__ import annotations
 
@@ -21,28 +21,44 @@ LEAST_AIM_M_PER_S = 20
 AIMS_RATIO = {"lru": 5, "s3fifo": 10, "belady": 10}
 
 
-def table(trace: TraceFile, folder: Path, rounds: int) -> Table:
+def tables(trace: TraceFile, folder: Path, rounds: int) -> list[Table]:
     """Rows of all policies. Raises RuntimeError where equal definitions give unequal hits."""
     note(f"replays on {trace.name}")
     store, accesses = prepared(trace, folder)
-    own = python("work_replays", store, SHARE)
-    first = measure(own).answer
-    blocks, capacity = first["blocks"], first["capacity_blocks"]
-    peer = python("work_libcachesim", accesses, capacity, blocks, *first["flat"])
-    _agree(first["flat"], measure(peer).answer)
+    prompts = measure(python("work_replays", store, SHARE, "--describe")).answer
+    blocks, capacity = prompts["blocks"], prompts["capacity_blocks"]
     runs = interleaved(
-        {"libCacheSim": lambda: measure(peer), "kvscope": lambda: measure(own)}, rounds
+        {
+            "libCacheSim": lambda: measure(
+                python("work_libcachesim", accesses, capacity, blocks, *prompts["flat"])
+            ),
+            "kvcache-simulator": lambda: measure(
+                python("work_simulator_core", trace.path, trace.block_tokens, capacity)
+            ),
+            "kvscope": lambda: measure(python("work_replays", store, SHARE)),
+        },
+        rounds,
     )
-    ours = [run.answer for run in runs["kvscope"]]
-    theirs = [run.answer for run in runs["libCacheSim"]]
-    rows = [_row(name, ours, theirs) for name in first["prefix"]]
+    ours, theirs, simulator = (
+        [run.answer for run in runs[name]]
+        for name in ("kvscope", "libCacheSim", "kvcache-simulator")
+    )
+    _agree(ours[0]["flat"], theirs[0])
+    _agree_in_tokens(ours[0]["simulator"], simulator[0])
+    return [
+        _policies(trace, ours, theirs, capacity),
+        _simulator(trace, ours, simulator, capacity),
+    ]
+
+
+def _policies(trace: TraceFile, ours: list[Any], theirs: list[Any], capacity: int) -> Table:
     shared = median(run["history_cpu_s"] for run in ours)
     return Table(
         f"Replays of {trace.name} at {capacity:,} blocks",
-        f"One core, in memory. Prefixes: {first['accesses']:,} block accesses, outputs included,"
+        f"One core, in memory. Prefixes: {ours[0]['accesses']:,} block accesses, outputs included,"
         f" after {shared:.3f} s that all replays of a trace share. Flat:"
-        f" {first['flat_accesses']:,} accesses one by one, as libCacheSim does; hits are checked to"
-        f" be equal for {', '.join(EXACT)}.",
+        f" {ours[0]['flat_accesses']:,} accesses one by one, as libCacheSim does; hits are checked"
+        f" to be equal for {', '.join(EXACT)}.",
         (
             "policy",
             "prefix ms",
@@ -54,6 +70,24 @@ def table(trace: TraceFile, folder: Path, rounds: int) -> Table:
             "ratio, prefix",
             "aim",
         ),
+        [_row(name, ours, theirs) for name in ours[0]["prefix"]],
+    )
+
+
+def _simulator(trace: TraceFile, ours: list[Any], theirs: list[Any], capacity: int) -> Table:
+    rows = []
+    for name in theirs[0]:
+        own = [run["simulator"][name]["cpu_s"] for run in ours]
+        peer = [run[name]["cpu_s"] for run in theirs]
+        times = median(p / o for o, p in zip(own, peer, strict=True))
+        checked = "yes" if theirs[0][name]["hit_tokens"] is not None else "never full"
+        rows.append(
+            [name, f"{median(own) * 1e3:.0f}", f"{median(peer) * 1e3:.0f}", f"{times:.1f}", checked]
+        )
+    return Table(
+        f"kvcache-simulator's C++ core, replays of {trace.name} at {capacity:,} blocks",
+        "One core; reading the trace and what replays share are left out on both sides.",
+        ("policy", "kvscope ms", "kvcache-simulator ms", "ratio", "equal hits"),
         rows,
     )
 
@@ -62,6 +96,12 @@ def _agree(ours: Any, theirs: Any) -> None:
     for name in EXACT:
         if abs(ours[name]["hit_rate"] - theirs[name]["hit_rate"]) > AGREEMENT:
             raise RuntimeError(f"{name}: kvscope {ours[name]}, libCacheSim {theirs[name]}")
+
+
+def _agree_in_tokens(ours: Any, theirs: Any) -> None:
+    for name, peer in theirs.items():
+        if peer["hit_tokens"] not in (None, ours[name]["hit_tokens"]):
+            raise RuntimeError(f"{name}: kvscope {ours[name]}, kvcache-simulator {peer}")
 
 
 def _row(name: str, ours: list[Any], theirs: list[Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """Work for a fresh process: every policy over a stored trace, timed on one core after a first run.
 
 `python -m benchmarks.work_replays STORE SHARE` prints JSON: by policy the CPU seconds of a
-replay of prefixes, and where libCacheSim has the policy, of the same accesses one by one (`flat`).
+replay of prefixes; where libCacheSim has the policy, of the same accesses one by one (`flat`); and
+where kvcache-simulator has it, by its definition (`simulator`), with the tokens hit as it counts.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import Any
 import numpy as np
 
 from kvscope.policies.base import Policy
-from kvscope.policies.registry import POLICIES
-from kvscope.simulate.definitions import LIBCACHESIM, standard
+from kvscope.policies.registry import POLICIES, by_name
+from kvscope.simulate.definitions import KVCACHE_SIMULATOR, LIBCACHESIM, standard
 from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.replay import NO_TABLES, history, replay
 from kvscope.simulate.traffic import Traffic, traffic
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.prompts import Prompts, load_prompts
 
 PASSES = 3
 FLAT = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "belady")
+SIMULATOR = ("lru", "fifo", "belady")
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -58,18 +60,38 @@ def replays(
     return found
 
 
+def by_simulator(prompts: Prompts, capacity: int) -> dict[str, dict[str, float]]:
+    """CPU seconds and the tokens that the last half of the requests hit, of each policy."""
+    work = traffic(prompts, KVCACHE_SIMULATOR)
+    past = history(work)
+    half = slice(len(prompts.leaf) // 2, None)
+    found = {}
+    for name in SIMULATOR:
+        policy = by_name(name)()
+        once = partial(replay, work, policy, capacity, past=past, mandatory=name == "fifo")
+        seconds, done = timed(once)
+        hit = done.hit_blocks.astype(np.int64) * prompts.block_size
+        tokens = int(np.minimum(hit, prompts.input_tokens)[half].sum())
+        found[name] = {"cpu_s": seconds, "hit_tokens": tokens}
+    return found
+
+
 def main() -> None:
     """The command line of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("store")
     parser.add_argument("share", type=float, help="capacity as a share of the blocks")
+    parser.add_argument("--describe", action="store_true", help="only say what would be replayed")
     told = parser.parse_args()
     with open_store(told.store, read_only=True) as store:
         (trace,) = traces.all_traces(store)
         prompts = load_prompts(store, trace)
-    prefix, flat = traffic(prompts, standard()), traffic(prompts, LIBCACHESIM)
     blocks = len(prompts.block_parent) - 1
     capacity = int(blocks * told.share)
+    if told.describe:
+        print(json.dumps({"blocks": blocks, "capacity_blocks": capacity, "flat": FLAT}))
+        return
+    prefix, flat = traffic(prompts, standard()), traffic(prompts, LIBCACHESIM)
     history_s, _ = timed(lambda: history(prefix))
     peers = tuple(policy for policy in POLICIES if policy.name in FLAT)
     print(
@@ -82,6 +104,7 @@ def main() -> None:
                 "history_cpu_s": history_s,
                 "prefix": replays(prefix, POLICIES, capacity, mandatory=False),
                 "flat": replays(flat, peers, capacity, mandatory=True),
+                "simulator": by_simulator(prompts, capacity),
             }
         )
     )

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from kvscope.paths import cache_folder
 
 
@@ -40,7 +42,8 @@ def _hidden(package: str) -> Iterator[None]:
 # this process gets scipy all the same.
 with _hidden("scipy"):
     import numba
-    from numba.extending import register_jitable
+    from numba.cpython.unsafe.numbers import trailing_zeros
+    from numba.extending import overload, register_jitable
 
     with suppress(ImportError):  # a numba that looks elsewhere starts slower, nothing else
         import numba.np.arraymath
@@ -48,7 +51,7 @@ with _hidden("scipy"):
 F = TypeVar("F", bound=Callable[..., object])
 
 _OWN = "kvscope."
-_callable: set[FunctionType] = set()
+_callable: set[Callable[..., Any]] = set()
 _MARKS = (b"kvscope.jit", b"kvscope.policies")
 
 
@@ -82,8 +85,22 @@ def kernel(function: F) -> F:
 
     The plain Python function stays reachable as `.py_func`, for tests and for the oracles.
     """
+    return _compiled(function, allocates=True)
+
+
+def kernel_in_place(function: F) -> F:
+    """The same for a function that allocates nothing: it writes into arrays that it is given.
+
+    It counts no references to arrays, which in the replays took longer than all else, so arrays in
+    tuples cost it nothing. And what NumPy allocates lies in huge pages where the system offers
+    them; numba's own memory costs a page fault every 4 KiB, for which threads wait for each other.
+    """
+    return _compiled(function, allocates=False)
+
+
+def _compiled(function: F, *, allocates: bool) -> F:
     _name_after_closure(function)
-    compiled = numba.njit(cache=True, nogil=True)(function)
+    compiled = numba.njit(cache=True, nogil=True, _nrt=allocates)(function)
     _save_one_at_a_time(compiled._cache)  # noqa: SLF001  # numba offers no other way in
     plain: F = compiled
     return plain
@@ -128,17 +145,27 @@ def _save_one_at_a_time(stored: Any) -> None:
 def callable_in_kernels(function: F) -> F:
     """Let kernels call `function`, which stays what it is: plain Python to everybody else.
 
-    So may they then call kvscope's plain functions that it calls by name.
+    So may they then call kvscope's plain functions that it calls by name. It allocates nothing, as
+    kernels in place do not, and is always inlined: to pass arrays costs more than most of them do.
     """
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)
         _name_after_closure(function)
-        register_jitable(function)
+        register_jitable(forceinline=True, _nrt=False)(function)
         for name in function.__code__.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType) and called.__module__.startswith(_OWN):
                 callable_in_kernels(called)
     return function
+
+
+def lowest_bit(word: np.uint64) -> int:
+    """Place of the lowest bit that is set in `word`, which is not 0: one instruction in kernels."""
+    return (int(word) & -int(word)).bit_length() - 1
+
+
+_callable.add(lowest_bit)
+overload(lowest_bit)(lambda word: lambda word: trailing_zeros(word))  # noqa: ARG005, PLW0108
 
 
 def once(factory: F) -> F:

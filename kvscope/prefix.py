@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel
+from kvscope.jit import callable_in_kernels, kernel_in_place
 
 
 @callable_in_kernels
@@ -35,23 +37,30 @@ def ancestor(block_parent: NDArray[np.int32], block: int, steps: int) -> int:
     return found
 
 
+class Paths(NamedTuple):
+    """Path k, from its head to its end, is `blocks[starts[k]:starts[k + 1]]`."""
+
+    starts: NDArray[np.int64]
+    blocks: NDArray[np.int32]
+
+
 def paths(
     block_parent: NDArray[np.int32], leaf: NDArray[np.int32], blocks: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """(starts, ids): path k, from its head to leaf[k], is ids[starts[k]:starts[k + 1]].
-
-    `blocks` are their lengths.
-    """
+) -> Paths:
+    """The paths to each of `leaf`; `blocks` are their lengths."""
     starts = np.zeros(len(leaf) + 1, dtype=np.int64)
     np.cumsum(blocks, out=starts[1:])
-    return starts, _paths(block_parent, leaf, starts)
+    found = np.empty(starts[-1], dtype=np.int32)
+    _write_paths(block_parent, leaf, starts, found)
+    return Paths(starts, found)
 
 
-@kernel
-def _paths(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], starts: NDArray[np.int64]
-) -> NDArray[np.int32]:
-    ids = np.empty(starts[-1], dtype=np.int32)
+@kernel_in_place
+def _write_paths(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    found: NDArray[np.int32],
+) -> None:
     for k in range(len(leaf)):
-        write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
-    return ids
+        write_path(block_parent, leaf[k], found, starts[k], starts[k + 1])

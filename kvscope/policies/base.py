@@ -195,11 +195,13 @@ class QueuePolicy(Policy):
     """A published algorithm on lists of blocks; it knows nothing of prefixes.
 
     A request's blocks are given to `hit` or `insert` from head to tail; after that, `evict` is
-    called until the cache is small enough. `links` holds the lists (kvscope/policies/lists.py),
-    `numbers` whatever else the policy remembers.
+    called until the cache is small enough. `links` holds so many `lists` of blocks
+    (kvscope/policies/lists.py), or `rings` where a policy takes blocks from old ends alone
+    (kvscope/policies/rings.py); `numbers` whatever else it remembers, at first 0.
     """
 
     lists: ClassVar[int] = 1
+    rings: ClassVar[int] = 0
     numbers: ClassVar[int] = 0
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.policies.base import Floats, Ints, QueuePolicy
-from kvscope.policies.lists import oldest, push, remove
+from kvscope.policies.rings import push, take
 
 _ALL = 0
 
@@ -14,6 +14,7 @@ class Fifo(QueuePolicy):
     name = "fifo"
     summary = "first in, first out"
     source = "classic"
+    rings = 1
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
@@ -27,6 +28,4 @@ class Fifo(QueuePolicy):
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
         """The head of the queue."""
-        block = oldest(links, _ALL)
-        remove(links, block)
-        return block
+        return take(links, _ALL)

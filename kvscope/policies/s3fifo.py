@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.policies.base import Floats, Ints, Parameter, QueuePolicy
-from kvscope.policies.lists import MARK, WHERE, length, oldest, push, remove
+from kvscope.policies.rings import NOTES, forget, length, push, remember, take
 
 _SMALL, _MAIN, _GHOST = 0, 1, 2
 _SHARE = 0
@@ -23,7 +23,7 @@ class S3Fifo(QueuePolicy):
     name = "s3fifo"
     summary = "small, main and ghost queues"
     source = "SOSP'23"
-    lists = 3
+    rings = 3
     parameters = (
         Parameter("small_share", 0.1, "share of the capacity that is the small queue's", high=1.0),
     )
@@ -31,17 +31,17 @@ class S3Fifo(QueuePolicy):
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
         """Count the use."""
-        if links[block, MARK] < _MOST_USES:
-            links[block, MARK] += 1
+        if links[NOTES, block] < _MOST_USES:
+            links[NOTES, block] += 1
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
         """Into main if it is remembered, else into the small queue."""
-        remembered = links[block, WHERE] == _GHOST
-        if remembered:
-            remove(links, block)
-        links[block, MARK] = 0
-        push(links, _MAIN if remembered else _SMALL, block)
+        if links[NOTES, block] < 0:
+            forget(links, _GHOST, block)
+            push(links, _MAIN, block)
+        else:
+            push(links, _SMALL, block)
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
@@ -49,19 +49,17 @@ class S3Fifo(QueuePolicy):
         small = max(int(capacity * p[_SHARE]), 1)
         while True:
             if length(links, _SMALL) > small or length(links, _MAIN) == 0:
-                block = oldest(links, _SMALL)
-                remove(links, block)
-                if links[block, MARK] >= _PROMOTING_USES:
-                    links[block, MARK] = 0
+                block = take(links, _SMALL)
+                if links[NOTES, block] >= _PROMOTING_USES:
+                    links[NOTES, block] = 0
                     push(links, _MAIN, block)
                     continue
-                push(links, _GHOST, block)
+                remember(links, _GHOST, block)
                 if length(links, _GHOST) > capacity - small:
-                    remove(links, oldest(links, _GHOST))
+                    links[NOTES, take(links, _GHOST)] = 0
                 return block
-            block = oldest(links, _MAIN)
-            remove(links, block)
-            if links[block, MARK] == 0:
+            block = take(links, _MAIN)
+            if links[NOTES, block] == 0:
                 return block
-            links[block, MARK] -= 1
+            links[NOTES, block] -= 1
             push(links, _MAIN, block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels
+from kvscope.jit import callable_in_kernels, lowest_bit
 
 _ONE = np.uint64(1)
 _WORD = np.uint64(63)
@@ -21,7 +21,6 @@ def words_for(members: int) -> int:
     return (members >> 6) + 1
 
 
-@callable_in_kernels
 def empty_sets(sets: int, members: int) -> NDArray[np.uint64]:
     """`sets` empty sets, one a row."""
     words = words_for(members)
@@ -63,14 +62,3 @@ def least(sets: NDArray[np.uint64], words: int, row: int) -> int:
             word = (upper << 6) + lowest_bit(sets[row, words + upper])
             return (word << 6) + lowest_bit(sets[row, word])
     return -1
-
-
-@callable_in_kernels
-def lowest_bit(word: np.uint64) -> int:
-    """Place of the lowest bit that is set, by halving; `word` is not 0."""
-    place = 0
-    for half in (32, 16, 8, 4, 2, 1):
-        if word & ((_ONE << np.uint64(half)) - _ONE) == 0:
-            word >>= np.uint64(half)
-            place += half
-    return place

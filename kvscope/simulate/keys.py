@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel, once
+from kvscope.jit import callable_in_kernels, kernel_in_place, once
 from kvscope.policies.base import NEVER, Block, Floats, KeyPolicy, Turn
-from kvscope.prefix import ancestor, write_path
+from kvscope.prefix import Paths, ancestor
 from kvscope.simulate.handovers import Handovers, Touches, next_touch
 from kvscope.simulate.heap import comes_before, drop_lowest, put
 from kvscope.simulate.runs import (
@@ -19,6 +19,7 @@ from kvscope.simulate.runs import (
     NAMED,
     TIP,
     Ints,
+    empty_knots,
     empty_runs,
     may_shrink,
     release,
@@ -29,6 +30,39 @@ from kvscope.simulate.traffic import Traffic
 
 _FEW = 1024  # heap entries that are not worth a look for stale ones
 _ARRIVAL, _HISTORY, _CATEGORY, _FOLLOWING, _CLOCK = range(5)
+
+
+class Keys(NamedTuple):
+    """What a key policy and its kernel keep up: `runs.py` says what `runs` and `knots` are.
+
+    `facts` (R x 5) is what policies may see of each request; `uses` counts the touches of each
+    block; `keys` and `queued` are the heap.
+    """
+
+    runs: Ints
+    knots: Ints
+    facts: Floats
+    uses: Ints
+    keys: Floats
+    queued: Ints
+
+
+def empty_keys(policy: type[KeyPolicy], traffic: Traffic, leaf: bool) -> Keys:
+    """An empty cache."""
+    requests, blocks = len(traffic.leaf), len(traffic.block_parent)
+    facts = np.zeros((requests, 5), dtype=np.float64)
+    facts[:, _ARRIVAL] = traffic.arrival_s
+    facts[:, _HISTORY] = traffic.history_tokens
+    facts[:, _CATEGORY] = traffic.category
+    facts[:, _FOLLOWING] = traffic.next_prompt_tokens
+    return Keys(
+        empty_runs(traffic.leaf, traffic.length),
+        empty_knots(blocks, leaf),
+        facts,
+        np.zeros(blocks if policy.counts_uses else 1, dtype=np.int32),
+        np.empty(requests, dtype=np.float64),
+        np.empty(requests, dtype=np.int32),
+    )
 
 
 @once
@@ -129,35 +163,28 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                 break
         return gone, count, clock
 
-    @kernel
+    @kernel_in_place
     def replay(
         traffic: Traffic,
         moved: Handovers,
         future: Touches,
+        paths: Paths,
+        state: Keys,
         capacity: int,
         p: Floats,
         tables: NDArray[np.float64],
         since: NDArray[np.int64],
         ttl_s: float,
         mandatory: bool,
-    ) -> tuple[NDArray[np.int32], int, NDArray[np.int32]]:
-        parents, leaves, block_size = traffic.block_parent, traffic.leaf, traffic.block_size
+        hits: NDArray[np.int32],
+    ) -> int:
+        parents, block_size = traffic.block_parent, traffic.block_size
         length, anonymous, look = traffic.length, traffic.anonymous, traffic.look
         starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
         touch_starts, touches = future.starts, future.stretches
         requests = len(length)
-        facts = np.zeros((requests, 5), dtype=np.float64)
-        facts[:, _ARRIVAL] = traffic.arrival_s
-        facts[:, _HISTORY] = traffic.history_tokens
-        facts[:, _CATEGORY] = traffic.category
-        facts[:, _FOLLOWING] = traffic.next_prompt_tokens
-        runs = empty_runs(leaves, length)
-        knots = np.zeros((2, len(parents) if leaf else 1), dtype=np.int32)
-        uses = np.zeros(len(parents) if counts else 1, dtype=np.int32)
-        keys = np.empty(requests, dtype=np.float64)
-        queued = np.empty(requests, dtype=np.int32)
-        hits = np.zeros(requests, dtype=np.int32)
-        path = np.empty(length.max() + 1 if requests else 1, dtype=np.int32)
+        runs, knots, facts, uses = state.runs, state.knots, state.facts, state.uses
+        keys, queued = state.keys, state.queued
         table = tables[0]
         count, size, evictions, expired, period = 0, 0, 0, 0, 0
         clock, limit = 0.0, _FEW
@@ -193,8 +220,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                 expired += 1
 
             if counts:
-                write_path(parents, leaves[request], path, 0, length[request])
-                count_uses(runs, uses, request, starts, giver, stops, path, length[request])
+                count_uses(runs, uses, request, starts, giver, stops, paths)
             found, cached = take_over(runs, knots, request, starts, giver, stops, block, leaf)
             hits[request] = min(found, look[request])
             end = length[request] + anonymous[request]
@@ -236,7 +262,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                     )  # fmt: skip
                     size -= gone
                     evictions += gone
-        return hits, evictions, runs[:, END].copy()
+        return evictions
 
     return replay
 
@@ -271,19 +297,19 @@ def count_uses(
     starts: NDArray[np.int64],
     giver: Ints,
     stops: Ints,
-    path: Ints,
-    length: int,
+    paths: Paths,
 ) -> None:
     """Count the touch of every block on a path, before it is taken over; 1 where it is inserted."""
-    at = 0
+    head, end = paths.starts[request], paths.starts[request + 1]
+    at = head
     for k in range(starts[request], starts[request + 1]):
-        cached = min(runs[giver[k], END], stops[k])
+        cached, stop = head + min(runs[giver[k], END], stops[k]), head + stops[k]
         while at < cached:
-            uses[path[at]] += 1
+            uses[paths.blocks[at]] += 1
             at += 1
-        while at < stops[k]:
-            uses[path[at]] = 1
+        while at < stop:
+            uses[paths.blocks[at]] = 1
             at += 1
-    while at < length:
-        uses[path[at]] = 1
+    while at < end:
+        uses[paths.blocks[at]] = 1
         at += 1

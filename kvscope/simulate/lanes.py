@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel, once
+from kvscope.jit import callable_in_kernels, kernel_in_place, once
 from kvscope.policies.base import Floats, LanePolicy, Turn
 from kvscope.prefix import ancestor
 from kvscope.simulate.bitset import add, discard, empty_sets, least, words_for
 from kvscope.simulate.handovers import Handovers
+from kvscope.simulate.recent import ADAPT_EVERY, RECENT, note_recent, nothing_recent, sort_recent
 from kvscope.simulate.runs import (
     END,
     FIRST,
     TIP,
     Ints,
+    empty_knots,
     empty_runs,
     may_shrink,
     release,
@@ -26,8 +28,30 @@ from kvscope.simulate.runs import (
 )
 from kvscope.simulate.traffic import Traffic
 
-RECENT = 1024  # requests that an adaptive policy looks back on
-ADAPT_EVERY = 256
+
+class Lanes(NamedTuple):
+    """What a lane policy and its kernel keep up: `runs.py` says what `runs` and `knots` are.
+
+    `queues` has a set a lane (bitset.py), `places` (R x 3) what `place` said of each request.
+    """
+
+    runs: Ints
+    knots: Ints
+    queues: NDArray[np.uint64]
+    places: Ints
+    recent: NDArray[np.int64]
+
+
+def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
+    """An empty cache with so many lanes."""
+    requests = len(traffic.leaf)
+    return Lanes(
+        empty_runs(traffic.leaf, traffic.length),
+        empty_knots(len(traffic.block_parent), leaf),
+        empty_sets(lanes, requests),
+        np.zeros((requests, 3), dtype=np.int32),
+        nothing_recent(),
+    )
 
 
 @once
@@ -101,30 +125,28 @@ def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
             add(queues, words, lane_of(runs, places, request), request)
         return gone
 
-    @kernel
+    @kernel_in_place
     def replay(
         traffic: Traffic,
         moved: Handovers,
+        state: Lanes,
         capacity: int,
-        lanes: int,
         p: Floats,
         tables: NDArray[np.float64],
         since: NDArray[np.int64],
         ttl_s: float,
         mandatory: bool,
-    ) -> tuple[NDArray[np.int32], int, NDArray[np.int32]]:
+        hits: NDArray[np.int32],
+    ) -> int:
         parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
         anonymous, look, inputs = traffic.anonymous, traffic.look, traffic.input_tokens
         starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
         history, category = traffic.history_tokens, traffic.category
         following, block_size = traffic.next_prompt_tokens, traffic.block_size
         requests = len(length)
-        runs = empty_runs(traffic.leaf, length)
-        knots = np.zeros((2, len(parents) if leaf else 1), dtype=np.int32)
-        queues, words = empty_sets(lanes, requests), words_for(requests)
-        places = np.zeros((requests, 3), dtype=np.int32)
-        hits = np.zeros(requests, dtype=np.int32)
-        recent = np.zeros(RECENT if adaptive else 1, dtype=np.int64)
+        runs, knots, queues = state.runs, state.knots, state.queues
+        places, recent = state.places, state.recent
+        words, lanes = words_for(requests), len(queues)
         table = tables[0]
         size, evictions, expired, period = 0, 0, 0, 0
         for request in range(requests):
@@ -166,9 +188,10 @@ def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
                     size -= gone
                     evictions += gone
             if adaptive:
-                recent[request % RECENT] = max(inputs[request] - hits[request] * block_size, 0)
+                uncached = max(inputs[request] - hits[request] * block_size, 0)
+                note_recent(recent, request, uncached)
                 if (request + 1) % ADAPT_EVERY == 0:
-                    adapt(np.sort(recent[: min(request + 1, RECENT)]), p)
-        return hits, evictions, runs[:, END].copy()
+                    adapt(recent[RECENT : sort_recent(recent, request + 1)], p)
+        return evictions
 
     return replay

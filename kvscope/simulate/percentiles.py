@@ -13,6 +13,9 @@ _PERCENTS = np.array([50, 90, 95, 99])
 
 
 def percentiles(values: NDArray[Any]) -> Percentiles:
-    """The percentiles of at least one value, which need not be in order."""
+    """The percentiles of at least one value, which need not be in order.
+
+    NumPy sorts faster than it partitions by four ranks: its sort uses vector instructions.
+    """
     rank = -(-_PERCENTS * len(values) // 100) - 1
-    return Percentiles(*(float(value) for value in np.partition(values, rank)[rank]))
+    return Percentiles(*(float(value) for value in np.sort(values)[rank]))

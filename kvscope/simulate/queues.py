@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel, once
+from kvscope.jit import callable_in_kernels, kernel_in_place, once
 from kvscope.policies.base import Floats, Ints, QueuePolicy
 from kvscope.policies.lists import AFTER, BEFORE, NOWHERE, WHERE
-from kvscope.prefix import write_path
+from kvscope.policies.rings import MASK, SLOTS
+from kvscope.prefix import Paths
 from kvscope.simulate.traffic import Traffic
 
 
-@callable_in_kernels
-def empty_lists(blocks: int, lists: int) -> Ints:
+class Queues(NamedTuple):
+    """What a queue policy and its kernel keep up.
+
+    `cached` has an entry a block of the trie, the root first, then one a block without a number.
+    """
+
+    links: Ints
+    numbers: Floats
+    cached: NDArray[np.bool_]
+
+
+def empty_queues(policy: type[QueuePolicy], traffic: Traffic, capacity: int) -> Queues:
+    """An empty cache of `capacity` blocks."""
+    blocks = len(traffic.block_parent) + int(traffic.anonymous.sum())
+    request = int((traffic.length + traffic.anonymous).max(initial=0))
+    return Queues(
+        empty_rings(policy.rings, blocks, min(capacity, blocks) + request)
+        if policy.rings
+        else empty_lists(policy.lists, blocks),
+        np.zeros(policy.numbers, dtype=np.float64),
+        np.zeros(blocks, dtype=np.bool_),
+    )
+
+
+def empty_lists(lists: int, blocks: int) -> Ints:
     """So many empty lists that can hold blocks 0 to `blocks` - 1."""
     links = np.zeros((blocks + lists, 4), dtype=np.int32)
     links[:, WHERE] = NOWHERE
@@ -24,6 +48,17 @@ def empty_lists(blocks: int, lists: int) -> Ints:
         links[-1 - queue, AFTER] = -1 - queue
         links[-1 - queue, BEFORE] = -1 - queue
     return links
+
+
+def empty_rings(rings: int, blocks: int, most: int) -> Ints:
+    """So many empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
+
+    They have at least twice the room, so that a queue that forgets is seldom closed up.
+    """
+    room = 1 << (2 * most).bit_length()
+    empty = np.zeros((rings + 1, max(SLOTS + room, blocks)), dtype=np.int32)
+    empty[:rings, MASK] = room - 1
+    return empty
 
 
 @once
@@ -35,44 +70,41 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     hit = callable_in_kernels(policy.hit)
     insert = callable_in_kernels(policy.insert)
     evict = callable_in_kernels(policy.evict)
-    lists, remembered = policy.lists, policy.numbers
 
-    @kernel
+    @kernel_in_place
     def replay(
-        traffic: Traffic, capacity: int, p: Floats, mandatory: bool
-    ) -> tuple[NDArray[np.int32], int, NDArray[np.bool_]]:
-        parents, leaf, length_of = traffic.block_parent, traffic.leaf, traffic.length
-        anonymous_of, look = traffic.anonymous, traffic.look
-        requests = len(leaf)
-        named = len(parents)
-        blocks = named + int(anonymous_of.sum())
-        links = empty_lists(blocks, lists)
-        numbers = np.zeros(remembered, dtype=np.float64)
-        cached = np.zeros(blocks, dtype=np.bool_)
-        hits = np.zeros(requests, dtype=np.int32)
-        path = np.empty(length_of.max() + 1 if requests else 1, dtype=np.int32)
-        size, evictions, nameless = 0, 0, named
-        for request in range(requests):
-            length, anonymous = length_of[request], anonymous_of[request]
-            write_path(parents, leaf[request], path, 0, length)
-            found = 0
-            while found < length and cached[path[found]]:
+        traffic: Traffic,
+        paths: Paths,
+        queues: Queues,
+        capacity: int,
+        p: Floats,
+        mandatory: bool,
+        hits: NDArray[np.int32],
+    ) -> int:
+        starts, blocks = paths.starts, paths.blocks
+        links, numbers, cached = queues.links, queues.numbers, queues.cached
+        room = max(capacity, 1)  # for a block that has to enter
+        size, evictions, nameless = 0, 0, len(traffic.block_parent)
+        for request in range(len(hits)):
+            start, named = starts[request], starts[request + 1]
+            found = start
+            while found < named and cached[blocks[found]]:
+                hit(blocks[found], links, numbers, capacity, p)
                 found += 1
-            hits[request] = min(found, look[request])
-            for at in range(length + anonymous):
-                if at < length:
-                    block = path[at]
+            hits[request] = min(found - start, traffic.look[request])
+            for at in range(found, named + traffic.anonymous[request]):
+                if at < named:
+                    block = blocks[at]
                     if cached[block]:
                         hit(block, links, numbers, capacity, p)
                         continue
                 else:
                     block = nameless
                     nameless += 1
-                if mandatory:
-                    while size >= max(capacity, 1):
-                        cached[evict(links, numbers, capacity, p)] = False
-                        size -= 1
-                        evictions += 1
+                if mandatory and size >= room:
+                    cached[evict(links, numbers, capacity, p)] = False
+                    size -= 1
+                    evictions += 1
                 insert(block, links, numbers, capacity, p)
                 cached[block] = True
                 size += 1
@@ -80,6 +112,6 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
                 cached[evict(links, numbers, capacity, p)] = False
                 size -= 1
                 evictions += 1
-        return hits, evictions, cached[:named]
+        return evictions
 
     return replay

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.prefix import Paths, paths
 from kvscope.simulate.handovers import (
     NO_TOUCHES,
     Handovers,
@@ -16,10 +17,10 @@ from kvscope.simulate.handovers import (
     handovers,
     next_touches,
 )
-from kvscope.simulate.keys import keys_kernel
-from kvscope.simulate.lanes import lanes_kernel
-from kvscope.simulate.queues import queues_kernel
-from kvscope.simulate.runs import cached_blocks
+from kvscope.simulate.keys import Keys, empty_keys, keys_kernel
+from kvscope.simulate.lanes import Lanes, empty_lanes, lanes_kernel
+from kvscope.simulate.queues import empty_queues, queues_kernel
+from kvscope.simulate.runs import END, cached_blocks
 from kvscope.simulate.traffic import Traffic
 
 
@@ -56,12 +57,17 @@ class History:
 
     moved: Handovers
     touches: Touches
+    paths: Paths
 
 
 def history(traffic: Traffic) -> History:
     """The history of `traffic`, for its replays."""
     moved = handovers(traffic)
-    return History(moved, next_touches(moved, traffic.look))
+    return History(
+        moved,
+        next_touches(moved, traffic.look),
+        paths(traffic.block_parent, traffic.leaf, traffic.length),
+    )
 
 
 NO_TABLES = Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 1, 1)))
@@ -85,24 +91,30 @@ def replay(
     """
     if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
-    p = policy.settings()
-    if isinstance(policy, QueuePolicy):
-        hits, evictions, cached = queues_kernel(type(policy))(
-            traffic, capacity_blocks, p, mandatory
-        )
-        return Replay(policy, capacity_blocks, hits, evictions, cached)
     past = past or history(traffic)
-    leaf = policy.evicts == "leaf"
+    p, leaf = policy.settings(), policy.evicts == "leaf"
+    hits = np.zeros(len(traffic.leaf), dtype=np.int32)
+    if isinstance(policy, QueuePolicy):
+        queues = empty_queues(type(policy), traffic, capacity_blocks)
+        run = queues_kernel(type(policy))
+        evictions = run(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
+        cached = queues.cached[: len(traffic.block_parent)]
+        return Replay(policy, capacity_blocks, hits, evictions, cached)
+    state: Lanes | Keys
     if isinstance(policy, LanePolicy):
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
-        run = partial(lanes_kernel(type(policy), leaf), traffic, past.moved, capacity_blocks, lanes)
+        state = empty_lanes(traffic, lanes, leaf)
+        run = partial(lanes_kernel(type(policy), leaf), traffic, past.moved, state)
     elif isinstance(policy, KeyPolicy):
         touches = past.touches if policy.hindsight else NO_TOUCHES
+        state = empty_keys(type(policy), traffic, leaf)
         run = partial(
-            keys_kernel(type(policy), leaf), traffic, past.moved, touches, capacity_blocks
+            keys_kernel(type(policy), leaf), traffic, past.moved, touches, past.paths, state
         )
     else:
         raise TypeError(f"{policy.name} is of no known shape")
-    hits, evictions, end = run(p, tables.values, tables.since, policy.values["ttl_s"], mandatory)
-    cached = cached_blocks(traffic.block_parent, past.moved.owner, end)
+    evictions = run(
+        capacity_blocks, p, tables.values, tables.since, policy.values["ttl_s"], mandatory, hits
+    )
+    cached = cached_blocks(traffic.block_parent, past.moved.owner, state.runs[:, END])
     return Replay(policy, capacity_blocks, hits, evictions, cached)

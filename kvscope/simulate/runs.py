@@ -27,13 +27,17 @@ HANGING, WAITING = 0, 1
 Ints = NDArray[np.int32]
 
 
-@callable_in_kernels
 def empty_runs(leaf: Ints, length: Ints) -> Ints:
     """An empty cache, to which requests with paths of this length and last block will come."""
     runs = np.zeros((len(leaf), 4), dtype=np.int32)
     runs[:, TIP] = leaf
     runs[:, NAMED] = length
     return runs
+
+
+def empty_knots(blocks: int, leaf: bool) -> Ints:
+    """`knots` of a trie of so many blocks, the root included."""
+    return np.zeros((2, blocks if leaf else 1), dtype=np.int32)
 
 
 @callable_in_kernels

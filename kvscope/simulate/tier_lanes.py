@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvscope.jit import callable_in_kernels, kernel
 from kvscope.policies.base import Floats, LanePolicy, Turn
-from kvscope.simulate.bitset import add, discard, empty_sets, least, words_for
+from kvscope.simulate.bitset import add, discard, least, words_for
 from kvscope.simulate.handovers import Handovers
 from kvscope.simulate.runs import Ints
 from kvscope.simulate.tier_runs import Counts, lane_of, may_shrink, move_down, take_up
@@ -120,13 +120,14 @@ def exclusive_kernel(
     places: Ints,
     first_lane: Counts,
     worth: Floats,
+    queues: NDArray[np.uint64],
     leaf: bool,
 ) -> tuple[Ints, Counts, Counts, Ints]:
     """Replay T tiers: each request's hits (R x T), blocks that left each, moved down, and `ends`.
 
     Lanes are numbered through all tiers: those of tier t from `first_lane[t]` on. `places` (T x R
     x 3) says which ones a request's blocks belong to, as `LanePolicy.place` does, and `worth` what
-    each lane's blocks are worth. `leaf` as in `tier_runs`.
+    each lane's blocks are worth. `queues` has an empty set a lane. `leaf` as in `tier_runs`.
     """
     parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
     anonymous, look, leaves = traffic.anonymous, traffic.look, traffic.leaf
@@ -136,7 +137,6 @@ def exclusive_kernel(
     tips = np.zeros((requests if leaf else 1, tiers), dtype=np.int32)
     hanging = np.zeros((len(parents) if leaf else 1, tiers), dtype=np.int32)
     waiting = np.zeros(len(parents) if leaf else 1, dtype=np.int32)
-    queues = empty_sets(first_lane[tiers], requests)
     words = words_for(requests)
     hits = np.zeros((requests, tiers), dtype=np.int32)
     expired = np.zeros(tiers, dtype=np.int64)

@@ -24,6 +24,7 @@ from kvscope.facts import TierMode
 from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
+from kvscope.simulate.bitset import empty_sets
 from kvscope.simulate.replay import History, history, replay
 from kvscope.simulate.runs import cached_blocks
 from kvscope.simulate.tier_lanes import exclusive_kernel, places_kernel
@@ -101,6 +102,7 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
         _places(traffic, policies, first_lane),
         first_lane,
         np.concatenate(lanes),
+        empty_sets(int(first_lane[-1]), len(traffic.leaf)),
         leaf,
     )
     down_to = np.array(

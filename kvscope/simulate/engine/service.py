@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
-
 from kvscope.jit import callable_in_kernels
 from kvscope.policies.base import LanePolicy, Turn
 from kvscope.prefix import write_path
 from kvscope.simulate.engine.eviction import Take
 from kvscope.simulate.engine.pool import give_back, give_content, lose_content, use
-from kvscope.simulate.engine.state import EVERY, NONE, RECENT, ROOT, Machine
+from kvscope.simulate.engine.state import NONE, ROOT, Machine
+from kvscope.simulate.recent import ADAPT_EVERY, RECENT, note_recent, sort_recent
 
 Grow: TypeAlias = Callable[[Machine, int, int], None]
 Release: TypeAlias = Callable[[Machine, int, bool], None]
@@ -79,7 +78,8 @@ def count_free(machine: Machine, hits: int) -> int:
 def use_hits(machine: Machine, request: int, hits: int) -> None:
     """Use the blocks that hold the first `hits` nodes of the front path: nobody takes them now."""
     served, path = machine.requests[request], machine.path
-    path[served.slot] = path[len(path) - 1]
+    for at in range(path.shape[1]):
+        path[served.slot, at] = path[len(path) - 1, at]
     for at in range(hits):
         block = machine.nodes[path[served.slot, at]].first
         use(machine, block)
@@ -225,9 +225,10 @@ def noter(policy: type[LanePolicy]) -> Grow:
         served.hits = hits
         served.let_in_s = state.now_s
         if adaptive:
-            machine.recent[state.let_in % RECENT] = served.prompt - hits * state.block_size
-            if (state.let_in + 1) % EVERY == 0:
-                adapt(np.sort(machine.recent[: min(state.let_in + 1, RECENT)]), machine.p)
+            note_recent(machine.recent, state.let_in, served.prompt - hits * state.block_size)
+            if (state.let_in + 1) % ADAPT_EVERY == 0:
+                end = sort_recent(machine.recent, state.let_in + 1)
+                adapt(machine.recent[RECENT:end], machine.p)
         state.let_in += 1
 
     return note

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvscope.policies.base import Floats
 from kvscope.simulate.engine.paths import blocks_needed
 from kvscope.simulate.engine.settings import EngineSettings, StepCost
+from kvscope.simulate.recent import nothing_recent
 from kvscope.simulate.traffic import Traffic
 
 NONE = -1
@@ -22,8 +23,6 @@ ROOT = 0  # as a content: none, the block has no hash
 UNHASHED = 0  # the queue of free blocks without a hash; lane k is queue k + 1
 PINNED = -1  # in no queue: a request uses it
 PARKED = -2  # in no queue: free, but it has a cached child and the policy keeps such blocks
-RECENT = 1024  # requests that an adaptive policy looks back on
-EVERY = 256  # requests after which it looks
 
 Records = np.recarray[Any, Any]
 
@@ -137,7 +136,7 @@ def idle_machine(
         slots=np.arange(slots)[::-1].copy(),
         batch=np.empty((2, slots), dtype=np.int64),
         yields=np.empty((2, slots), dtype=np.bool_),
-        recent=np.zeros(RECENT, dtype=np.int64),
+        recent=nothing_recent(),
         p=p,
         tables=tables,
         since=since,
