@@ -29,7 +29,7 @@ from kvscope.cli.options import (
     Warmup,
     with_reading,
 )
-from kvscope.cli.parameters import parse_variants
+from kvscope.cli.parameters import parse_variants, refitted
 from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import (
     DEFAULT_POINTS,
@@ -46,6 +46,7 @@ from kvscope.cli.simulate_options import (
     Points,
     Policies,
     RateScale,
+    Refit,
     Sample,
     Slo,
     Tiers,
@@ -80,6 +81,7 @@ def simulate(
     kv_dtype: KvDtype = None,
     latency: Latency = None,
     slo: Slo = None,
+    refit: Refit = None,
     rate_scale: RateScale = 1.0,
     warmup: Warmup = 0.0,
     outputs: Outputs = "carried",
@@ -110,6 +112,8 @@ def simulate(
         capacities_named=any(one is not None for one in (capacity, capacity_blocks, points)),
     )
     variants = parse_variants(policies_for(setting, policies), param or [])
+    if refit is not None:
+        variants = [refitted(variant, refit) for variant in variants]
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
