@@ -15,7 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from kvscope import __version__
-from kvscope.cli import analyze, diagnostics, export, ingest, output, runs, simulate, synth, traces
+from kvscope.cli import (
+    analyze,
+    diagnostics,
+    export,
+    fit,
+    ingest,
+    output,
+    runs,
+    simulate,
+    synth,
+    traces,
+)
 from kvscope.cli.options import Debug
 from kvscope.errors import ExitCode
 
@@ -24,6 +35,7 @@ Command = Callable[..., Any] | typer.Typer
 # name, and the function or (for a command with sub-commands) the Typer app behind it
 COMMANDS: tuple[tuple[str, Command], ...] = (
     ("analyze", analyze.analyze),
+    ("fit", fit.fit),
     ("simulate", simulate.simulate),
     ("runs", runs.app),
     ("ingest", ingest.ingest),

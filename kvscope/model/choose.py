@@ -60,7 +60,8 @@ def choose(of: Observations) -> Choice:
     limit = tolerance(of)
     exponential = models[0]
     if exponential.ks_ <= limit:
-        return Choice(models, reference, exponential, True, "exponential fits")
+        far = "" if exponential.ks_ <= CLOSE else " (few gaps)"
+        return Choice(models, reference, exponential, True, f"exponential fits{far}")
     best = min(models, key=lambda model: model.aic_)
     fits = best.ks_ <= limit
     return Choice(models, reference, best, fits, _words(models, best, fits))

@@ -95,7 +95,7 @@ class StabilityFit:
     `distance` is that between the observed curves of the two, as a share of the reuse; `by_chance`
     what two samples of one distribution of that size would show; `next_ks` the distance of the
     exponential fitted to the one from what the other shows. The others are coefficients of
-    variation between all windows.
+    variation between all windows. `stable` is None where chance alone differs by more than matters.
     """
 
     category: str
@@ -107,7 +107,7 @@ class StabilityFit:
     next_ks: float
     reuse_probability_variation: float
     mean_gap_variation: float
-    stable: bool
+    stable: bool | None
 
 
 @dataclass(frozen=True, slots=True)

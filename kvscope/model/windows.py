@@ -23,6 +23,7 @@ _PER_WINDOW = 2  # a new window begins every half window
 _LEAST_COUNT = 5  # so many windows' lengths fit into a trace if nobody chose a length
 _MOST = 96
 _ALIKE = 0.1  # of the reuse: windows that differ by less are called stable
+_SURELY = 1.5  # so many times what chance does is a change
 _CHANCE = 0.8687  # mean of the two-sample KS distance times sqrt(n m / (n + m))
 
 _KINDS: Mapping[str, type[ReuseModel]] = {kind.name: kind for kind in MODELS}
@@ -146,8 +147,15 @@ def _alike(
         next_ks=float(np.mean([b.curve.distance(a.exponential.reuse_within) for a, b in pairs])),
         reuse_probability_variation=_variation([w.exponential.reuse_probability_ for w in known]),
         mean_gap_variation=_variation([w.mean_gap_s for w in known]),
-        stable=distance <= max(_ALIKE, 1.5 * chance),
+        stable=_stable(distance, chance),
     )
+
+
+def _stable(distance: float, chance: float) -> bool | None:
+    """None where windows show so little that they differ by chance alone."""
+    if distance <= _ALIKE:
+        return True
+    return None if distance <= _SURELY * chance else False
 
 
 def _chance(a: _Seen, b: _Seen) -> float:
