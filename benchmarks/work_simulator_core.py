@@ -1,7 +1,7 @@
 """Work for a fresh process: replays of kvcache-simulator's C++ core at one capacity.
 
-`python -m benchmarks.work_simulator_core TRACE BLOCK_TOKENS CAPACITY` prints JSON: by policy, named as
-kvscope names it, the CPU seconds of a replay and the tokens that the last half of the requests hit.
+`python -m benchmarks.work_simulator_core TRACE BLOCK_TOKENS CAPACITY` prints JSON: by policy, named
+as in kvscope, the CPU seconds of a replay and the tokens that the last half of the requests hit.
 """
 
 from __future__ import annotations

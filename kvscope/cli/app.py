@@ -19,6 +19,7 @@ from kvscope.cli import (
     analyze,
     diagnostics,
     export,
+    fit,
     ingest,
     output,
     runs,
@@ -35,6 +36,7 @@ Command = Callable[..., Any] | typer.Typer
 # name, and the function or (for a command with sub-commands) the Typer app behind it
 COMMANDS: tuple[tuple[str, Command], ...] = (
     ("analyze", analyze.analyze),
+    ("fit", fit.fit),
     ("simulate", simulate.simulate),
     ("tune", tune.tune),
     ("runs", runs.app),

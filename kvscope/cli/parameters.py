@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING
@@ -41,6 +42,25 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
     for assignment in assignments:
         _assign(values, assignment)
     return [variant for policy in policies for variant in _combined(policy, values[policy])]
+
+
+def refitted(variant: Variant, refit_s: float) -> Variant:
+    """The variant with that time between fits, where its policy fits and was told no other.
+
+    Raises UsageError for less than a policy takes.
+    """
+    from kvscope.policies.base import REFIT
+
+    if REFIT not in variant.policy.parameters:
+        return variant
+    if not REFIT.low <= refit_s <= REFIT.high:
+        raise UsageError(
+            f"{units.format_duration(refit_s)} is outside"
+            f" [{units.format_duration(REFIT.low)}, {units.format_duration(REFIT.high)}]",
+            where="--refit",
+            remedy="write for example 10m",
+        )
+    return replace(variant, given={REFIT.name: refit_s, **variant.given})
 
 
 def parse_value(parameter: Parameter, text: str) -> float:

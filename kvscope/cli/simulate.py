@@ -29,7 +29,7 @@ from kvscope.cli.options import (
     Warmup,
     with_reading,
 )
-from kvscope.cli.parameters import parse_variants
+from kvscope.cli.parameters import parse_variants, refitted
 from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import (
     DEFAULT_POINTS,
@@ -47,6 +47,7 @@ from kvscope.cli.simulate_options import (
     Policies,
     RateScale,
     Recommended,
+    Refit,
     Sample,
     Slo,
     Tiers,
@@ -82,6 +83,7 @@ def simulate(
     latency: Latency = None,
     slo: Slo = None,
     recommendation: Recommended = None,
+    refit: Refit = None,
     rate_scale: RateScale = 1.0,
     warmup: Warmup = 0.0,
     outputs: Outputs = "carried",
@@ -131,6 +133,8 @@ def simulate(
         if told
         else parse_variants(policies_for(setting, policies), param or [])
     )
+    if refit is not None:
+        variants = [refitted(variant, refit) for variant in variants]
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 

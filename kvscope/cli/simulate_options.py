@@ -91,6 +91,16 @@ Recommended = Annotated[
         show_default=False,
     ),
 ]
+Refit = Annotated[
+    float | None,
+    typer.Option(
+        "--refit",
+        metavar="TIME",
+        parser=parsed_by(positive(units.parse_duration)),
+        help="How often wa and etlru fit their models anew, each time to six times as long before.",
+        show_default="10m",
+    ),
+]
 RateScale = Annotated[
     float,
     typer.Option(

@@ -131,6 +131,15 @@ TTL = Parameter(
     search=(),
 )
 
+REFIT_S = 600.0
+REFIT = Parameter(
+    "refit_s",
+    REFIT_S,
+    "seconds between two fits of the policy's table, each to six times as long before it",
+    low=60.0,
+    high=1e9,
+)
+
 
 class PathPolicy(Policy):
     """A policy under which the blocks that one request touched last leave from the deep end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.policies.base import TTL, Block, Floats, KeyPolicy, Parameter, Turn
+from kvscope.policies.base import REFIT, TTL, Block, Floats, KeyPolicy, Parameter, Turn
 from kvscope.policies.tlru import XI_TOKENS
 
 _XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
@@ -31,6 +31,7 @@ class Etlru(KeyPolicy):
         Parameter("turn_rate_per_s", 0.01, "turns a second of a conversation that is alive"),
         Parameter("death_rate_per_s", 0.01, "deaths a second of a conversation that is alive"),
         TTL,
+        REFIT,
     )
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.policies.base import Floats, LanePolicy, Turn
+from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Turn
 
 REUSE_PROBABILITY, RATE_PER_S, LIFE_S = 0, 1, 2
 
@@ -24,6 +24,7 @@ class Wa(LanePolicy):
     source = "KVCache Cache in the Wild, ATC'25"
     by_category = True
     table = "reuse"
+    parameters = (TTL, REFIT)
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:

@@ -75,7 +75,7 @@ def _in_cache(workload: Workload, asked: Asked) -> Replayed:
         asked.policy,
         anchor.sample.capacity(capacity) if anchor else capacity,
         past=workload.history,
-        tables=workload.tables(type(asked.policy)),
+        tables=workload.tables(asked.policy),
         mandatory=_mandatory(definition, asked.policy),
     )
     served = _served(workload, _by_request(workload, done.hit_blocks))
@@ -117,7 +117,7 @@ def _in_engine(workload: Workload, asked: Asked) -> Replayed:
         ),
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
-        tables=workload.tables(type(asked.policy)),
+        tables=workload.tables(asked.policy),
     )
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:  # the engine's own line, not one prefill after the other

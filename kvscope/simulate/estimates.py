@@ -1,154 +1,245 @@
-"""What policies are told of the traffic: numbers from its past alone, never from its future."""
+"""What policies are told of the traffic: numbers from its past alone, never from its future.
+
+The estimators are those of `kvscope.model`; here the traffic is cut into windows for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import Policy
+from kvscope.model.conversation import turn_and_death_rates
+from kvscope.model.exponential import Fitted, Sums, exponentials
+from kvscope.model.lifetime import mean_lifetimes
+from kvscope.model.next_prompt import VALUES, NextPrompt, added_tokens
+from kvscope.model.turns import next_turn_s, turn_waits
+from kvscope.policies.base import REFIT_S, Policy
 from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.replay import NO_TABLES, Tables
 from kvscope.simulate.traffic import Traffic
 
-REFIT_S = 600.0
-WINDOW_REFITS = 6  # one hour of past
+WINDOW_REFITS = 6  # so many times a refit's distance is the past that it looks at
 FIT_SHARE = 0.2
-QUANTILES = 16
-_PSEUDO_BLOCKS = 50.0  # so much of the overall average is mixed into each category
+_PRIOR_BLOCKS = 50.0  # so much of the overall average is mixed into each category
+_UNKNOWN_P = 0.5
 _UNKNOWN_GAP_S = 60.0
 _UNKNOWN_PROMPT_TOKENS = 256.0
+_SLOTS, _AGES = 64, 4096.0  # slots of the time since a touch, the longest so many times the least
 
-Sums: TypeAlias = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def parameters_from(traffic: Traffic, share: float = FIT_SHARE) -> Mapping[str, float]:
     """Values for the parameters that a policy leaves to the trace, from its first requests.
 
-    `next_prompt_tokens`: the mean of the next prompts. `turn_rate_per_s` and `death_rate_per_s` of
-    the birth-death model: an alive conversation's next event comes after 1 / (turn + death) on
-    average, and is a turn with the probability that a turn is followed by another. What `share` of
-    the requests does not show keeps the policy's own default.
+    `next_prompt_tokens`: the mean of the next prompts. `turn_rate_per_s` and `death_rate_per_s`:
+    the conversation model, by maximum likelihood with deaths unseen. What `share` of the requests
+    does not show keeps the policy's own default.
     Source: Tail-Optimized Caching for LLM Inference, section 4 (Q) and Definition 1.
     """
     seen = int(len(traffic.leaf) * share)
-    child = np.flatnonzero(traffic.parent[:seen] >= 0)
-    before = traffic.parent[:seen][child]
-    gaps = traffic.arrival_s[child] - traffic.arrival_s[before]
-    if not len(child) or gaps.sum() <= 0:
+    parent, arrival_s = traffic.parent[:seen], traffic.arrival_s[:seen]
+    child = np.flatnonzero(parent >= 0)
+    if not len(child):
         return {}
-    events_per_s = len(child) / gaps.sum()
-    followed = len(np.unique(before)) / seen
+    next_s = next_turn_s(parent, arrival_s)
+    end_s = float(np.nextafter(arrival_s[-1], np.inf))
+    rates = turn_and_death_rates(turn_waits(arrival_s, next_s, end_s).merged())
+    if rates is None or not np.any(next_s[parent[child]] > arrival_s[parent[child]]):
+        return {}
     return {
-        "next_prompt_tokens": float(_added(traffic, child, before).mean()),
-        "turn_rate_per_s": float(events_per_s * followed),
-        "death_rate_per_s": float(events_per_s * (1 - followed)),
+        "next_prompt_tokens": NextPrompt().fit(_added(traffic, child)).mean_,
+        "turn_rate_per_s": rates.turn_per_s,
+        "death_rate_per_s": rates.death_per_s,
     }
 
 
-def tables_for(traffic: Traffic, policy: type[Policy]) -> Tables:
-    """The tables that a policy wants, refitted every ten minutes on the hour before."""
+def tables_for(traffic: Traffic, policy: type[Policy], refit_s: float = REFIT_S) -> Tables:
+    """The tables that a policy wants, refitted every `refit_s` on six times as long before."""
     if policy.table is None:
         return NO_TABLES
-    return {"reuse": reuse_tables, "next-prompts": next_prompt_tables}[policy.table](traffic)
+    return {"reuse": reuse_tables, "next-prompts": next_prompt_tables}[policy.table](
+        traffic, refit_s
+    )
 
 
 def reuse_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
     """Reuse probability, rate and lifetime of each category, as `Wa` reads them.
 
-    By blocks, within the window: p = reused / touched, rate = reused / sum of their gaps (maximum
-    likelihood of the exponential), life = sum of gaps / blocks that appeared, which is the mean
-    lifetime since a lifetime is the sum of a block's gaps. Each with some pseudo-blocks of the
-    average over all categories. Before anything was seen all categories are alike.
+    The defective exponential of the blocks touched within the window, right-censored at its end;
+    and their mean lifetime. Each is drawn to that of all categories together as by some blocks
+    more; before anything was seen all categories are alike.
     """
-    moved = handovers(traffic)
-    bins = _bins(traffic, refit_s)
-    shape = (int(bins[-1]) + 2 if len(bins) else 1, int(traffic.category.max(initial=0)) + 1)
-    held = (traffic.length + traffic.anonymous).astype(np.float64)
-    came_from = traffic.category[moved.giver]
-    blocks = (moved.end - moved.start).astype(np.float64)
-    gap_s = traffic.arrival_s[moved.taker] - traffic.arrival_s[moved.giver]
-    when = bins[moved.taker]
-    touched = _past(shape, bins, traffic.category, held)
-    reused = _past(shape, when, came_from, blocks)
-    idle_s = _past(shape, when, came_from, blocks * gap_s)
-    appeared = touched - _past(shape, when, traffic.category[moved.taker], blocks)
-    values = np.empty((*shape, 3))
-    values[..., REUSE_PROBABILITY] = np.minimum(_ratio(reused, touched, 1.0), 1.0)
-    values[..., RATE_PER_S] = _ratio(reused, idle_s, 1.0 / _UNKNOWN_GAP_S, scale_s=_UNKNOWN_GAP_S)
-    values[..., LIFE_S] = np.maximum(_ratio(idle_s, appeared, _UNKNOWN_GAP_S), 1e-3)
-    return Tables(_since(bins, shape[0]), values)
+    refits = _refits(traffic, refit_s)
+    seen = _seen(traffic, refits, refit_s)
+    of = seen.waits
+    everything = _together(of)
+    alike = np.full(len(everything.reused), 1.0)
+    nothing_known = Fitted(_UNKNOWN_P * alike, alike / _UNKNOWN_GAP_S)
+    overall = exponentials(everything, nothing_known, _PRIOR_BLOCKS)
+    spread = Fitted(*(np.broadcast_to(one[:, None], of.reused.shape) for one in overall))
+    found = exponentials(of, spread, _PRIOR_BLOCKS)
+    life = mean_lifetimes(of.waited_s, seen.appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
+    values = np.empty((*of.reused.shape, 3))
+    values[..., REUSE_PROBABILITY] = found.p
+    values[..., RATE_PER_S] = found.rate_per_s
+    values[..., LIFE_S] = np.maximum(life, 1e-3)
+    return Tables(refits.since, values)
 
 
 def next_prompt_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
     """Equally likely next prompts (tokens) of each category, as `Etlru` reads them.
 
-    Nearest-rank quantiles of the next prompts seen in the window after turns of the category; of
-    all categories where it has fewer than the quantiles asked for.
+    Those seen in the window after turns of the category; after turns of any category where it has
+    fewer than the values asked for.
     """
     child = np.flatnonzero(traffic.parent >= 0)
-    before = traffic.parent[child]
-    added = _added(traffic, child, before)
-    bins = _bins(traffic, refit_s)
-    periods = int(bins[-1]) + 2 if len(bins) else 1
-    categories = int(traffic.category.max(initial=0)) + 1
-    values = np.full((periods, categories, QUANTILES), _UNKNOWN_PROMPT_TOKENS)
-    edges = np.searchsorted(bins[child], np.arange(periods + 1))
-    for period in range(1, periods):
-        window = slice(edges[max(period - WINDOW_REFITS, 0)], edges[period])
-        recent, of = np.sort(added[window]), traffic.category[before[window]]
+    added, of = _added(traffic, child), traffic.category[traffic.parent[child]]
+    refits = _refits(traffic, refit_s)
+    categories = _categories(traffic)
+    values = np.full((len(refits.number), categories, VALUES), _UNKNOWN_PROMPT_TOKENS)
+    when = refits.bin[child]
+    for row, number in enumerate(refits.number):
+        window = slice(*np.searchsorted(when, (number - WINDOW_REFITS, number)))
+        recent, whose = added[window], of[window]
         if len(recent):
-            values[period] = _quantiles(recent)
-        for category in np.flatnonzero(np.bincount(of, minlength=categories) >= QUANTILES):
-            values[period, category] = _quantiles(np.sort(added[window][of == category]))
-    return Tables(_since(bins, periods), values)
+            values[row] = NextPrompt().fit(recent).values_
+        for category in np.flatnonzero(np.bincount(whose, minlength=categories) >= VALUES):
+            values[row, category] = NextPrompt().fit(recent[whose == category]).values_
+    return Tables(refits.since, values)
 
 
-def _added(
-    traffic: Traffic, child: NDArray[np.int64], before: NDArray[np.int32]
-) -> NDArray[np.float64]:
+class _Refits(NamedTuple):
+    """When tables are fitted anew: every so often, if requests arrive before the next time.
+
+    `bin` is the number of the latest refit before each request; refit `number[k]` holds from
+    request `since[k]` on.
+    """
+
+    bin: Ints
+    number: Ints
+    since: Ints
+
+    def row(self, number: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Which of them are refits that hold for somebody, and their place among those."""
+        at = np.minimum(np.searchsorted(self.number, number), len(self.number) - 1)
+        return at, self.number[at] == number
+
+
+def _refits(traffic: Traffic, refit_s: float) -> _Refits:
+    bins = (traffic.arrival_s // refit_s).astype(np.int64)
+    if not len(bins):
+        bins = np.zeros(1, dtype=np.int64)
+    number, since = np.unique(bins, return_index=True)
+    return _Refits(bins, number, since.astype(np.int64))
+
+
+def _categories(traffic: Traffic) -> int:
+    return int(traffic.category.max(initial=0)) + 1
+
+
+class _Seen(NamedTuple):
+    """What each refit sees of each category: waits of the blocks touched, and new blocks."""
+
+    waits: Sums
+    appeared: Floats
+
+
+def _seen(traffic: Traffic, refits: _Refits, refit_s: float) -> _Seen:
+    """Every refit's window; a touch is within those of the next `WINDOW_REFITS` refits."""
+    moved = handovers(traffic)
+    giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    blocks = (moved.end - moved.start).astype(np.float64)
+    gap_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
+    held = (traffic.length + traffic.anonymous).astype(np.float64)
+    requests = np.arange(len(held))
+    sums = _Sums((len(refits.number), _categories(traffic)))
+    for ahead in range(1, WINDOW_REFITS + 1):
+        window = _Window(traffic, refits, refit_s, ahead)
+        sums.wait(window, requests, held)
+        in_time = refits.bin[taker] < refits.bin[giver] + ahead
+        sums.wait(window, giver[in_time], -blocks[in_time])
+        sums.reuse(window, giver[in_time], blocks[in_time], gap_s[in_time])
+        sums.take(window, taker, blocks)
+    return sums.seen()
+
+
+class _Window(NamedTuple):
+    """The windows that see a touch when it is `ahead` refits old."""
+
+    traffic: Traffic
+    refits: _Refits
+    refit_s: float
+    ahead: int
+
+    def cells(self, who: Ints) -> tuple[Ints, NDArray[np.bool_], Floats]:
+        """Of touches by requests `who`: refit and category in one, if any, and age at the refit."""
+        number = self.refits.bin[who] + self.ahead
+        row, some = self.refits.row(number)
+        category = self.traffic.category[who]
+        age_s = np.maximum(number * self.refit_s - self.traffic.arrival_s[who], 0.0)
+        return row * _categories(self.traffic) + category, some, age_s
+
+
+class _Sums:
+    """Sums by refit and category, and of waiting blocks also by the slot of their age."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._shape = shape
+        self._cells = shape[0] * shape[1]
+        self._reused, self._waited_s, self._taken = np.zeros((3, self._cells))
+        self._waiting, self._since_s = np.zeros((2, self._cells * _SLOTS))
+
+    def wait(self, window: _Window, who: Ints, blocks: Floats) -> None:
+        """Blocks that wait since requests `who` touched them; fewer than 0 do so no longer."""
+        cell, some, age_s = window.cells(who)
+        longest = WINDOW_REFITS * window.refit_s
+        far = 1.0 + np.log(np.maximum(age_s / longest, 1 / _AGES)) / np.log(_AGES)  # 0 to 1
+        slot = np.minimum((far * _SLOTS).astype(np.int64), _SLOTS - 1)
+        at, many, size = (cell * _SLOTS + slot)[some], blocks[some], len(self._waiting)
+        self._waiting += np.bincount(at, many, minlength=size)
+        self._since_s += np.bincount(at, many * age_s[some], minlength=size)
+
+    def reuse(self, window: _Window, who: Ints, blocks: Floats, gap_s: Floats) -> None:
+        """Blocks that `who` touched and that were touched again after `gap_s`."""
+        cell, some, _ = window.cells(who)
+        at, many = cell[some], blocks[some]
+        self._reused += np.bincount(at, many, minlength=self._cells)
+        self._waited_s += np.bincount(at, many * gap_s[some], minlength=self._cells)
+
+    def take(self, window: _Window, who: Ints, blocks: Floats) -> None:
+        """Blocks that `who` touched and that had been there before."""
+        cell, some, _ = window.cells(who)
+        self._taken += np.bincount(cell[some], blocks[some], minlength=self._cells)
+
+    def seen(self) -> _Seen:
+        """All of it, by refit and category."""
+        waiting = np.maximum(self._waiting, 0.0)
+        since_s = np.maximum(self._since_s, 0.0) / np.where(waiting > 0, waiting, 1.0)
+        slots = (*self._shape, _SLOTS)
+        waits = Sums(
+            self._reused.reshape(self._shape),
+            self._waited_s.reshape(self._shape),
+            waiting.reshape(slots),
+            since_s.reshape(slots),
+        )
+        new = waits.reused + waits.waiting.sum(axis=-1) - self._taken.reshape(self._shape)
+        return _Seen(waits, np.maximum(new, 0.0))
+
+
+def _together(of: Sums) -> Sums:
+    """The same of all categories together."""
+    waiting = of.waiting.sum(axis=1)
+    since = (of.waiting * of.since_s).sum(axis=1) / np.where(waiting > 0, waiting, 1.0)
+    return Sums(of.reused.sum(axis=1), of.waited_s.sum(axis=1), waiting, since)
+
+
+def _added(traffic: Traffic, child: Ints) -> Floats:
     """Tokens that each turn added to the history before it."""
-    added = traffic.input_tokens[child].astype(np.float64) - traffic.history_tokens[before]
-    return np.maximum(added, 0.0)
-
-
-def _quantiles(ascending: NDArray[np.float64]) -> NDArray[np.float64]:
-    ranks = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    return ascending[np.ceil(ranks * len(ascending)).astype(np.int64) - 1]
-
-
-def _bins(traffic: Traffic, refit_s: float) -> NDArray[np.int64]:
-    """Between which refits each request arrives."""
-    return (traffic.arrival_s // refit_s).astype(np.int64)
-
-
-def _since(bins: NDArray[np.int64], periods: int) -> NDArray[np.int64]:
-    """The first request of each period, ascending."""
-    return np.searchsorted(bins, np.arange(periods)).astype(np.int64)
-
-
-def _past(
-    shape: tuple[int, int],
-    when: NDArray[np.int64],
-    category: NDArray[np.int32],
-    weight: NDArray[np.float64],
-) -> Sums:
-    """Sums of `weight` over the window before each period, by category."""
-    cell = when * shape[1] + category
-    within = np.bincount(cell, weights=weight, minlength=shape[0] * shape[1]).reshape(shape)
-    total = np.zeros((shape[0] + 1, shape[1]))
-    np.cumsum(within, axis=0, out=total[1:])
-    period = np.arange(shape[0])
-    return total[period] - total[np.maximum(period - WINDOW_REFITS, 0)]
-
-
-def _ratio(above: Sums, below: Sums, unknown: float, scale_s: float = 1.0) -> Sums:
-    """above / below, drawn towards the ratio over all categories."""
-    every_above, every_below = above.sum(axis=1), below.sum(axis=1)
-    known = (every_above > 0) & (every_below > 0)
-    overall = np.where(known, every_above / np.where(known, every_below, 1.0), unknown)[:, None]
-    pseudo = _PSEUDO_BLOCKS * scale_s
-    return (above + pseudo * overall) / (below + pseudo)
+    before = traffic.parent[child]
+    return added_tokens(child, before, traffic.input_tokens, traffic.history_tokens)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
 from kvscope.facts import HitDefinition, Misses, Outcome, PartOutcome, Run, RunSetting
-from kvscope.policies.base import Policy
+from kvscope.policies.base import REFIT_S, Policy, TableKind
 from kvscope.simulate.anchor import Anchor, anchored
 from kvscope.simulate.capacity_models import replayed
 from kvscope.simulate.curve import HitCurve, lru_curve
@@ -57,7 +57,7 @@ class Workload:
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
         self.profile = _profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
-        self._tables: dict[type[Policy], Tables] = {}
+        self._tables: dict[tuple[TableKind | None, float], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def with_prefill(self, times: float) -> Workload:
@@ -95,11 +95,12 @@ class Workload:
         definition = self.setting.definition
         return None if definition.flat else novelty(self.prompts, definition)
 
-    def tables(self, policy: type[Policy]) -> Tables:
+    def tables(self, policy: Policy) -> Tables:
         """What a policy is told of the categories of `traffic`."""
-        if policy not in self._tables:
-            self._tables[policy] = tables_for(self.traffic, policy)
-        return self._tables[policy]
+        key = policy.table, policy.values.get("refit_s", REFIT_S)
+        if key not in self._tables:
+            self._tables[key] = tables_for(self.traffic, type(policy), key[1])
+        return self._tables[key]
 
     def prepare(self, policies: Sequence[Policy]) -> None:
         """Compute and compile what runs of `policies` share, before threads ask for it."""
@@ -107,7 +108,7 @@ class Workload:
         _ = self.history, self._novelty
         for policy in policies:
             kernel = (type(policy), policy.evicts)
-            tables = self.tables(type(policy))
+            tables = self.tables(policy)
             if kernel not in self._compiled and self.setting.capacity_model == "cache":
                 replay(nothing, policy, 0, past=history(nothing), tables=tables)
                 self._compiled.add(kernel)

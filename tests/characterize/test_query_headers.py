@@ -12,6 +12,7 @@ import pytest
 from kvscope.paths import data_folder
 from kvscope.store import sql
 from kvscope.store.db import Store
+from kvscope.store.fits import PARTS
 from tests.characterize.tiny import tiny_store
 
 QUERIES = sorted(
@@ -32,6 +33,8 @@ GIVEN: dict[str, Any] = {
     "options": "x",
 }
 PART = ("category", "start_s", "length_s", "outcome")
+# what `$rows` of a statement are: structs with some columns of a table
+ROWS = {f"fits/add_{part}": f"fit_{part}" for part in PARTS}
 
 
 def columns_of(store: Store) -> dict[str, Any]:
@@ -45,12 +48,21 @@ def columns_of(store: Store) -> dict[str, Any]:
 
 def example(kind: Any) -> Any:
     """Some value of this type."""
+    if kind.id == "map":
+        return {"key": ["x"], "value": [example(kind.children[1][1])]}
     if kind.id in {"list", "array"}:
         return [example(kind.children[0][1])]
     if kind.id == "struct":
         return {name: example(child) for name, child in kind.children}
     values = {"varchar": "x", "boolean": True, "double": 0.5}
     return values.get(kind.id, datetime(2026, 1, 1) if kind.id == "timestamp" else 1)  # noqa: DTZ001
+
+
+def rows(store: Store, table: str) -> list[dict[str, Any]]:
+    """A row of `table` without the columns that its statement adds."""
+    found = store._connection.table(table)
+    kinds = dict(zip(found.columns, found.types, strict=True))
+    return [{name: example(kinds[name]) for name in kinds if name not in {"fit_id", "place"}}]
 
 
 def parameter(store: Store, name: str, file: Path) -> Any:
@@ -76,7 +88,10 @@ def test_header_tells_what_the_statement_takes_and_returns(name: str, tmp_path: 
     file = tmp_path / "rows.parquet"
     pl.DataFrame({column: [0] for column in statement.columns}).write_parquet(file)
     with tiny_store() as (store, _):
-        values = {key: parameter(store, key, file) for key in statement.parameters}
+        values = {
+            key: rows(store, ROWS[name]) if key == "rows" else parameter(store, key, file)
+            for key in statement.parameters
+        }
         frame = {name: np.zeros(1, dtype=np.int32) for name in columns_of(store)}  # noqa: F841  (DuckDB finds it by name)
         cursor = store._connection.execute(statement.text, values)
         columns = [column[0] for column in cursor.description or ()]

@@ -1,0 +1,1 @@
+"""Models of reuse and of conversations: estimators, what they find, and which of them to trust."""

@@ -1,0 +1,190 @@
+"""`kvscope fit` as its user sees it: stdout, stderr, exit codes, the JSON contract, the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.model.choose import MODELS
+from kvscope.paths import data_folder
+from tests.cli.shell import python
+
+SAMPLES = data_folder("sample_traces")
+CHATS = str(SAMPLES / "to-c.jsonl.gz")
+BIRTH_DEATH = str(SAMPLES / "birth-death.jsonl.gz")
+LENGTHS = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+)
+
+
+def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The JSON document of `kvscope fit` with these arguments."""
+    code = run(["fit", *arguments, "--db", ":memory:", "--json"])
+    written = capsys.readouterr()
+    assert code == 0, written.err
+    document: dict[str, Any] = json.loads(written.out)
+    return document
+
+
+def test_the_document_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts depend on these keys; they may only grow."""
+    document = fitted(capsys, CHATS)
+    assert document["command"] == "fit"
+    assert document["schema"] == 1
+    for model in document["models"]:
+        assert {
+            *("category", "model", "params", "n", "censored", "reuse_probability"),
+            *("ks", "aic", "interval", "chosen"),
+        } <= set(model)
+        assert set(model["interval"]) == {"reuse_probability", *model["params"]}
+    assert {model["model"] for model in document["models"]} == {kind.name for kind in MODELS}
+    assert {"birth_rate_per_s", "death_rate_per_s", "turn_rate_per_s"} <= set(
+        document["conversation"]
+    )
+    assert {"category", "n", "mean", "tokens", "values"} <= set(document["next_prompt_tokens"][0])
+    assert {"category", "model", "verdict"} <= set(document["categories"][0])
+    assert {"length_s", "step_s", "at_s", "fits"} <= set(document["windows"])
+    assert {"category", "between", "distance", "stable"} <= set(document["stability"][0])
+    assert {"category", "turn", "probability"} <= set(document["next_turns"][0])
+
+
+def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    """One model of each category is to be used; where there is none, the reason is given."""
+    document = fitted(capsys, CHATS)
+    for row in document["categories"]:
+        chosen = [m for m in document["models"] if m["category"] == row["category"] and m["chosen"]]
+        assert [m["model"] for m in chosen] == ([row["model"]] if row["model"] else [])
+        if row["model"] is None:
+            assert row["verdict"].startswith("too few gaps: ")
+    assert run(["fit", CHATS, "--db", ":memory:"]) == 0
+    assert "Too few gaps to tell: text 7+, " in capsys.readouterr().out
+
+
+def test_the_generators_parameters_come_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the birth-death sample: a birth in 5 s, a turn a minute, death after 150 s."""
+    document = fitted(capsys, BIRTH_DEATH)
+    found = document["conversation"]
+    for name, truth in {
+        "birth_rate_per_s": 0.2,
+        "turn_rate_per_s": 1 / 60,
+        "death_rate_per_s": 1 / 150,
+        "next_turn_probability": 5 / 7,
+    }.items():
+        low, high = found["interval"][name]
+        assert low <= truth <= high
+        assert low < found[name] < high
+    assert all(row["verdict"] == "exponential fits" for row in document["categories"])
+    assert document["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
+
+
+def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who follows an exponential, who does not, how stable it is; talk is elsewhere."""
+    assert run(["fit", CHATS, "--db", ":memory:"]) == 0
+    written = capsys.readouterr()
+    first = written.out.split("Models ──")[0]
+    assert "Reuse follows an exponential after text 2, " in first
+    assert "After text 1: too heavy a tail: use hyperexponential." in first
+    assert "From window to window (20.3m)" in first
+    assert "Conversations begin at " in first
+    assert "note:" not in written.out
+
+
+def test_windows_and_warmup(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--window` says how long they are, `--warmup` leaves out the first requests."""
+    document = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
+    assert document["windows"]["length_s"] == 3_600
+    assert document["windows"]["step_s"] == 1_800
+    assert document["start_s"] > 2_000
+    assert min(row["start_s"] for row in document["windows"]["fits"]) == document["start_s"]
+    whole = fitted(capsys, BIRTH_DEATH)
+    assert document["conversation"]["requests"] == 8_000
+    assert whole["conversation"]["requests"] == 10_000
+
+
+def test_lengths_alone_get_one_helpful_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No error, and the reason why there is nothing."""
+    path = tmp_path / "lengths.csv"
+    path.write_text(LENGTHS)
+    assert run(["fit", str(path), "--db", ":memory:"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "without block hashes there is no reuse to fit; take a trace with hashes" in printed
+    document = fitted(capsys, str(path))
+    assert (document["models"], document["windows"], document["conversation"]) == ([], None, None)
+
+
+def test_one_request_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be fitted to it, and that is said."""
+    path = tmp_path / "one.jsonl"
+    asked = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
+    path.write_text(json.dumps(asked) + "\n")
+    assert run(["fit", str(path), "--db", ":memory:"]) == 0
+    assert "Too little is reused to fit a model to any category" in capsys.readouterr().out
+
+
+def test_what_is_found_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the store, where SQL finds it; and removing the trace removes it."""
+    import duckdb
+
+    db = str(tmp_path / "store.duckdb")
+    assert run(["fit", CHATS, "--db", db]) == 0
+    assert run(["fit", "to-c", "--db", db, "--json"]) == 0
+    count = "SELECT count(*) FROM fit_models JOIN fits USING (fit_id)"
+    with duckdb.connect(db) as connection:
+        (kept,) = connection.execute(count).fetchone() or (0,)
+    assert kept == 4 * 6
+    assert run(["traces", "remove", "to-c", "--db", db]) == 0
+    with duckdb.connect(db) as connection:
+        assert connection.execute("SELECT count(*) FROM fit_models").fetchone() == (0,)
+
+
+def test_the_report_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--html` writes the page with its charts beside the terminal's report."""
+    target = tmp_path / "fit.html"
+    assert run(["fit", CHATS, "--db", ":memory:", "--html", str(target)]) == 0
+    page = target.read_text(encoding="utf-8")
+    assert "observed (Kaplan-Meier)" in page
+    assert "Reuse probability over time" in page
+    assert f"report written to {target}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.jsonl"], 3, "missing.jsonl: neither a file nor a stored trace"),
+        (["--window", "2h"], 2, "--window: longer than what is left of the trace; give at most"),
+        (["--window", "0s"], 2, "'0s' is not above zero"),
+        (["--window", "an hour"], 2, "'an hour' is not a duration"),
+        (["--warmup", "100%"], 2, "not below 100%"),
+        (["--html", "no/such/page.html"], 2, "there is no folder 'no/such'"),
+    ],
+)
+def test_mistakes_get_one_line_and_an_exit_code(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every mistake is told in one line that says what to do."""
+    given = arguments if arguments[0] == "missing.jsonl" else [CHATS, *arguments]
+    assert run(["fit", *given, "--db", ":memory:"]) == code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_fit_imports_no_more_than_it_needs() -> None:
+    """Neither charts nor scipy's statistics, which take long to load."""
+    done = python(
+        f"""
+        import json, sys
+        from kvscope.cli.app import run
+        code = run(["fit", {CHATS!r}, "--db", ":memory:", "--json"])
+        unneeded = ["polars", "plotly", "scipy.stats", "pandas", "lifelines", "rich", "matplotlib"]
+        print(json.dumps([code, [n for n in unneeded if n in sys.modules]]), file=sys.stderr)
+        """
+    )
+    assert json.loads(done.stderr.splitlines()[-1]) == [0, []]
