@@ -38,7 +38,10 @@ class RowReader(LineReader, Generic[Row]):
 
     @abstractmethod
     def request(self, row: Row) -> Request:
-        """What a line tells. Raises BadLine with the reason where it cannot be used."""
+        """What a line tells. Raises BadLine with the reason where it cannot be used.
+
+        May be asked twice of one line: at once with others and, if one of them is bad, by itself.
+        """
 
     def parse(self, line: bytes) -> Sequence[Request]:
         """The line's request."""
