@@ -35,16 +35,19 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
-demo: setup ## analyze a sample trace, replay policies on it, and write report.html
+demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; writes report.html
 	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --html report.html
 	@echo
 	$(KVSCOPE) simulate $(SAMPLE) --db demo.duckdb --model qwen2-7b --capacity 20GiB --slo 200ms
 	@echo
-	@echo "report.html has the analysis, with charts. What to try next:"
+	$(KVSCOPE) tune $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --capacity 10GiB --slo 400ms
+	@echo
+	@echo "report.html has the analysis, with charts; recommendation.toml what to set. What to try next:"
 	@echo "  $(KVSCOPE) analyze YOUR-TRACE.jsonl --model llama3-8b --hbm 80GiB"
 	@echo "  $(KVSCOPE) analyze sample_traces/to-b.jsonl.gz --db demo.duckdb"
 	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --points 5"
 	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --tiers hbm=20GiB,dram=40GiB"
+	@echo "  $(KVSCOPE) tune sample_traces/birth-death.jsonl.gz --db demo.duckdb --slo 100ms --explain"
 	@echo "  $(KVSCOPE) --help"
 
 test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
@@ -86,5 +89,5 @@ wheel: setup ## build the wheel and the source distribution into dist/
 
 clean: ## remove what the tools and the demo leave behind; .venv* stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f demo.duckdb demo.duckdb.wal report.html
+	rm -f demo.duckdb demo.duckdb.wal report.html recommendation.toml
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

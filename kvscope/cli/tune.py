@@ -236,7 +236,7 @@ def _assumptions(tuned: Tuned, given: Mapping[str, object]) -> tuple[Assumption,
             f"{tuning.split.warmup_requests:,} and {tuning.split.judged_requests:,} requests",
             "a warm cache, and enough requests on either side",
         ),
-        ("--policies", DEFAULT_POLICIES, "what engines can run, or kvscope's plugin for them"),
+        ("--policies", DEFAULT_POLICIES, "they see no more than an engine does"),
     )
     names = [one for one in ("next_prompt_tokens", "turn_rate_per_s") if one in tuning.found]
     found = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvscope import units
 from kvscope.facts import Trace
@@ -13,6 +13,7 @@ from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.bootstrap import Gain, surely_better
 from kvscope.tune.facts import Judged, Tuning
 from kvscope.tune.flags import Flags, flags
+from kvscope.tune.objective import Trial
 from kvscope.tune.space import XI
 
 
@@ -48,10 +49,14 @@ class Tuned:
         """The bytes of so many blocks, where a model is named."""
         return self.model.bytes_for(blocks * self.trace.block_size) if self.model else None
 
+    def flags_at(self, trial: Trial) -> Flags:
+        """The flags for a policy at its capacity."""
+        return flags(trial.policy, trial.capacity_blocks * self.trace.block_size)
+
     def flags_for(self, other: Judged) -> Flags:
         """The flags for another policy at the capacity that is recommended."""
         blocks = self.tuning.recommended.trial.capacity_blocks
-        return flags(other.trial.policy, blocks * self.trace.block_size)
+        return self.flags_at(replace(other.trial, capacity_blocks=blocks))
 
     @property
     def flags(self) -> Flags:

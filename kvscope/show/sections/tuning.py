@@ -224,6 +224,10 @@ def _to_set(found: Tuned) -> Section:
         sentences.append(f"SGLang has no {policy}.")
     own = f"vLLM's own prefix cache has no {policy}: it evicts by LRU."
     sentences.append(f"vLLM: {flags.vllm}" if flags.vllm else own)
+    least = found.tuning.least_lru
+    if found.tuning.verdict == "add-capacity" and not flags.vllm and least is not None:
+        lru = found.flags_at(least.chosen)
+        sentences.append(f"With LRU instead, in SGLang: {lru.sglang}; in vLLM: {lru.vllm}")
     sentences.append("What runs takes its tokens on top of the capacity, which is kept between.")
     return Section("To set", sentences=tuple(sentences))
 
