@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -29,15 +30,22 @@ class Replay:
     """What one policy did at one capacity.
 
     `hit_blocks` (R entries) are the leading blocks that each request found cached, capped by the
-    last-token rule; `evictions` counts blocks. `cached` (N + 1 entries, the root's first) are the
-    blocks that were left at the end.
+    last-token rule; `evictions` counts blocks.
     """
 
     policy: Policy
     capacity_blocks: int
     hit_blocks: NDArray[np.int32]
     evictions: int
-    cached: NDArray[np.bool_]
+    find_cached: Callable[[], NDArray[np.bool_]] = field(repr=False)
+
+    @property
+    def cached(self) -> NDArray[np.bool_]:
+        """The blocks that were left at the end (N + 1 entries, the root's first).
+
+        Found when asked for: sweeps never do, and it takes as long as a quick replay.
+        """
+        return self.find_cached()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,7 @@ def replay(
         run = queues_kernel(type(policy))
         evictions = run(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
-        return Replay(policy, capacity_blocks, hits, evictions, cached)
+        return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
     state: Lanes | Keys
     if isinstance(policy, LanePolicy):
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
@@ -116,5 +124,6 @@ def replay(
     evictions = run(
         capacity_blocks, p, tables.values, tables.since, policy.values["ttl_s"], mandatory, hits
     )
-    cached = cached_blocks(traffic.block_parent, past.moved.owner, state.runs[:, END])
-    return Replay(policy, capacity_blocks, hits, evictions, cached)
+    end = state.runs[:, END].copy()  # not a view, which would keep all runs
+    left = partial(cached_blocks, traffic.block_parent, past.moved.owner, end)
+    return Replay(policy, capacity_blocks, hits, evictions, left)
