@@ -57,7 +57,7 @@ def test_what_nobody_follows() -> None:
     models = tuple(m for m in found().models if m.category == "text 1")
     of = replace(found(), categories=text_1, models=models, windows=None, conversation=None)
     said = words(of)
-    assert "Reuse follows an exponential after no category." in said
+    assert "Reuse clearly follows an exponential after no category." in said
     assert "too short to tell how stable" in said
     assert "Too few conversations go on to say how they do." in said
     assert "Too few gaps" not in said

@@ -25,6 +25,7 @@ from kvscope.show.text_plots import sparkline, thinned
 from kvscope.show.words import counted
 
 _P = "reuse_probability"
+_FITS = "exponential fits"
 _MEANING = (
     "A touched block is reused with probability p, after a wait with distribution F:"
     " it still waits after t with S(t) = 1 - p F(t)."
@@ -79,12 +80,9 @@ def headline(found: Fit) -> Section:
 
 
 def _verdicts(fitted: list[CategoryFit]) -> list[str]:
-    plain = [row for row in fitted if row.model == "exponential" and row.fits]
-    sentences = []
-    if plain:
-        sentences.append(f"Reuse follows an exponential after {_names(plain)}.")
-    else:
-        sentences.append("Reuse follows an exponential after no category.")
+    plain = [row for row in fitted if row.verdict == _FITS]
+    where = _names(plain) if plain else "no category"
+    sentences = [f"Reuse clearly follows an exponential after {where}."]
     verdicts = dict.fromkeys(_plainly(row) for row in fitted if row not in plain)
     for verdict in verdicts:
         alike = [row for row in fitted if row not in plain and _plainly(row) == verdict]
