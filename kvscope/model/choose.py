@@ -54,7 +54,10 @@ def tolerance(of: Observations) -> float:
 
 
 def choose(of: Observations) -> Choice:
-    """Fit every model and take the exponential if it fits, else the one with the least AIC."""
+    """Fit every model; take the exponential if it fits, else of those that do the least AIC.
+
+    Where none fits it is the nearest: AIC also looks where hardly any reuse is.
+    """
     reference = KaplanMeier().fit(of.merged(), of.effective)
     models = tuple(kind().fit(of, reference) for kind in MODELS)
     limit = tolerance(of)
@@ -62,9 +65,9 @@ def choose(of: Observations) -> Choice:
     if exponential.ks_ <= limit:
         far = "" if exponential.ks_ <= CLOSE else " (few gaps)"
         return Choice(models, reference, exponential, True, f"exponential fits{far}")
-    best = min(models, key=lambda model: model.aic_)
-    fits = best.ks_ <= limit
-    return Choice(models, reference, best, fits, _words(models, best, fits))
+    fitting = [model for model in models if model.ks_ <= limit]
+    best = min(fitting or models, key=lambda model: model.aic_ if fitting else model.ks_)
+    return Choice(models, reference, best, bool(fitting), _words(models, best, bool(fitting)))
 
 
 def _words(models: tuple[ReuseModel, ...], best: ReuseModel, fits: bool) -> str:

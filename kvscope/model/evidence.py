@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from kvscope.characterize.history import History, load_history
 from kvscope.facts import Trace
 from kvscope.model.next_prompt import added_tokens
-from kvscope.model.observations import Floats, Ints, Observations
+from kvscope.model.observations import RESOLUTION_S, Floats, Ints, Observations
 from kvscope.model.turns import next_turn_s, turn_waits
 from kvscope.store.db import Store
+
+_MANY_TIMES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,11 @@ class Turns:
         """Those of some of them."""
         all_ = self.waits
         return Observations.of(
-            all_.waited_s[picked], all_.reused[picked], None, all_.cluster[picked]
+            all_.waited_s[picked],
+            all_.reused[picked],
+            None,
+            all_.cluster[picked],
+            all_.resolution_s,
         )
 
 
@@ -50,8 +56,8 @@ class Evidence:
 
     A block that is touched waits, in the category of the request that touched it, until another
     prompt touches it. Blocks are those a cache keeps: full ones of the prompt and of the output.
-    Output that no later turn carries is never reused, and counts as waiting. Runs of requests of
-    one conversation form a cluster.
+    Output that no later turn carries is never reused, and counts as waiting; what only another
+    request's output touches again is left out. Runs of one conversation's requests are a cluster.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class Evidence:
         self.added = added_tokens(self.child, self.parent, input_tokens, history_tokens)
         self._next_s = next_turn_s(parent, self.arrival_s)
         self._roots = parent < 0
+        self.resolution_s = tick_s(self.arrival_s)
 
     @property
     def whole(self) -> Span:
@@ -114,14 +121,19 @@ class Evidence:
         order = np.argsort(category, kind="stable")
         edges = np.searchsorted(category[order], np.arange(len(self.categories) + 1))
         parts = (order[a:b] for a, b in pairwise(edges.tolist()))
-        return [Observations.of(waited[k], hit[k], blocks[k], cluster[k]) for k in parts]
+        tick = self.resolution_s
+        return [Observations.of(waited[k], hit[k], blocks[k], cluster[k], tick) for k in parts]
 
     def turns(self, span: Span) -> Turns:
         """Of each request within `span`, the wait for the turn after it, as seen at its end."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
         some = slice(int(first), int(last))
         waits = turn_waits(
-            self.arrival_s[some], self._next_s[some], span.end_s, self.conversation[some]
+            self.arrival_s[some],
+            self._next_s[some],
+            span.end_s,
+            self.conversation[some],
+            self.resolution_s,
         )
         return Turns(waits, self.category[some], self.turn[some])
 
@@ -135,6 +147,18 @@ class Evidence:
         at_s = self.arrival_s[self.child]
         seen = (at_s >= span.start_s) & (at_s < span.end_s)
         return self.added[seen], self.category[self.parent[seen]]
+
+
+def tick_s(arrival_s: Floats) -> float:
+    """The shortest time that the clock of these arrivals, ascending, tells.
+
+    The smallest distance of two that differ, where many do, as clocks jitter about their ticks;
+    never less than a millisecond.
+    """
+    times = np.unique(arrival_s)
+    if len(times) < _MANY_TIMES:
+        return RESOLUTION_S
+    return max(float(np.diff(times).min()), RESOLUTION_S)
 
 
 def load_evidence(store: Store, trace: Trace) -> Evidence:

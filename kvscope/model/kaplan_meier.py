@@ -37,6 +37,7 @@ class KaplanMeier:
         self.times_s_ = times[some].astype(np.float64)
         self.survival_ = np.cumprod(1.0 - reused[some] / at_risk[some]).astype(np.float64)
         alike = (of.effective if effective is None else effective) / of.total
+        self._blurred = bool(np.any(of.at_once))
         self.horizon_ = int(np.count_nonzero(at_risk[some] * alike >= _AT_RISK))
         return self
 
@@ -71,5 +72,7 @@ class KaplanMeier:
         model = reuse_within(self.times_s_[:counted])
         after = 1.0 - self.survival_[:counted]
         before = np.concatenate(([0.0], after[:-1]))
+        if self._blurred:  # the first step stands for all times up to there
+            before[0] = model[0]
         furthest = np.maximum(np.abs(model - after), np.abs(model - before)).max()
         return float(furthest / self.reached)

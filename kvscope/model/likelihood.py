@@ -18,6 +18,7 @@ from kvscope.model.observations import Floats, Observations
 LEVEL = 0.95
 _LOGIT_BOUND = 15.0  # p within 3e-7 of 0 or 1 is 0 or 1
 _NEWTON_STEPS = 6
+_LEAST = 1e-15  # a probability is at least that, so that it has a logarithm
 _STEP = 1e-4  # of the differences that make second derivatives
 _FLAT = 5.0  # a standard deviation of a free parameter beyond this says that nothing is known
 
@@ -62,10 +63,15 @@ def scores(shape: Shape, of: Observations, free: Floats) -> tuple[Floats, Floats
     """Of one block of each run: its log-likelihood, and the derivatives of that, (1 + K) × N."""
     p = expit(free[0])
     value, slope = np.empty(len(of.weight)), np.empty((len(free), len(of.weight)))
-    hit, waiting = of.reused, ~of.reused
+    hit, waiting, soon = of.reused & ~of.at_once, ~of.reused, of.at_once
     log_f, d_log_f = shape.log_density(of.waited_s[hit], free[1:])
     value[hit] = np.log(p) + log_f
     slope[0, hit], slope[1:, hit] = 1.0 - p, d_log_f
+    if np.any(soon):
+        left, d_left = shape.survival(of.waited_s[soon], free[1:])
+        within = np.maximum(1.0 - left, _LEAST)
+        value[soon] = np.log(p * within)
+        slope[0, soon], slope[1:, soon] = 1.0 - p, -d_left / within
     left, d_left = shape.survival(of.waited_s[waiting], free[1:])
     still = (1.0 - p) + p * left
     value[waiting] = np.log(still)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-RESOLUTION_S = 1e-3  # a shorter wait counts as this: clocks of traces tell no more
+RESOLUTION_S = 1e-3  # what clocks of traces tell at best
+_LEAST_S = 1e-6  # a shorter wait that goes on counts as this
 BIN_WIDTH = 0.01  # relative: waits that lie closer than that may be taken together
 
 
@@ -29,6 +30,7 @@ class Observations:
     reused: NDArray[np.bool_]
     weight: Floats
     cluster: Ints
+    resolution_s: float = RESOLUTION_S
 
     @classmethod
     def of(
@@ -37,9 +39,11 @@ class Observations:
         reused: NDArray[np.bool_],
         weight: NDArray[np.generic] | None = None,
         cluster: NDArray[np.integer] | None = None,
+        resolution_s: float = RESOLUTION_S,
     ) -> Self:
         """Runs in any order and of any weight; each a cluster of its own unless told otherwise."""
-        waited = np.maximum(np.asarray(waited_s, dtype=np.float64), RESOLUTION_S)
+        least_s = np.where(reused, resolution_s, _LEAST_S)
+        waited = np.maximum(np.asarray(waited_s, dtype=np.float64), least_s)
         weights = np.ones(len(waited)) if weight is None else np.asarray(weight, dtype=np.float64)
         some = weights > 0
         named = np.arange(len(waited)) if cluster is None else np.asarray(cluster)
@@ -49,6 +53,7 @@ class Observations:
             np.asarray(reused, dtype=np.bool_)[some],
             weights[some],
             numbered.astype(np.int64),
+            resolution_s,
         )
 
     @cached_property
@@ -85,17 +90,22 @@ class Observations:
         squares = float(by_cluster @ by_cluster)
         return self.total_reused**2 / squares if squares else 0.0
 
+    @cached_property
+    def at_once(self) -> NDArray[np.bool_]:
+        """Runs that were touched again before the clock could tell when."""
+        return self.reused & (self.waited_s <= self.resolution_s * (1 + 1e-9))
+
     def merged(self) -> Observations:
         """The same with waits closer than `BIN_WIDTH` as one, at their mean; without clusters.
 
         A likelihood is smooth over so short a stretch, so what this changes is of the second order:
         about a part in 100,000.
         """
-        place = np.floor(np.log(self.waited_s / RESOLUTION_S) / BIN_WIDTH).astype(np.int64)
-        key = 2 * place + self.reused
+        place = np.floor(np.log(self.waited_s / _LEAST_S) / BIN_WIDTH).astype(np.int64)
+        key = np.where(self.at_once, 1, 2 * (place + 1) + self.reused)
         blocks: Floats = np.bincount(key, self.weight).astype(np.float64)
         seconds = np.bincount(key, self.weight * self.waited_s)
         found = np.flatnonzero(blocks)
         mean_s: Floats = seconds[found] / blocks[found]
         numbered = np.arange(len(found), dtype=np.int64)
-        return Observations(mean_s, found % 2 == 1, blocks[found], numbered)
+        return Observations(mean_s, found % 2 == 1, blocks[found], numbered, self.resolution_s)

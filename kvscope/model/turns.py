@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.model.observations import Floats, Observations
+from kvscope.model.observations import RESOLUTION_S, Floats, Observations
 
 
 def next_turn_s(parent: NDArray[np.integer], arrival_s: Floats) -> Floats:
@@ -21,7 +21,9 @@ def turn_waits(
     next_s: Floats,
     end_s: float,
     cluster: NDArray[np.integer] | None = None,
+    resolution_s: float = RESOLUTION_S,
 ) -> Observations:
     """The wait for the turn after each request, as seen at `end_s`, not included."""
     reused = next_s < end_s
-    return Observations.of(np.where(reused, next_s, end_s) - arrival_s, reused, None, cluster)
+    waited_s = np.where(reused, next_s, end_s) - arrival_s
+    return Observations.of(waited_s, reused, None, cluster, resolution_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvscope import units
 from kvscope.facts import HitDefinition
 
@@ -9,6 +11,15 @@ from kvscope.facts import HitDefinition
 def counted(count: int, thing: str, things: str = "") -> str:
     """So many of a thing, of which there may be one: 1 request, 12,031 requests."""
     return f"{units.format_count(count)} {thing if count == 1 else things or thing + 's'}"
+
+
+def interval_in_words(interval: tuple[float, float] | None, write: Callable[[float], str]) -> str:
+    """From low to high, `?` where the data do not tell."""
+    if interval is None:
+        return "?"
+    low, high = write(interval[0]), write(interval[1])
+    unit = "%" if high.endswith("%") else ""
+    return f"{low.removesuffix(unit)}–{high}" if unit else f"{low} to {high}"
 
 
 def definition_in_words(definition: HitDefinition) -> str:

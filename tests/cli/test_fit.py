@@ -87,7 +87,7 @@ def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", CHATS, "--db", ":memory:"]) == 0
     written = capsys.readouterr()
     first = written.out.split("Models ──")[0]
-    assert "Reuse follows an exponential after text 2, " in first
+    assert "Reuse clearly follows an exponential after text 2, text 4-6." in first
     assert "After text 1: too heavy a tail: use hyperexponential." in first
     assert "From window to window (20.3m)" in first
     assert "Conversations begin at " in first

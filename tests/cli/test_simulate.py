@@ -424,3 +424,16 @@ def test_lengths_cannot_be_replayed(
     )
     assert run(["simulate", str(path), *options]) == 3
     assert "tells lengths only" in capsys.readouterr().err
+
+
+def test_refit_is_for_those_who_fit(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """`--refit` reaches wa and nobody else; what --param says stands."""
+    at = ("--capacity-blocks", "4", "--policies", "lru,wa")
+    usual = simulated(capsys, trace, *options, *at)["results"]
+    assert [one["params"].get("refit_s") for one in usual] == [None, 600]
+    soon = simulated(capsys, trace, *options, *at, "--refit", "2m")["results"]
+    assert [one["params"].get("refit_s") for one in soon] == [None, 120]
+    named = (*at, "--refit", "2m", "--param", "wa.refit_s=1h")
+    assert simulated(capsys, trace, *options, *named)["results"][1]["params"]["refit_s"] == 3_600
+    assert run(["simulate", trace, *options, *at, "--refit", "5s"]) == 2
+    assert "--refit: 5s is outside [1m, " in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_the_whole_trace_by_hand() -> None:
             "chat 2": [(10.0, True, 1.0), (30.0, True, 1.0), (pytest.approx(90.0), False, 2.0)],
             # r2: b1 to r3, b6 waits; r4: b1 and two blocks of output wait for nothing any more
             "search 1": [
-                (0.001, False, 3.0),
+                (1e-6, False, 3.0),
                 (20.0, True, 1.0),
                 (pytest.approx(80.0), False, 1.0),
             ],
@@ -81,7 +81,7 @@ def test_the_future_changes_nothing(data: st.DataObject) -> None:
     Without outputs: which blocks one consists of is known from the next turn alone, so that other
     runs make up the same blocks. Who continues nobody says so, so that no trace leaves it to guess.
     """
-    trace = data.draw(requests(2, most=20, chats=True))
+    trace = data.draw(requests(2, most=20, chats=True, whole=True))
     for one in trace:
         one.output_tokens = 0
         if one.parent_chat_id is None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+from kvscope import units
 from kvscope.ingest.pipeline import ingest
 from kvscope.model.facts import Fit
 from kvscope.model.fit import fit
 from kvscope.paths import data_folder
 from kvscope.show.charts import fit as charts
 from kvscope.show.sections.fit import headline, html_report, sections
+from kvscope.show.words import interval_in_words
 from kvscope.store.db import MEMORY, open_store
 
 
@@ -57,7 +59,7 @@ def test_what_nobody_follows() -> None:
     models = tuple(m for m in found().models if m.category == "text 1")
     of = replace(found(), categories=text_1, models=models, windows=None, conversation=None)
     said = words(of)
-    assert "Reuse follows an exponential after no category." in said
+    assert "Reuse clearly follows an exponential after no category." in said
     assert "too short to tell how stable" in said
     assert "Too few conversations go on to say how they do." in said
     assert "Too few gaps" not in said
@@ -85,3 +87,10 @@ def test_deaths_that_were_not_seen() -> None:
     of = replace(found(), conversation=replace(conversation, death_rate_per_s=0.0))
     assert "were not seen to die" in words(of)
     assert len(sections(of)) == 5
+
+
+def test_intervals_in_words() -> None:
+    """Shares say their unit once, rates each their own, and what is not known is a question."""
+    assert interval_in_words((0.101, 0.25), units.format_share) == "10.1–25.0%"
+    assert interval_in_words((0.5, 2.0), units.format_rate) == "0.5/s to 2/s"
+    assert interval_in_words(None, units.format_share) == "?"
