@@ -168,6 +168,21 @@ _callable.add(lowest_bit)
 overload(lowest_bit)(lambda word: lambda word: trailing_zeros(word))  # noqa: ARG005, PLW0108
 
 
+def copy_columns(old: Any, new: Any) -> None:
+    """Write the columns of `old` into the first of `new`, two dimensions each.
+
+    In kernels a slice that is assigned brings the text of an error with it, which compiles longer
+    than most kernels do.
+    """
+    rows, columns = old.shape
+    for row in range(rows):
+        for column in range(columns):
+            new[row, column] = old[row, column]
+
+
+callable_in_kernels(copy_columns)
+
+
 def once(factory: F) -> F:
     """Make the kernel of the same arguments only once: compiling or loading it takes a while."""
     remembered: F = cache(factory)  # type: ignore[assignment]  # keeps the factory's signature

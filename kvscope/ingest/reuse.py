@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import kernel
+from kvscope.jit import copy_columns, kernel
 from kvscope.prefix import write_path
 
 
@@ -81,7 +81,7 @@ def _trace_reuse(
             if start < full:
                 if count == runs.shape[1]:
                     grown = np.empty((4, 2 * count), dtype=np.int32)
-                    grown[:, :count] = runs
+                    copy_columns(runs, grown)
                     runs = grown
                 runs[0, count] = request
                 runs[1, count] = prev

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
-from kvscope.jit import kernel
+from kvscope.jit import copy_columns, kernel
 from kvscope.prefix import write_path
 from kvscope.store.prompts import Prompts
 
@@ -114,7 +114,7 @@ def _lru_distances(
                     node -= node & -node
                 if count == runs.shape[1]:
                     grown = np.empty((4, 2 * count), dtype=np.int64)
-                    grown[:, :count] = runs
+                    copy_columns(runs, grown)
                     runs = grown
                 runs[0, count] = request
                 runs[1, count] = start

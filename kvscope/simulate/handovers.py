@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel
+from kvscope.jit import callable_in_kernels, copy_columns, kernel
 from kvscope.policies.base import NEVER
 from kvscope.prefix import write_path
 from kvscope.simulate.traffic import Traffic
@@ -126,7 +126,7 @@ def _handovers(
             if before >= 0:
                 if count == found.shape[1]:
                     grown = np.empty((3, 2 * count), dtype=np.int32)
-                    grown[:, :count] = found
+                    copy_columns(found, grown)
                     found = grown
                 found[0, count] = at
                 found[1, count] = before

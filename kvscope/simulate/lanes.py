@@ -54,18 +54,32 @@ def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
     )
 
 
-@once
 def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
     """The kernel that replays a lane policy; `leaf` as in `Policy.leaves`.
+
+    Policies that differ in parameters alone share one.
+    """
+    return _kernel_of(
+        policy.admits, policy.place, policy.score, policy.adapt, policy.adaptive, leaf
+    )
+
+
+@once
+def _kernel_of(
+    admits: Callable[..., bool],
+    place: Callable[..., tuple[int, int, int]],
+    score: Callable[..., float],
+    adapt: Callable[..., None],
+    adaptive: bool,
+    leaf: bool,
+) -> Callable[..., Any]:
+    """The kernel of these functions.
 
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
     the depth where its blocks do, and leaves all lanes while a child hangs from its end.
     """
-    admits = callable_in_kernels(policy.admits)
-    place = callable_in_kernels(policy.place)
-    score = callable_in_kernels(policy.score)
-    adapt = callable_in_kernels(policy.adapt)
-    adaptive = policy.adaptive
+    for function in (admits, place, score, adapt):
+        callable_in_kernels(function)
 
     @callable_in_kernels
     def lane_of(runs: Ints, places: Ints, request: int) -> int:
