@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvscope import units
@@ -10,7 +11,7 @@ from kvscope.kv_size import ModelKv
 from kvscope.policies.base import Policy
 from kvscope.show.simulation import FORESEEING, value_in_words
 from kvscope.simulate.latency import LatencyProfile
-from kvscope.tune.bootstrap import Gain, surely_better
+from kvscope.tune.bootstrap import FEWEST, Gain, surely_better
 from kvscope.tune.facts import Judged, Tuning
 from kvscope.tune.flags import Flags, flags
 from kvscope.tune.space import XI
@@ -91,6 +92,8 @@ def change(gain: Gain) -> str:
 
 def interval(gain: Gain) -> str:
     """The change's interval: -30.2% to -17.9%."""
+    if math.isinf(gain.low):
+        return f"unknown: fewer than {FEWEST} conversations"
     return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
 
 

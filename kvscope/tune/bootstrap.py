@@ -21,6 +21,8 @@ from kvscope.units import format_percentile
 
 DRAWS = 1000
 CONFIDENCE = 0.95
+FEWEST = 10
+"""Conversations that an interval needs: draws of fewer are too much alike to tell anything."""
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -28,7 +30,8 @@ _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 class Gain:
     """By which share (0-1) a figure is less than the baseline's, and its 95 % interval.
 
-    Negative where it is more. 0 where the baseline has nothing to reduce.
+    Negative where it is more. 0 where the baseline has nothing to reduce. The interval is all there
+    is where the conversations are too few to tell.
     """
 
     value: float
@@ -64,7 +67,8 @@ class Bootstrap:
         draws: int = DRAWS,
         seed: int = 0,
     ) -> None:
-        _, self._cluster = np.unique(conversation, return_inverse=True)
+        known, self._cluster = np.unique(conversation, return_inverse=True)
+        self.conversations = len(known)
         self._ranks = np.array(sorted({*_PERCENTILES, target.percentile}))
         self._slo_s, self._draws, self._seed = target.slo_s, draws, seed
         percentiles = [format_percentile(float(rank)) for rank in self._ranks]
@@ -89,6 +93,8 @@ class Bootstrap:
         less = _less(baseline.drawn, candidate.drawn)
         low, high = np.quantile(less, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
         value = _less(baseline.told, candidate.told)
+        if self.conversations < FEWEST:
+            low, high = np.full_like(value, -np.inf), np.full_like(value, np.inf)
         return {
             name: Gain(float(value[at]), float(low[at]), float(high[at]))
             for at, name in enumerate(self._names)
@@ -108,9 +114,13 @@ def surely_better(found: Mapping[str, Gain], target: Target) -> bool:
 
 
 def _less(baseline: NDArray[np.float64], candidate: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(baseline - candidate) / baseline, 0 where there is nothing to be less than."""
-    some = (baseline > 0) & np.isfinite(baseline) & np.isfinite(candidate)
-    return np.where(some, 1 - candidate / np.where(some, baseline, 1.0), 0.0)
+    """(baseline - candidate) / baseline, 0 where there is nothing to be less than.
+
+    An infinite baseline is reduced by all of itself, or by nothing.
+    """
+    some = (baseline > 0) & np.isfinite(baseline)
+    less = np.where(some, 1 - candidate / np.where(some, baseline, 1.0), 0.0)
+    return np.where(np.isinf(baseline) & np.isfinite(candidate), 1.0, less)
 
 
 @kernel

@@ -45,13 +45,17 @@ def least_for_any(
     low: int,
     high: int,
     advance: Advance | None = None,
+    *,
+    also: int | None = None,
 ) -> Trial | None:
     """The trial at the least capacity from which on some of `settings` meets the target.
 
     At every capacity tried from there up to `high` one of them does; a smaller capacity that meets
-    it by chance, below one that does not, does not count. None where `high` does not.
+    it by chance, below one that does not, does not count. None where `high` does not. `also` is a
+    capacity to try if it lies between.
     """
-    grid = sorted({low, *_grid(low, high), high})
+    between = {also} if also is not None and low < also < high else set()
+    grid = sorted({low, *_grid(low, high), *between, high})
     best = _best_at(evaluator, settings, grid, advance)
     found: Trial | None = None
     failing = 0

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
-from kvscope.facts import RunSetting
+from kvscope.facts import Lineage, RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
@@ -75,17 +75,19 @@ def tune(
     question: Question,
     windows: Windows,
     *,
+    lineage: Lineage,
     progress: Progress,
     stop: Event | None = None,
 ) -> Tuning:
     """Answer `question` for a trace. `progress` is told what is done; `stop` ends it with Stopped.
 
-    Raises InputError where the trace is too short to be split, or tells no time for queues.
+    `lineage` is how the trace knows its conversations. Raises InputError where the trace is too
+    short to be split, or tells no time for queues; UsageError for shares that cannot split it.
     """
     parted = split(prompts, question.warmup, question.judged)
     with progress("preparing"):
         early, whole = parts(
-            prompts, parted, replace(setting, slo_s=question.target.slo_s), windows
+            prompts, parted, replace(setting, slo_s=question.target.slo_s), windows, lineage
         )
         capacity, origin = _capacity(early, question)
     tuner = _Tuner(early, whole, question, progress, stop or Event())
@@ -165,7 +167,7 @@ class _Tuner:
             contenders = surest_first(self.choose, self.lru, contenders, advance)
         with self.progress("searching the least capacity") as advance:
             lru = self._least_for_lru(self.choose, advance)
-            best = self._least_for_any(contenders, lru, advance)
+            best = self._least_for_any(contenders, lru, capacity, advance)
         with self.progress("judging") as advance:
             baseline = self.judged(self.lru, capacity)
             judged = tuple(
@@ -193,13 +195,13 @@ class _Tuner:
 
     def recommended(self, made: _Decision) -> Judged:
         """What to run: another policy only if it is surely better and LRU is not good enough."""
-        if made.verdict == "keep-lru" or not made.sure:
-            best, least = made.baseline, made.least_lru
-        else:
-            best, least = made.chosen, made.least_best or made.least_lru
-        if made.verdict != "add-capacity" or least is None:
-            return best
-        return self.judged(least.judged.policy, least.judged.capacity_blocks, made.baseline)
+        surely = made.sure and made.verdict != "keep-lru"
+        if made.verdict == "add-capacity":
+            have = made.baseline.trial.capacity_blocks
+            for least in (made.least_best if surely else None, made.least_lru):
+                if least is not None and (blocks := _more(least, have)):
+                    return self.judged(least.chosen.policy, blocks, made.baseline)
+        return made.chosen if surely else made.baseline
 
     def ceilings(self, baseline: Judged) -> tuple[Judged, ...]:
         """What knowing the future would give at the same capacity."""
@@ -242,7 +244,11 @@ class _Tuner:
         return least_for_lru(evaluator, self.lru, low, high, advance)
 
     def _least_for_any(
-        self, contenders: Sequence[Contender], lru: Trial | None, advance: Advance | None
+        self,
+        contenders: Sequence[Contender],
+        lru: Trial | None,
+        capacity: int,
+        advance: Advance | None,
     ) -> Trial | None:
         """With the settings that did best where the user is, up to what LRU needs."""
         settings = [
@@ -254,7 +260,8 @@ class _Tuner:
         if not settings or not high:
             return lru
         low = self.question.lowest_blocks
-        return least_for_any(self.choose, [self.lru, *settings], low, high, advance)
+        every = [self.lru, *settings]
+        return least_for_any(self.choose, every, low, high, advance, also=capacity)
 
     def _settled(self, least: Trial | None) -> Least | None:
         """How the least capacity does on the judged part."""
@@ -278,9 +285,7 @@ def _scaled(tuner: _Tuner, made: _Decision, times: float) -> Scaled:
     early, whole = (one.workload.with_prefill(times) for one in (tuner.choose, tuner.judge))
     other = _Tuner(early, whole, tuner.question, tuner.progress, tuner.stop)
     chosen = made.chosen.trial.policy
-    variant = next(
-        (one for one in tuner.question.variants if one.policy is type(chosen)), Variant(TLru)
-    )
+    variant = next((one for one in tuner.question.variants if _of(one, chosen)), Variant(TLru))
     with closing(other):
         found = other.decide(made.baseline.trial.capacity_blocks, (variant,))
         best = other.recommended(found)
@@ -293,6 +298,25 @@ def _scaled(tuner: _Tuner, made: _Decision, times: float) -> Scaled:
         capacity_blocks=best.trial.capacity_blocks,
         expected_s=best.trial.target_s,
     )
+
+
+def _of(variant: Variant, policy: Policy) -> bool:
+    """Whether a search of the variant may have come to the policy."""
+    return variant.policy is type(policy) and (
+        variant.given.items() <= policy.values.items() and variant.leaves in {None, policy.evicts}
+    )
+
+
+def _more(least: Least, have: int) -> int | None:
+    """A capacity beyond the present one that keeps the SLO, None where none is known.
+
+    Where the part to choose on was content with less than is there now, and the judged one is not,
+    it is what the judged one needs.
+    """
+    if least.chosen.capacity_blocks > have:
+        return least.chosen.capacity_blocks
+    needed = least.would_need_blocks
+    return needed if needed is not None and needed > have else None
 
 
 def _capacity(early: Workload, question: Question) -> tuple[int, str]:

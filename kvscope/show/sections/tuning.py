@@ -69,13 +69,13 @@ def verdict_in_words(found: Tuned) -> list[str]:
             f" ({_gain(tuning.recommended, found)}), within the SLO of {slo}, at {here}."
         )
         return [switch, *_beside(found)]
+    add = f"Add capacity: {now}, and no policy surely keeps the SLO of {slo} there."
+    if best.capacity_blocks <= tuning.capacity_blocks:
+        return [f"{add} None was found that does, where it was looked for.", *_beside(found)]
     more = found.size(best.capacity_blocks)
     kept = "keeps" if best.meets(target) else "was to keep, but does not,"
-    add = (
-        f"Add capacity: {now}, and no policy surely keeps the SLO of {slo} there."
-        f" {found.called(best.policy)} {kept} it at {more}, with a {goal} of {_s(best)}."
-    )
-    return [add, *_beside(found)]
+    enough = f"{found.called(best.policy)} {kept} it at {more}, with a {goal} of {_s(best)}."
+    return [f"{add} {enough}", *_hindsight(found), *_beside(found)]
 
 
 def _s(trial: Trial) -> str:
@@ -85,6 +85,17 @@ def _s(trial: Trial) -> str:
 def _gain(judged: Judged, found: Tuned) -> str:
     gain = judged.gains[objective_of(found.tuning.target)]
     return f"{change(gain)}, 95% interval {interval(gain)}"
+
+
+def _hindsight(found: Tuned) -> list[str]:
+    """Says so where the capacity is not what the part to choose on asked for."""
+    blocks = found.tuning.recommended.trial.capacity_blocks
+    both = (found.tuning.least_lru, found.tuning.least_best)
+    if any(one is not None and one.chosen.capacity_blocks == blocks for one in both):
+        return []
+    return [
+        "That is what the judged requests need: for those before them less than you have would do."
+    ]
 
 
 def _beside(found: Tuned) -> list[str]:
