@@ -22,8 +22,12 @@ _FIRST_TURNS = (2, 3, 4, 7)  # that the buckets after the first one begin with
 
 def first_requests(prompts: Prompts, seen: int, lineage: Lineage) -> Prompts:
     """The first `seen` requests, as ingest would have had them if they were all there is."""
-    cut = select(prompts, np.arange(seen))
-    full_leaf = np.where(cut.blocks > cut.full_blocks, cut.block_parent[cut.leaf], cut.leaf)
+    leaf = np.where(
+        prompts.blocks > prompts.full_blocks, prompts.block_parent[prompts.leaf], prompts.leaf
+    )
+    known = replace(prompts, carried_leaf=leaf, carried_blocks=prompts.full_blocks)
+    cut = select(known, np.arange(seen))
+    full_leaf = cut.carried_leaf
     parent = cut.parent
     if lineage == "inferred":
         parent = inferred(cut.block_parent, full_leaf, cut.input_tokens, cut.output_tokens)
