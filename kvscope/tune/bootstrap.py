@@ -90,8 +90,9 @@ class Bootstrap:
 
     def gains(self, baseline: Drawn, candidate: Drawn) -> dict[str, Gain]:
         """By how much the candidate's figures are less than the baseline's, by their names."""
-        less = _less(baseline.drawn, candidate.drawn)
-        low, high = np.quantile(less, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+        less = np.sort(_less(baseline.drawn, candidate.drawn), axis=0)
+        ends = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) * len(less)
+        low, high = less[np.ceil(ends - 1e-9).astype(np.int64) - 1]  # nearest rank
         value = _less(baseline.told, candidate.told)
         if self.conversations < FEWEST:
             low, high = np.full_like(value, -np.inf), np.full_like(value, np.inf)
