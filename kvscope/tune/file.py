@@ -37,7 +37,7 @@ from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.latency.file import document_in, lines_of, profile_in, quoted
 from kvscope.tune.facts import Judged, Tuning, Verdict
 from kvscope.tune.flags import Flags
-from kvscope.tune.objective import Measure, Target, View
+from kvscope.tune.objective import Measure, Target, View, times_ms
 
 SCHEMA = 1
 _REMEDY = "`kvscope tune` writes such a file"
@@ -97,8 +97,8 @@ def write_recommendation(
         *lines_of(profile),
         "",
         f"[expected]  # by {found.split.judged_requests} requests that nothing was chosen on",
-        f"lru = {_inline(_figures(found.baseline))}",
-        f"recommended = {_inline(_figures(best))}",
+        f"lru = {_inline(_figures(found.baseline, found.target.view))}",
+        f"recommended = {_inline(_figures(best, found.target.view))}",
         "",
         "[gain]  # share by which a figure is less than with LRU: value, low and high (95 %)",
         *_lines({name: [one.value, one.low, one.high] for name, one in best.gains.items()}),
@@ -144,9 +144,9 @@ def read_recommendation(path: Path) -> Recommendation:
     )
 
 
-def _figures(judged: Judged) -> dict[str, float]:
+def _figures(judged: Judged, view: View) -> dict[str, float]:
     outcome = judged.trial.outcome
-    times = outcome.ttft_ms
+    times = times_ms(outcome, view)
     return {
         "p50_ms": times.p50,
         "p90_ms": times.p90,

@@ -342,7 +342,7 @@ def test_bad_values_are_one_line_with_the_remedy(
     said: tuple[str, ...],
     remedy: str,
 ) -> None:
-    """Exit code 2, one line that names the option or the value and says what to write; nothing is written."""
+    """Exit code 2, a line with the option or the value and what to write; nothing is written."""
     base = () if "--slo" in said else ("--slo", "200ms")
     latency = () if "--latency" in said else options[2:4]
     policies = () if "--policies" in said else options[4:]

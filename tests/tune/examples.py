@@ -124,7 +124,7 @@ def workload(trace: Sequence[Request], warmup: float = 0.0) -> Workload:
 @contextmanager
 def quiet(label: str) -> Iterator[Advance]:
     """Progress that nobody watches."""
-    yield lambda steps: None
+    yield lambda _: None
 
 
 def tuned(
