@@ -91,7 +91,7 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     )
     assert found is not None
     assert int(found[2]) <= 200
-    assert "With it: p50 330ms -> " in words
+    assert re.search(r"With it: p50 330ms -> \d+ms .*hit rate 0.0% -> .*prefills/s 3.03 -> ", words)
     assert (
         f"SGLang: --radix-eviction-policy tlru --tlru-threshold {found[1]}"
         " --tlru-next-prompt-estimate 0 --max-total-tokens 5600" in words

@@ -123,16 +123,16 @@ def _hindsight(found: Tuned) -> list[str]:
 
 
 def _beside(found: Tuned) -> list[str]:
-    """What happens to the median, which often pays for the tail, and to the hits."""
+    """What often pays for the tail: the median, the hits, and so what an engine can take."""
     best = found.tuning.recommended
     if "p50" not in best.gains:
         return []
-    now, then = found.tuning.baseline.trial.outcome, best.trial.outcome
-    before, after = (in_ms(found.times_ms(one).p50) for one in (now, then))
+    both = (found.tuning.baseline.trial, best.trial)
+    before, after = (in_ms(found.times_ms(one.outcome).p50) for one in both)
+    hits, still_hits = (units.format_share(one.outcome.token_hit_rate) for one in both)
     beside = (
-        f"With it: p50 {before} -> {after}"
-        f" ({change(best.gains['p50'])}), hit rate {units.format_share(now.token_hit_rate)} ->"
-        f" {units.format_share(then.token_hit_rate)}."
+        f"With it: p50 {before} -> {after} ({change(best.gains['p50'])}), hit rate {hits} ->"
+        f" {still_hits}, prefills/s {both[0].served_per_s:.3g} -> {both[1].served_per_s:.3g}."
     )
     return [beside]
 
