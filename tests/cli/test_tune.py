@@ -19,7 +19,7 @@ from kvscope.policies.base import Policy
 from kvscope.tune import recommend
 from kvscope.tune.evaluate import Evaluator
 from tests.cli.replayed import write_profile
-from tests.tune.examples import BLOCK, in_turn
+from tests.tune.examples import BLOCK, chats, disturbed, in_turn
 
 Streams = pytest.CaptureFixture[str]
 HERE = ("--capacity-blocks", "350")
@@ -183,6 +183,48 @@ def test_the_document_keeps_its_contract(
     assert not any(one["hindsight"] for one in found["explored"])
     assert [one["hindsight"] for one in found["ceilings"]] == [True, True]
     assert set(found["least_capacity"]) == {"lru", "best"}
+
+
+@pytest.mark.parametrize("told_by_the_trace", [True, False], ids=["given", "inferred"])
+def test_what_is_explored_is_the_same_whatever_judges(
+    tmp_path: Path, options: tuple[str, ...], capsys: Streams, told_by_the_trace: bool
+) -> None:
+    """From file to JSON: other judged requests, the same trials, values, capacities, flags' xi."""
+    trace = chats(7, told=told_by_the_trace)
+    found = []
+    for name, each in (("one", trace), ("other", disturbed(trace, 192, 7))):
+        write = write_trace if told_by_the_trace else write_untold
+        path = str(write(tmp_path / f"{name}.jsonl", each))
+        wanted = ("--policies", "tlru,etlru,wa", "--slo", "200ms", "--block-size", "16")
+        found.append(document(capsys, path, *options[:4], *wanted))
+    one, other = found
+    assert one["trace"]["lineage"] == ("given" if told_by_the_trace else "inferred")
+    assert json.dumps(one["explored"]) == json.dumps(other["explored"])
+    for key in ("capacity_blocks", "capacity_origin"):
+        assert one[key] == other[key]
+    chosen = [[(each["policy"], each["params"]) for each in doc["contenders"]] for doc in found]
+    assert chosen[0] == chosen[1]
+    for key in ("lru", "best"):
+        least = [
+            doc["least_capacity"][key] and doc["least_capacity"][key]["chosen"] for doc in found
+        ]
+        assert least[0] == least[1]
+    assert one["infinite"] != other["infinite"]
+
+
+def write_untold(path: Path, trace: list[Request]) -> Path:
+    """The requests as JSONL in the Mooncake form, which knows no conversations."""
+    rows = [
+        {
+            "timestamp": round((one.arrival_s or 0) * 1e3),
+            "input_length": one.input_tokens,
+            "output_length": one.output_tokens,
+            "hash_ids": one.hash_ids,
+        }
+        for one in trace
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
 
 
 def test_gains_are_there_for_lru_too(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
