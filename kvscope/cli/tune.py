@@ -204,7 +204,13 @@ def _tuning(prompts: Prompts, trace: Trace, setting: RunSetting, question: Quest
     with stop_on_interrupt() as stop:
         try:
             return recommend(
-                prompts, setting, question, round_windows(trace), progress=_steps, stop=stop
+                prompts,
+                setting,
+                question,
+                round_windows(trace),
+                lineage=trace.lineage,
+                progress=_steps,
+                stop=stop,
             )
         except Stopped as error:
             note(f"{error}; nothing was written")

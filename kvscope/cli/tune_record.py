@@ -7,6 +7,7 @@ from typing import Any
 
 from kvscope.cli.run_records import setting_record
 from kvscope.show.tuning import Tuned
+from kvscope.tune.bootstrap import Gain
 from kvscope.tune.facts import Judged, Least
 from kvscope.tune.objective import Trial
 
@@ -41,7 +42,7 @@ def tune_record(found: Tuned) -> dict[str, Any]:
             **_size(found, best.trial.capacity_blocks),
             "baseline": _figures(found, tuning.baseline.trial),
             "expected": _figures(found, best.trial),
-            "gain": best.gains,
+            "gain": best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             "flags": asdict(found.flags),
             "next_best_for_sglang": _next_best(found),
         },
@@ -103,7 +104,7 @@ def _figures(found: Tuned, trial: Trial) -> dict[str, Any]:
 
 
 def _judged(found: Tuned, judged: Judged) -> dict[str, Any]:
-    return _figures(found, judged.trial) | {"gain": judged.gains}
+    return _figures(found, judged.trial) | {"keeps_share": judged.keeps, "gain": judged.gains}
 
 
 def _least(found: Tuned, least: Least | None) -> dict[str, Any] | None:

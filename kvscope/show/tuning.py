@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kvscope import units
-from kvscope.facts import Trace
+from kvscope.facts import Outcome, Percentiles, Trace
 from kvscope.kv_size import ModelKv
 from kvscope.policies.base import Policy
 from kvscope.show.simulation import FORESEEING, value_in_words
 from kvscope.simulate.latency import LatencyProfile
-from kvscope.tune.bootstrap import Gain, surely_better
+from kvscope.tune.bootstrap import FEWEST, Gain, surely_better
 from kvscope.tune.facts import Judged, Tuning
 from kvscope.tune.flags import Flags, flags
-from kvscope.tune.objective import Trial
+from kvscope.tune.objective import Trial, times_ms
 from kvscope.tune.space import XI
 
 
@@ -71,10 +72,18 @@ class Tuned:
         return None
 
     @property
+    def ttft(self) -> str:
+        """What the target calls TTFT: as on an idle engine, or queued."""
+        return "TTFT" if self.tuning.target.view == "unloaded" else "queued TTFT"
+
+    @property
     def target_name(self) -> str:
         """The latency that decides: p95 TTFT."""
-        view = "" if self.tuning.target.view == "unloaded" else "queued "
-        return f"{units.format_percentile(self.tuning.target.percentile)} {view}TTFT"
+        return f"{units.format_percentile(self.tuning.target.percentile)} {self.ttft}"
+
+    def times_ms(self, outcome: Outcome) -> Percentiles:
+        """The percentiles of TTFT in the target's view."""
+        return times_ms(outcome, self.tuning.target.view)
 
     def called(self, policy: Policy) -> str:
         """A policy with those of its parameters that neither come with it nor from the trace."""
@@ -96,6 +105,8 @@ def change(gain: Gain) -> str:
 
 def interval(gain: Gain) -> str:
     """The change's interval: -30.2% to -17.9%."""
+    if math.isinf(gain.low):
+        return f"unknown: fewer than {FEWEST} conversations"
     return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
 
 

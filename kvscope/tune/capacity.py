@@ -46,14 +46,18 @@ def least_for_any(
     low: int,
     high: int,
     advance: Advance | None = None,
+    *,
+    also: int | None = None,
 ) -> Trial | None:
     """The trial at the least capacity from which on some of `settings` meets the target.
 
     At every capacity tried from there up to `high` one of them does; a smaller capacity that meets
-    it by chance, below one that does not, does not count. None where `high` does not.
+    it by chance, below one that does not, does not count. None where `high` does not. `also` is a
+    capacity to try if it lies between.
     """
+    between = {also} if also is not None and low < also < high else set()
+    points = sorted({low, *_grid(low, high), *between, high})
     failing, found = 0, None
-    points = sorted({low, *_grid(low, high), high})
     while points:
         for trials in reversed(_at_each(evaluator, settings, points, advance)):
             if not trials[0].meets(evaluator.target):

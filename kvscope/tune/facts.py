@@ -24,13 +24,15 @@ class Judged:
     """One policy at one capacity on the judged part, its parameters chosen before.
 
     `gains` are over LRU at the capacity that the user has, by the names of kvscope.tune.bootstrap;
-    empty for LRU there; `drawn` is what they are computed from. `ttft_s` are the latencies of the
-    judged requests in order of arrival, in the target's view.
+    empty for LRU there; `drawn` is what they are computed from, `keeps` the share (0-1) of its
+    draws in which the target is met. `ttft_s` are the latencies of the judged requests in order of
+    arrival, in the target's view.
     """
 
     trial: Trial
     gains: Mapping[str, Gain]
     drawn: Drawn
+    keeps: float
     ttft_s: NDArray[np.float64]
     categories: tuple[CategoryOutcome, ...]
 

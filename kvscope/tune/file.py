@@ -21,10 +21,13 @@ tokens = 184432
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvscope import __version__
 from kvscope.errors import InputError, UsageError
@@ -32,12 +35,13 @@ from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.latency.file import document_in, lines_of, profile_in, quoted
-from kvscope.tune.facts import Judged, Tuning
+from kvscope.tune.facts import Judged, Tuning, Verdict
 from kvscope.tune.flags import Flags
-from kvscope.tune.objective import Target
+from kvscope.tune.objective import Measure, Target, View, times_ms
 
 SCHEMA = 1
 _REMEDY = "`kvscope tune` writes such a file"
+_LARGEST = 2**53  # tokens: what replays can count
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Recommendation:
     """What a recommendation file says is to be run, and for which target."""
 
     trace: str
-    verdict: str
+    verdict: Verdict
     policy: Policy
     capacity_tokens: int
     target: Target
@@ -72,9 +76,9 @@ def write_recommendation(
         f"verdict = {quoted(found.verdict)}  # switch, keep-lru, add-capacity or unreachable",
         "",
         "[target]  # at least this share of the requests within the SLO",
+        f"slo_ms = {Decimal(repr(float(found.target.slo_s))) * 1_000}",
         *_lines(
             {
-                "slo_ms": found.target.slo_s * 1e3,
                 "percentile": found.target.percentile,
                 "measure": found.target.measure,
                 "view": found.target.view,
@@ -93,8 +97,8 @@ def write_recommendation(
         *lines_of(profile),
         "",
         f"[expected]  # by {found.split.judged_requests} requests that nothing was chosen on",
-        f"lru = {_inline(_figures(found.baseline))}",
-        f"recommended = {_inline(_figures(best))}",
+        f"lru = {_inline(_figures(found.baseline, found.target.view))}",
+        f"recommended = {_inline(_figures(best, found.target.view))}",
         "",
         "[gain]  # share by which a figure is less than with LRU: value, low and high (95 %)",
         *_lines({name: [one.value, one.low, one.high] for name, one in best.gains.items()}),
@@ -125,27 +129,24 @@ def read_recommendation(path: Path) -> Recommendation:
         )
     target, policy = (_table(path, document, name) for name in ("target", "policy"))
     latency = _table(path, document, "latency")
-    try:
-        kind = by_name(str(policy.get("name")))
-        bound = kind(_params(path, policy.get("params")), policy.get("leaves"))
-    except UsageError as error:
-        raise InputError(error.what, where=f"{path}: policy", remedy=error.remedy) from error
     tokens = _table(path, document, "capacity").get("tokens")
-    if not isinstance(tokens, int) or tokens < 0:
-        raise InputError(f"{tokens!r} is no capacity", where=f"{path}: capacity.tokens")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= _LARGEST:
+        raise InputError(
+            f"{tokens!r} is no capacity", where=f"{path}: capacity.tokens", remedy=_REMEDY
+        )
     return Recommendation(
         trace=str(document.get("trace", "")),
-        verdict=str(document.get("verdict", "")),
-        policy=bound,
+        verdict=_one_of(f"{path}: verdict", document.get("verdict"), get_args(Verdict)),
+        policy=_policy(path, policy),
         capacity_tokens=tokens,
         target=_target(path, target),
         profile=profile_in(latency, f"{path}: latency"),
     )
 
 
-def _figures(judged: Judged) -> dict[str, float]:
+def _figures(judged: Judged, view: View) -> dict[str, float]:
     outcome = judged.trial.outcome
-    times = outcome.ttft_ms
+    times = times_ms(outcome, view)
     return {
         "p50_ms": times.p50,
         "p90_ms": times.p90,
@@ -168,7 +169,8 @@ def _value(value: str | float | Sequence[float]) -> str:
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, int | float):
-        return repr(value)  # floats: inf and nan are TOML too
+        # inf and nan are TOML too; what numpy calls a float has a name that is not
+        return repr(value) if isinstance(value, int) else repr(float(value))
     return "[" + ", ".join(_value(float(one)) for one in value) + "]"
 
 
@@ -179,6 +181,24 @@ def _table(path: Path, document: Mapping[str, Any], name: str) -> Mapping[str, A
     return table
 
 
+def _policy(path: Path, table: Mapping[str, Any]) -> Policy:
+    try:
+        kind = by_name(str(table.get("name")))
+    except UsageError as error:
+        raise InputError(error.what, where=f"{path}: policy.name", remedy=error.remedy) from error
+    if kind.hindsight:
+        raise InputError(
+            f"{kind.name} knows the future, and cannot be run",
+            where=f"{path}: policy.name",
+            remedy=_REMEDY,
+        )
+    try:
+        return kind(_params(path, table.get("params")), table.get("leaves"))
+    except UsageError as error:
+        where = f"{path}: policy: {error.where}"
+        raise InputError(error.what, where=where, remedy=error.remedy) from error
+
+
 def _params(path: Path, table: object) -> dict[str, float]:
     if not isinstance(table, dict):
         raise InputError("missing", where=f"{path}: policy.params", remedy=_REMEDY)
@@ -186,19 +206,43 @@ def _params(path: Path, table: object) -> dict[str, float]:
 
 
 def _target(path: Path, table: Mapping[str, Any]) -> Target:
-    measure, view = table.get("measure", "percentile"), table.get("view", "unloaded")
-    if measure not in {"percentile", "violations"} or view not in {"unloaded", "queued"}:
-        raise InputError(f"{measure!r}, {view!r}", where=f"{path}: target", remedy=_REMEDY)
+    slo_ms = _number(f"{path}: target.slo_ms", table.get("slo_ms"))
+    percentile = _number(f"{path}: target.percentile", table.get("percentile"))
+    if not 0 < slo_ms < math.inf:
+        raise InputError(
+            f"{slo_ms:g} is no time to keep",
+            where=f"{path}: target.slo_ms",
+            remedy="write milliseconds, such as 200",
+        )
+    if not 0 < percentile < 1:
+        raise InputError(
+            f"{percentile:g} is not between 0 and 1",
+            where=f"{path}: target.percentile",
+            remedy="write 0.95 for p95",
+        )
     return Target(
-        slo_s=_number(f"{path}: target.slo_ms", table.get("slo_ms")) / 1e3,
-        percentile=_number(f"{path}: target.percentile", table.get("percentile")),
-        measure=measure,
-        view=view,
+        slo_s=float(Decimal(table["slo_ms"]) / 1_000),
+        percentile=percentile,
+        measure=_one_of(
+            f"{path}: target.measure", table.get("measure", "percentile"), get_args(Measure)
+        ),
+        view=_one_of(f"{path}: target.view", table.get("view", "unloaded"), get_args(View)),
     )
 
 
+def _one_of(where: str, value: object, known: Sequence[str]) -> Any:
+    if value not in known:
+        raise InputError(
+            f"{value!r} is not known", where=where, remedy="write one of " + ", ".join(known)
+        )
+    return value
+
+
 def _number(where: str, value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]  # what is no number raises
-    except (TypeError, ValueError):
-        raise InputError(f"{value!r} is not a number", where=where, remedy=_REMEDY) from None
+    number = math.nan
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+    if math.isnan(number):
+        raise InputError(f"{value!r} is not a number", where=where, remedy=_REMEDY)
+    return number

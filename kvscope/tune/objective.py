@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.errors import InputError
-from kvscope.facts import Outcome
+from kvscope.facts import Outcome, Percentiles
 from kvscope.policies.base import Policy
 from kvscope.simulate.summary import Served, summarize
 
@@ -57,6 +57,12 @@ class Trial:
         """What to order trials by, the best first: the measure, then TEL, then the hits."""
         first = self.target_s if target.measure == "percentile" else self.violation_share
         return first, self.tel_s, -self.outcome.token_hit_rate
+
+
+def times_ms(outcome: Outcome, view: View) -> Percentiles:
+    """Percentiles of TTFT in a view, of the requests that got a token."""
+    queued = outcome.queued_ttft_ms if view == "queued" else None
+    return queued or outcome.ttft_ms
 
 
 def ttft_s(served: Served, target: Target) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
-from kvscope.facts import RunSetting
+from kvscope.facts import Lineage, RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
@@ -36,7 +36,7 @@ from kvscope.tune.capacity import least_for_any, least_for_lru
 from kvscope.tune.evaluate import Advance, Evaluator, PolicyAt
 from kvscope.tune.facts import Judged, Least, Scaled, Tuning, Verdict
 from kvscope.tune.objective import Target, Trial, tried, ttft_s
-from kvscope.tune.prefer import surest_first
+from kvscope.tune.prefer import preferred
 from kvscope.tune.search import Contender, hints_from, search
 from kvscope.tune.split import parts, split
 from kvscope.tune.verdict import decide
@@ -75,17 +75,19 @@ def tune(
     question: Question,
     windows: Windows,
     *,
+    lineage: Lineage,
     progress: Progress,
     stop: Event | None = None,
 ) -> Tuning:
     """Answer `question` for a trace. `progress` is told what is done; `stop` ends it with Stopped.
 
-    Raises InputError where the trace is too short to be split, or tells no time for queues.
+    `lineage` is how the trace knows its conversations. Raises InputError where the trace is too
+    short to be split, or tells no time for queues; UsageError for shares that cannot split it.
     """
-    parted = split(prompts, question.warmup, question.judged)
+    parted = split(prompts, question.warmup, question.judged, question.target.percentile)
     with progress("preparing"):
         early, whole = parts(
-            prompts, parted, replace(setting, slo_s=question.target.slo_s), windows
+            prompts, parted, replace(setting, slo_s=question.target.slo_s), windows, lineage
         )
         capacity, origin = _capacity(early, question)
     tuner = _Tuner(early, whole, question, progress, stop or Event())
@@ -162,10 +164,10 @@ class _Tuner:
         ) as (advance):
             hints = hints_from(self.choose, self.lru, capacity)
             contenders = search(self.choose, variants, self.found, hints, capacity, advance)
-            contenders = surest_first(self.choose, self.lru, contenders, advance)
+            contenders = preferred(self.choose, self.lru, contenders, advance)
         with self.progress("searching the least capacity") as advance:
             lru = self._least_for_lru(self.choose, advance)
-            best = self._least_for_any(contenders, lru, advance)
+            best = self._least_for_any(contenders, lru, capacity, advance)
         with self.progress("judging") as advance:
             baseline = self.judged(self.lru, capacity)
             *judged, infinite = self._all_judged(
@@ -197,20 +199,22 @@ class _Tuner:
 
     def recommended(self, made: _Decision) -> Judged:
         """What to run: another policy only if it is surely better and LRU is not good enough."""
-        if made.verdict == "add-capacity" and made.least_lru is not None:
-            least = made.least_lru
-            if made.least_best is not None and self._beats_lru(made.least_best):
-                least = made.least_best
-            return self.judged(least.judged.policy, least.judged.capacity_blocks, made.baseline)
-        return made.chosen if made.sure and made.verdict != "keep-lru" else made.baseline
+        surely = made.sure and made.verdict != "keep-lru"
+        if made.verdict != "add-capacity":
+            return made.chosen if surely else made.baseline
+        have = made.baseline.trial.capacity_blocks
+        for least in (made.least_best, made.least_lru):
+            if least is None or (blocks := _more(least, have)) is None:
+                continue
+            found = self.judged(least.chosen.policy, blocks, made.baseline)
+            if least is made.least_lru or self._beats_lru(found):
+                return found
+        return made.chosen if surely else made.baseline
 
-    def _beats_lru(self, least: Least) -> bool:
-        """Whether a policy keeps the SLO at its least capacity, surely better than LRU there."""
-        policy, at = least.judged.policy, least.judged.capacity_blocks
-        if policy.name == self.lru.name or not least.judged.meets(self.target):
-            return False
-        there = self.judged(self.lru, at)
-        return surely_better(self.judged(policy, at, there).gains, self.target)
+    def _beats_lru(self, found: Judged) -> bool:
+        """Whether a policy is surely better than LRU at its own capacity."""
+        there = self.judged(self.lru, found.trial.capacity_blocks)
+        return self.bootstrap.surely_less(there.drawn, found.drawn)
 
     def ceilings(self, baseline: Judged) -> tuple[Judged, ...]:
         """What knowing the future would give at the same capacity."""
@@ -236,6 +240,7 @@ class _Tuner:
             trial=trial,
             gains=self.bootstrap.gains(baseline.drawn, drawn) if baseline else {},
             drawn=drawn,
+            keeps=self.bootstrap.keeps(drawn),
             ttft_s=times,
             categories=by_category(served, self.target.slo_s),
         )
@@ -245,7 +250,11 @@ class _Tuner:
         return least_for_lru(evaluator, self.lru, low, high, advance)
 
     def _least_for_any(
-        self, contenders: Sequence[Contender], lru: Trial | None, advance: Advance | None
+        self,
+        contenders: Sequence[Contender],
+        lru: Trial | None,
+        capacity: int,
+        advance: Advance | None,
     ) -> Trial | None:
         """With the settings that did best where the user is, up to what LRU needs."""
         settings = [
@@ -257,7 +266,8 @@ class _Tuner:
         if not settings or not high:
             return lru
         low = self.question.lowest_blocks
-        return least_for_any(self.choose, [self.lru, *settings], low, high, advance)
+        every = [self.lru, *settings]
+        return least_for_any(self.choose, every, low, high, advance, also=capacity)
 
     def _settled(self, least: Trial | None) -> Least | None:
         """How the least capacity does on the judged part."""
@@ -281,9 +291,7 @@ def _scaled(tuner: _Tuner, made: _Decision, times: float) -> Scaled:
     early, whole = (one.workload.with_prefill(times) for one in (tuner.choose, tuner.judge))
     other = _Tuner(early, whole, tuner.question, tuner.progress, tuner.stop)
     chosen = made.chosen.trial.policy
-    variant = next(
-        (one for one in tuner.question.variants if one.policy is type(chosen)), Variant(TLru)
-    )
+    variant = next((one for one in tuner.question.variants if _of(one, chosen)), Variant(TLru))
     with closing(other):
         found = other.decide(made.baseline.trial.capacity_blocks, (variant,))
         best = other.recommended(found)
@@ -296,6 +304,22 @@ def _scaled(tuner: _Tuner, made: _Decision, times: float) -> Scaled:
         capacity_blocks=best.trial.capacity_blocks,
         expected_s=best.trial.target_s,
     )
+
+
+def _of(variant: Variant, policy: Policy) -> bool:
+    """Whether a search of the variant may have come to the policy."""
+    return variant.policy is type(policy) and (
+        variant.given.items() <= policy.values.items() and variant.leaves in {None, policy.evicts}
+    )
+
+
+def _more(least: Least, have: int) -> int | None:
+    """A capacity beyond the present one that keeps the SLO in both parts, None if none is known.
+
+    That the judged part is looked at here favours no policy: it is what traffic turned out to need.
+    """
+    needed = least.would_need_blocks or least.chosen.capacity_blocks
+    return needed if needed > have else None
 
 
 def _capacity(early: Workload, question: Question) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from kvscope.show.charts.policies import policy_line
 from kvscope.show.simulation import BASELINE
 from kvscope.show.tuning import Tuned
 from kvscope.tune.facts import Judged
-from kvscope.tune.objective import Trial
+from kvscope.tune.objective import Trial, View, times_ms
 from kvscope.tune.space import XI
 
 _POINTS = 400
@@ -20,7 +20,7 @@ _POINTS = 400
 def distributions(found: Tuned) -> go.Figure:
     """The share of requests with a TTFT up to each value: LRU, what is recommended, the ceiling."""
     tuning = found.tuning
-    chart = style.figure("TTFT of the judged requests", "TTFT (ms)", "share of requests")
+    chart = style.figure(f"{found.ttft} of the judged requests", "TTFT (ms)", "share of requests")
     shown: list[tuple[str, Judged]] = [(f"{BASELINE}, now", tuning.baseline)]
     if tuning.chosen is not tuning.baseline:
         shown.append((found.called(tuning.chosen.trial.policy), tuning.chosen))
@@ -50,21 +50,21 @@ def trade_off(found: Tuned) -> go.Figure:
     """What the tail gains and the median pays: every setting that was tried, as a point."""
     tuning = found.tuning
     title = "Median against tail, in the part to choose on"
-    chart = style.figure(title, "p50 TTFT (ms)", f"{found.target_name} (ms)")
+    chart = style.figure(title, f"p50 {found.ttft} (ms)", f"{found.target_name} (ms)")
     here = [one for one in tuning.explored if one.capacity_blocks == tuning.capacity_blocks]
     for name in dict.fromkeys(one.policy.name for one in here):
         likes = [one for one in here if one.policy.name == name]
         chart.add_scatter(
-            x=[one.outcome.ttft_ms.p50 for one in likes],
+            x=[found.times_ms(one.outcome).p50 for one in likes],
             y=[one.target_s * 1e3 for one in likes],
             text=[style.label(found.called(one.policy)) for one in likes],
             name=name,
             mode="markers",
             marker={"color": policy_line(name)["color"], "size": 8},
         )
-    front = pareto(here)
+    front = pareto(here, tuning.target.view)
     chart.add_scatter(
-        x=[one.outcome.ttft_ms.p50 for one in front],
+        x=[found.times_ms(one.outcome).p50 for one in front],
         y=[one.target_s * 1e3 for one in front],
         name="Pareto front",
         mode="lines",
@@ -122,10 +122,10 @@ def capacities(found: Tuned) -> go.Figure:
     return chart
 
 
-def pareto(trials: list[Trial]) -> list[Trial]:
+def pareto(trials: list[Trial], view: View) -> list[Trial]:
     """The trials that no other beats both in the median and at the target's percentile."""
     front: list[Trial] = []
-    for one in sorted(trials, key=lambda trial: (trial.outcome.ttft_ms.p50, trial.target_s)):
+    for one in sorted(trials, key=lambda one: (times_ms(one.outcome, view).p50, one.target_s)):
         if not front or one.target_s < front[-1].target_s:
             front.append(one)
     return front

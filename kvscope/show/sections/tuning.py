@@ -17,7 +17,7 @@ from kvscope.tune.bootstrap import objective_of
 from kvscope.tune.facts import Judged, Least, Scaled
 from kvscope.tune.objective import Trial
 
-_FIGURES = ("TTFT p50", "p90", "p95", "p99", "TEL", "over SLO", "hit rate", "prefills/s")
+_FIGURES = ("p50", "p90", "p95", "p99", "TEL", "over SLO", "hit rate", "prefills/s")
 _STAR = "* knows the future: a ceiling, not a choice"
 
 
@@ -35,9 +35,9 @@ def html_report(found: Tuned) -> str:
     return html.page(title, trace_in_words(found.trace), sections(found, explain=True))
 
 
-def figures_of(trial: Trial) -> tuple[str, ...]:
-    """The figures of a trial in the order of the columns."""
-    times = trial.outcome.ttft_ms
+def figures_of(found: Tuned, trial: Trial) -> tuple[str, ...]:
+    """The figures of a trial in the order of the columns, in the target's view."""
+    times = found.times_ms(trial.outcome)
     return (
         *(in_ms(one) for one in (times.p50, times.p90, times.p95, times.p99)),
         in_s(trial.tel_s * 1e3),
@@ -65,38 +65,77 @@ def verdict_in_words(found: Tuned) -> list[str]:
         return [lever, *_still(found), "The levers left are faster prefill and shorter prompts."]
     if tuning.verdict == "switch":
         switch = (
-            f"Switch to {found.called(best.policy)}: {goal} {_s(lru)} -> {_s(best)}"
-            f" ({_gain(tuning.recommended, found)}), within the SLO of {slo}, at {here}."
+            f"Switch to {found.called(best.policy)}: {_moves(tuning.recommended, found)}, within"
+            f" the SLO of {slo} {_how_often(tuning.recommended)}, at {here}."
         )
         return [switch, *_beside(found)]
+    add = f"Add capacity: {now}, and no policy surely keeps the SLO of {slo} there."
+    if best.capacity_blocks <= tuning.capacity_blocks:
+        return [f"{add} None was found that does, where it was looked for.", *_beside(found)]
     more = found.size(best.capacity_blocks)
-    kept = "keeps" if best.meets(target) else "was to keep, but does not,"
-    add = (
-        f"Add capacity: {now}, and no policy surely keeps the SLO of {slo} there."
-        f" {found.called(best.policy)} {kept} it at {more}, with a {goal} of {_s(best)}."
-    )
-    return [add, *_beside(found)]
+    name = found.called(best.policy)
+    if best.meets(target):
+        enough = f"{name} keeps it at {more}, with a {goal} of {_s(best)}."
+    else:
+        enough = (
+            f"{name} keeps it at {more} in the part to choose on, but not in the judged one: its"
+            f" {goal} there is {_s(best)}.{_needed(found)}"
+        )
+    return [f"{add} {enough}", *_hindsight(found), *_beside(found)]
+
+
+def _how_often(judged: Judged) -> str:
+    return f"(in {judged.keeps:.0%} of the draws)"
 
 
 def _s(trial: Trial) -> str:
     return units.format_duration(trial.target_s)
 
 
-def _gain(judged: Judged, found: Tuned) -> str:
-    gain = judged.gains[objective_of(found.tuning.target)]
-    return f"{change(gain)}, 95% interval {interval(gain)}"
+def _moves(judged: Judged, found: Tuned) -> str:
+    """What the target measures, from LRU to another policy, with the interval of the change."""
+    target, now, then = found.tuning.target, found.tuning.baseline.trial, judged.trial
+    gain = judged.gains[objective_of(target)]
+    told = f"({change(gain)}, 95% interval {interval(gain)})"
+    moves = f"{found.target_name} {_s(now)} -> {_s(then)}"
+    if target.measure == "percentile":
+        return f"{moves} {told}"
+    before, after = (units.format_share(one.violation_share) for one in (now, then))
+    return f"{before} -> {after} of the requests over the SLO {told}, {moves}"
+
+
+def _needed(found: Tuned) -> str:
+    """What the judged part would have needed with the policy that is recommended."""
+    best = found.tuning.recommended.trial
+    for least in (found.tuning.least_best, found.tuning.least_lru):
+        if least is None or least.chosen.capacity_blocks != best.capacity_blocks:
+            continue
+        if least.would_need_blocks is not None:
+            return f" The judged requests would need {found.size(least.would_need_blocks)}."
+    return ""
+
+
+def _hindsight(found: Tuned) -> list[str]:
+    """Says so where the capacity is not what the part to choose on asked for."""
+    best = found.tuning.recommended.trial
+    for least in (found.tuning.least_best, found.tuning.least_lru):
+        if least is not None and least.would_need_blocks == best.capacity_blocks:
+            early = found.size(least.chosen.capacity_blocks)
+            return [f"That is what the judged requests need: those before them needed {early}."]
+    return []
 
 
 def _beside(found: Tuned) -> list[str]:
-    """What happens to the median, which often pays for the tail, and to the hits."""
+    """What often pays for the tail: the median, the hits, and so what an engine can take."""
     best = found.tuning.recommended
     if "p50" not in best.gains:
         return []
-    now, then = found.tuning.baseline.trial.outcome, best.trial.outcome
+    both = (found.tuning.baseline.trial, best.trial)
+    before, after = (in_ms(found.times_ms(one.outcome).p50) for one in both)
+    hits, still_hits = (units.format_share(one.outcome.token_hit_rate) for one in both)
     beside = (
-        f"With it: p50 {in_ms(now.ttft_ms.p50)} -> {in_ms(then.ttft_ms.p50)}"
-        f" ({change(best.gains['p50'])}), hit rate {units.format_share(now.token_hit_rate)} ->"
-        f" {units.format_share(then.token_hit_rate)}."
+        f"With it: p50 {before} -> {after} ({change(best.gains['p50'])}), hit rate {hits} ->"
+        f" {still_hits}, prefills/s {both[0].served_per_s:.3g} -> {both[1].served_per_s:.3g}."
     )
     return [beside]
 
@@ -107,7 +146,7 @@ def _still(found: Tuned) -> list[str]:
     if best.trial.policy.name == "lru":
         return []
     told = found.called(best.trial.policy)
-    return [f"{told} brings it to {_s(best.trial)} ({_gain(best, found)}).", *_beside(found)]
+    return [f"{told} is worth something all the same: {_moves(best, found)}.", *_beside(found)]
 
 
 def _shrink(found: Tuned) -> list[str]:
@@ -138,12 +177,17 @@ def _judged(found: Tuned) -> Section:
     from kvscope.show.charts import tuning as charts
 
     tuning = found.tuning
-    rows = [("lru", *figures_of(tuning.baseline.trial))]
-    rows += [(found.called(one.trial.policy), *figures_of(one.trial)) for one in tuning.contenders]
-    rows.append(("infinite cache", *figures_of(tuning.infinite.trial)))
-    rows += [(found.called(one.trial.policy), *figures_of(one.trial)) for one in tuning.ceilings]
+    rows = [("lru", *figures_of(found, tuning.baseline.trial))]
+    rows += [
+        (found.called(one.trial.policy), *figures_of(found, one.trial)) for one in tuning.contenders
+    ]
+    rows.append(("infinite cache", *figures_of(found, tuning.infinite.trial)))
+    rows += [
+        (found.called(one.trial.policy), *figures_of(found, one.trial)) for one in tuning.ceilings
+    ]
     at = f"At {found.size(tuning.capacity_blocks)}, by the judged requests"
-    table = Table(at, ("policy", *_FIGURES), tuple(rows), f"{_STAR}; over SLO and TEL as targeted")
+    median, *others = _FIGURES
+    table = Table(at, ("policy", f"{found.ttft} {median}", *others), tuple(rows), _STAR)
     charted = (partial(charts.distributions, found), partial(charts.trade_off, found))
     return Section("Policies", tables=(table, _gains(found)), figures=charted)
 

@@ -73,7 +73,7 @@ def _rejected(found: Tuned) -> list[Section]:
             units.format_duration(one.target_s),
             units.format_share(one.violation_share),
             f"{one.tel_s:,.1f}s",
-            in_ms(one.outcome.ttft_ms.p50),
+            in_ms(found.times_ms(one.outcome).p50),
             units.format_share(one.outcome.token_hit_rate),
         )
         for one in here
@@ -92,10 +92,10 @@ def _who_pays(found: Tuned) -> list[Section]:
         (
             one.category,
             units.format_count(one.outcome.requests),
-            in_ms(one.outcome.ttft_ms.p50),
-            in_ms(then[one.category].ttft_ms.p50),
-            in_ms(one.outcome.ttft_ms.p95),
-            in_ms(then[one.category].ttft_ms.p95),
+            in_ms(found.times_ms(one.outcome).p50),
+            in_ms(found.times_ms(then[one.category]).p50),
+            in_ms(found.times_ms(one.outcome).p95),
+            in_ms(found.times_ms(then[one.category]).p95),
         )
         for one in tuning.baseline.categories
     )

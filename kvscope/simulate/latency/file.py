@@ -101,7 +101,7 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
         raise InputError(
             error.strerror or str(error), where=str(path), remedy="name another file"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:  # numbers and nesting, too
         raise InputError(f"not a TOML file: {error}", where=str(path), remedy=remedy) from error
 
 

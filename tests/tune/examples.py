@@ -1,0 +1,160 @@
+"""Traffic of which it is known what tuning has to find, and the short way to a `Tuning`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Event
+
+import numpy as np
+
+from kvscope.characterize.windows import Windows
+from kvscope.facts import Lineage
+from kvscope.ingest.base import Request
+from kvscope.policies.registry import by_name
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.latency import LatencyProfile
+from kvscope.simulate.variants import Variant
+from kvscope.simulate.workload import Workload, setting_of
+from kvscope.store.prompts import Prompts
+from kvscope.synth.base import Record
+from kvscope.tune.evaluate import Advance
+from kvscope.tune.facts import Tuning
+from kvscope.tune.objective import Target
+from kvscope.tune.recommend import Question, tune
+from tests import small_traces
+
+BLOCK = 16
+PROFILE = LatencyProfile("by hand", "10 ms and 1 ms a token", 0.010, 0.001)
+SETTING = setting_of(standard(), PROFILE)
+WINDOWS = Windows(1.0, 1)
+TLRU = (Variant(by_name("tlru")),)
+
+
+def in_turn(conversations: int = 20, rounds: int = 20, blocks: int = 20) -> list[Request]:
+    """Conversations that all come back once a round, each with the prompt it had before.
+
+    LRU loses each just before it returns, as long as one of them does not fit.
+    """
+    trace: list[Request] = []
+    for at in range(conversations * rounds):
+        who = at % conversations
+        trace.append(
+            Request(
+                input_tokens=blocks * BLOCK,
+                output_tokens=1,
+                arrival_s=float(at),
+                hash_ids=[who * 1_000 + depth for depth in range(blocks)],
+                chat_id=at,
+                parent_chat_id=at - conversations if at >= conversations else -1,
+            )
+        )
+    return trace
+
+
+def chats(seed: int, requests: int = 320, told: bool = True) -> list[Request]:
+    """Conversations of random lengths, pauses and turns, some with a shared head.
+
+    `told` gives chat ids and parents; else lineage has to be inferred.
+    """
+    rng = np.random.default_rng(seed)
+    threads: list[list[int]] = []
+    last: list[tuple[int, int]] = []
+    trace: list[Request] = []
+    fresh, now_s = 1_000, 0.0
+    for number in range(requests):
+        now_s += float(rng.exponential(5.0))
+        if threads and rng.random() < 0.7:
+            who = len(threads) - 1 - min(int(rng.geometric(0.15)), len(threads)) + 1
+            who = max(who, 0)
+        else:
+            who = len(threads)
+            threads.append(list(range(int(rng.integers(0, 3)))))
+            last.append((-1, 0))
+        added = int(rng.integers(1, 12))
+        threads[who] += range(fresh, fresh + added)
+        fresh += added
+        asked = Request(
+            input_tokens=len(threads[who]) * BLOCK,
+            output_tokens=int(rng.integers(1, 3 * BLOCK)),
+            arrival_s=now_s,
+            hash_ids=list(threads[who]),
+        )
+        if told:
+            asked.chat_id, asked.parent_chat_id = number, last[who][0]
+        last[who] = (number, asked.input_tokens)
+        trace.append(asked)
+    return trace
+
+
+def disturbed(trace: Sequence[Request], seen: int, seed: int) -> list[Request]:
+    """The same first `seen` requests, and others after them that continue any of them."""
+    rng = np.random.default_rng(seed)
+    later = []
+    now_s = trace[seen - 1].arrival_s or 0.0
+    for number in range(seen, len(trace)):
+        now_s += float(rng.exponential(50.0))
+        base = trace[int(rng.integers(seen))]
+        ids = [*(base.hash_ids or ()), *(int(one) for one in rng.integers(9_000, 9_050, size=3))]
+        asked = replace_request(base, ids=ids, at_s=now_s, outputs=int(rng.integers(1, 400)))
+        if base.chat_id is not None:
+            asked.chat_id, asked.parent_chat_id = number, base.chat_id
+        later.append(asked)
+    return [*trace[:seen], *later]
+
+
+def replace_request(base: Request, *, ids: list[int], at_s: float, outputs: int) -> Request:
+    """A request with this prompt, nobody's turn yet."""
+    return Request(
+        input_tokens=len(ids) * BLOCK, output_tokens=outputs, arrival_s=at_s, hash_ids=ids
+    )
+
+
+def recorded(records: Iterable[Record]) -> list[Request]:
+    """Generated records as requests."""
+    return [
+        Request(
+            input_tokens=one.input_length,
+            output_tokens=one.output_length,
+            arrival_s=one.timestamp,
+            hash_ids=list(one.hash_ids),
+            chat_id=one.chat_id,
+            parent_chat_id=one.parent_chat_id,
+        )
+        for one in records
+    ]
+
+
+def prompts_of(trace: Sequence[Request]) -> Prompts:
+    """The trace as replays walk it."""
+    return small_traces.prompts(small_traces.built(trace, BLOCK))
+
+
+def workload(trace: Sequence[Request], warmup: float = 0.0) -> Workload:
+    """The trace with the profile by hand, the first share of it uncounted."""
+    setting = replace(SETTING, definition=standard(warmup=warmup))
+    return Workload(prompts_of(trace), setting, WINDOWS)
+
+
+@contextmanager
+def quiet(label: str) -> Iterator[Advance]:
+    """Progress that nobody watches."""
+    yield lambda _: None
+
+
+def tuned(
+    trace: Sequence[Request],
+    slo_s: float,
+    variants: Sequence[Variant] = TLRU,
+    *,
+    lineage: Lineage = "given",
+    target: Target | None = None,
+    stop: Event | None = None,
+    **question: object,
+) -> Tuning:
+    """What `tune` says of a trace."""
+    asked = Question(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
+    return tune(
+        prompts_of(trace), SETTING, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
+    )

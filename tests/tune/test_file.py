@@ -1,0 +1,241 @@
+"""recommendation.toml: what is read is what was written, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.errors import ExitCode, InputError
+from kvscope.policies.base import Policy
+from kvscope.policies.registry import POLICIES, by_name
+from kvscope.simulate.latency import LatencyProfile
+from kvscope.tune.facts import Tuning
+from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
+from kvscope.tune.flags import flags
+from kvscope.tune.objective import Target
+from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
+
+CONTENDERS = [one for one in POLICIES if not one.hindsight]
+
+
+@pytest.fixture(scope="module")
+def found() -> Tuning:
+    """A switch to tlru."""
+    return tuned(in_turn(), 0.2, capacity_blocks=350)
+
+
+def _with(found: Tuning, policy: Policy, capacity: int, target: Target) -> Tuning:
+    trial = replace(found.recommended.trial, policy=policy, capacity_blocks=capacity)
+    return replace(found, recommended=replace(found.recommended, trial=trial), target=target)
+
+
+def _round(
+    path: Path, found: Tuning, trace: str = "a", profile: LatencyProfile = PROFILE
+) -> Recommendation:
+    best = found.recommended.trial
+    write_recommendation(
+        path,
+        found,
+        trace=trace,
+        block_size=BLOCK,
+        profile=profile,
+        flags=flags(best.policy, best.capacity_blocks * BLOCK),
+        capacity_bytes=12,
+    )
+    return read_recommendation(path)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Any policy that can run, any values that it takes, infinity included."""
+    kind = draw(st.sampled_from(CONTENDERS))
+    values = {
+        one.name: draw(st.floats(one.low, one.high, allow_nan=False))
+        for one in kind.parameters
+        if draw(st.booleans())
+    }
+    return kind(values, draw(st.sampled_from([None, kind.leaves, *kind.offers])))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    policy=policies(),
+    capacity=st.integers(0, 2**40),
+    slo_s=st.floats(1e-6, 1e5),
+    percentile=st.floats(0.001, 0.999),
+    measure=st.sampled_from(["percentile", "violations"]),
+    view=st.sampled_from(["unloaded", "queued"]),
+    trace=st.text(st.characters(codec="utf-8"), max_size=20),
+    base_s=st.floats(0, 10),
+    per_token_s=st.floats(1e-12, 1),
+)
+def test_what_is_read_is_what_was_written(
+    found: Tuning,
+    tmp_path_factory: pytest.TempPathFactory,
+    policy: Policy,
+    capacity: int,
+    slo_s: float,
+    percentile: float,
+    measure: Any,
+    view: Any,
+    trace: str,
+    base_s: float,
+    per_token_s: float,
+) -> None:
+    """To the last digit: policy, leaves, values, capacity, target, latency, strange names."""
+    target = Target(slo_s, percentile, measure, view)
+    profile = LatencyProfile(trace or "p", trace, base_s, per_token_s, per_token_s / 3)
+    made = _with(found, policy, capacity, target)
+    path = tmp_path_factory.getbasetemp() / "recommendation.toml"
+    read = _round(path, made, trace, profile)
+    assert type(read.policy) is type(policy)
+    assert read.policy.values == policy.values
+    assert read.policy.evicts == policy.evicts
+    assert read.capacity_tokens == capacity * BLOCK
+    assert read.target == target
+    assert read.profile == profile
+    assert (read.trace, read.verdict) == (trace, "switch")
+
+
+def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
+    """Comments, the gain with its interval, the flags, the expected figures; every key is TOML."""
+    path = tmp_path / "recommendation.toml"
+    _round(path, found)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# Written by kvscope")
+    assert "# switch, keep-lru, add-capacity or unreachable" in text
+    document = tomllib.loads(text)
+    assert document["schema"] == 1
+    assert document["target"]["slo_ms"] == 200
+    best = found.recommended
+    gain = best.gains["p95"]
+    assert document["gain"]["p95"] == [gain.value, gain.low, gain.high]
+    assert document["expected"]["recommended"]["p95_ms"] == best.trial.outcome.ttft_ms.p95
+    assert document["expected"]["lru"]["p95_ms"] == found.baseline.trial.outcome.ttft_ms.p95
+    assert document["capacity"] == {
+        "tokens": 350 * BLOCK,
+        "blocks": 350,
+        "block_size": BLOCK,
+        "bytes": 12,
+    }
+    assert document["flags"]["sglang"].startswith("--radix-eviction-policy tlru --tlru-threshold ")
+    assert "vllm" not in document["flags"]
+
+
+def test_unknown_intervals_and_infinite_values_are_toml(found: Tuning, tmp_path: Path) -> None:
+    """Few conversations give no interval; a policy's values may be infinite."""
+    few = tuned(in_turn(8, 50), 0.2, capacity_blocks=140)
+    shown = replace(few, recommended=few.chosen)
+    path = tmp_path / "recommendation.toml"
+    _round(path, shown)
+    value, low, high = tomllib.loads(path.read_text(encoding="utf-8"))["gain"]["p95"]
+    assert value > 0
+    assert (low, high) == (-math.inf, math.inf)
+
+
+GOOD = """schema = 1
+trace = "t"
+verdict = "switch"
+[target]
+slo_ms = 200
+percentile = 0.95
+[policy]
+name = "tlru"
+params = { xi_tokens = 2048 }
+[capacity]
+tokens = 16000
+[latency]
+schema = 1
+name = "n"
+source = "s"
+base_ms = 10
+per_token_ms = 1
+"""
+
+
+def test_the_least_that_is_needed(tmp_path: Path) -> None:
+    """A file written by hand: what is left out is as the policy and the target have it."""
+    path = tmp_path / "r.toml"
+    path.write_text(GOOD, encoding="utf-8")
+    read = read_recommendation(path)
+    assert read.policy.values == by_name("tlru")({"xi_tokens": 2048}).values
+    assert read.policy.evicts == "leaf"
+    assert read.target == Target(0.2, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        (GOOD, "", "schema"),
+        (GOOD, "schema = ", ""),
+        (GOOD, "[" * 5_000, ""),
+        (GOOD, "schema = " + "9" * 5_000, ""),
+        ("schema = 1\ntrace", "schema = 2\ntrace", "schema"),
+        ('verdict = "switch"', 'verdict = "swich"', "verdict"),
+        ('verdict = "switch"\n', "", "verdict"),
+        ("[target]", "[targets]", "[target]"),
+        ("slo_ms = 200\n", "", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 0", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = -1", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = inf", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = nan", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = true", "target.slo_ms"),
+        ("slo_ms = 200", 'slo_ms = "200"', "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = [1]", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 2020-01-01", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 1" + "0" * 400, "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 1e9999999999999999999", ""),
+        ("percentile = 0.95", "percentile = 95", "target.percentile"),
+        ("percentile = 0.95", "percentile = 1.0", "target.percentile"),
+        ("percentile = 0.95", "percentile = 0.95\nview = 'fast'", "target.view"),
+        ("percentile = 0.95", "percentile = 0.95\nmeasure = []", "target.measure"),
+        ('name = "tlru"', 'name = "tlruu"', "policy.name"),
+        ('name = "tlru"', "name = 5", "policy.name"),
+        ('name = "tlru"', 'name = "belady"', "policy.name"),
+        ('name = "tlru"', 'name = "tlru"\nleaves = "root"', "tlru.leaves"),
+        ('name = "tlru"', 'name = "tlru"\nleaves = [1]', "tlru.leaves"),
+        ("params = { xi_tokens = 2048 }", "", "policy.params"),
+        ("params = { xi_tokens = 2048 }", "params = 3", "policy.params"),
+        ("xi_tokens = 2048", "xi_tokens = -1", "tlru.xi_tokens"),
+        ("xi_tokens = 2048", "xi_tokens = nan", "policy.params.xi_tokens"),
+        ("xi_tokens = 2048", "xi_tokens = 'a'", "policy.params.xi_tokens"),
+        ("xi_tokens = 2048", "xi_token = 2048", "tlru.xi_token"),
+        ("[capacity]\ntokens = 16000", "", "[capacity]"),
+        ("tokens = 16000", "tokens = -1", "capacity.tokens"),
+        ("tokens = 16000", "tokens = 1.5", "capacity.tokens"),
+        ("tokens = 16000", "tokens = true", "capacity.tokens"),
+        ("tokens = 16000", "tokens = 1" + "0" * 30, "capacity.tokens"),
+        ("base_ms = 10\n", "", "latency: base_ms"),
+        ("base_ms = 10", "base_ms = -10", "latency"),
+        ("per_token_ms = 1", "per_tok_ms = 1", "latency: per_tok_ms"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, old: str, new: str, where: str) -> None:
+    """File, key and remedy; never a traceback, and the exit code of unreadable input."""
+    path = tmp_path / "r.toml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_recommendation(path)
+    error = caught.value
+    assert error.exit_code == ExitCode.INPUT
+    assert str(error).startswith(str(path))
+    assert where in (error.where or "")
+    assert error.remedy
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00" * 10, None])
+def test_what_is_no_text_or_not_there(tmp_path: Path, content: bytes | None) -> None:
+    """Bytes that are no UTF-8, and a file that does not exist."""
+    path = tmp_path / "r.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"r\.toml.*;"):
+        read_recommendation(path)
