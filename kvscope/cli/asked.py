@@ -46,7 +46,10 @@ def model(
                 "bytes need a model", where="--capacity", remedy="name one with --model"
             )
         return None
-    return resolve_model(name, kv_dtype)
+    try:
+        return resolve_model(name, kv_dtype)
+    except UsageError as error:
+        raise UsageError(error.what, where=error.where or "--model", remedy=error.remedy) from error
 
 
 def capacities(

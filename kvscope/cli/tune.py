@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from kvscope.store.prompts import Prompts
     from kvscope.tune.facts import Tuning
     from kvscope.tune.objective import Target
-    from kvscope.tune.recommend import Question
+    from kvscope.tune.question import Question
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -106,7 +106,7 @@ def tune(
     variants = _contenders(policies, param)
     from kvscope.show.tuning import Tuned
     from kvscope.store.db import open_store
-    from kvscope.tune.recommend import JUDGED, SCALES, WARMUP, Question
+    from kvscope.tune.question import JUDGED, SCALES, WARMUP, Question
 
     with open_store(db) as store:
         found = load_trace(store, trace, reading)

@@ -16,7 +16,7 @@ from kvscope.cli.app import run
 from kvscope.errors import ExitCode
 from kvscope.ingest.base import Request
 from kvscope.policies.base import Policy
-from kvscope.tune import recommend
+from kvscope.tune import tuner
 from kvscope.tune.evaluate import Evaluator
 from tests.cli.replayed import write_profile
 from tests.tune.examples import BLOCK, chats, disturbed, in_turn
@@ -436,13 +436,13 @@ def test_ctrl_c_writes_nothing(
 def _interrupt(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """Press Ctrl-C as the search begins, or as judging does."""
     if at == "search":
-        ask: Callable[..., Any] = recommend.search
+        ask: Callable[..., Any] = tuner.search
 
         def searching(*arguments: Any) -> Any:
             signal.raise_signal(signal.SIGINT)
             return ask(*arguments)
 
-        monkeypatch.setattr(recommend, "search", searching)
+        monkeypatch.setattr(tuner, "search", searching)
         return
     serve = Evaluator.served
 

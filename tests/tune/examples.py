@@ -22,7 +22,8 @@ from kvscope.synth.base import Record
 from kvscope.tune.evaluate import Advance
 from kvscope.tune.facts import Tuning
 from kvscope.tune.objective import Target
-from kvscope.tune.recommend import Question, tune
+from kvscope.tune.question import Question
+from kvscope.tune.recommend import tune
 from tests import small_traces
 
 BLOCK = 16

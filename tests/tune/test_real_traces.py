@@ -23,7 +23,8 @@ from kvscope.store.prompts import Prompts, load_prompts
 from kvscope.tune.bootstrap import Bootstrap, Gain
 from kvscope.tune.facts import Tuning
 from kvscope.tune.objective import Target
-from kvscope.tune.recommend import Question, tune
+from kvscope.tune.question import Question
+from kvscope.tune.recommend import tune
 from tests.tune.examples import quiet
 
 MOONCAKE, AGENTS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"

@@ -95,14 +95,11 @@ def sensitivity(found: Tuned) -> go.Figure:
 
 def capacities(found: Tuned) -> go.Figure:
     """The target's latency against capacity: the best setting of each policy at each."""
+    from kvscope.show.sections.tuning_explained import best_by_capacity
+
     title = "Tail against capacity, in the part to choose on"
     chart = style.figure(title, "capacity (blocks)", f"{found.target_name} (ms)")
-    best: dict[str, dict[int, Trial]] = {}
-    for one in found.tuning.explored:
-        known = best.setdefault(one.policy.name, {})
-        other = known.get(one.capacity_blocks)
-        if other is None or one.target_s < other.target_s:
-            known[one.capacity_blocks] = one
+    best = best_by_capacity(found)
     for name, known in best.items():
         if len(known) < 2:  # a point is no line
             continue

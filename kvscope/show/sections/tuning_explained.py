@@ -6,7 +6,7 @@ from functools import partial
 
 from kvscope import units
 from kvscope.show.section import Section
-from kvscope.show.sections.run_cells import in_ms
+from kvscope.show.sections.run_cells import NONE, in_ms, size_cells, size_columns
 from kvscope.show.simulation import value_in_words
 from kvscope.show.table import Table
 from kvscope.show.text_plots import bar
@@ -22,7 +22,7 @@ _ABOUT_XI = (
 
 def explained(found: Tuned) -> list[Section]:
     """The sections that `--explain` adds."""
-    return [*_xi(found), *_rejected(found), *_who_pays(found)]
+    return [*_xi(found), *_capacities(found), *_rejected(found), *_who_pays(found)]
 
 
 def sensitivity(found: Tuned) -> dict[str, list[Trial]]:
@@ -60,6 +60,46 @@ def _xi(found: Tuned) -> list[Section]:
         return []
     charted = (partial(charts.sensitivity, found),)
     return [Section("Why this xi", _ABOUT_XI, tuple(tables), figures=charted)]
+
+
+def best_by_capacity(found: Tuned) -> dict[str, dict[int, Trial]]:
+    """For each policy the trial with the lowest target at each capacity that was tried."""
+    best: dict[str, dict[int, Trial]] = {}
+    for one in found.tuning.explored:
+        known = best.setdefault(one.policy.name, {})
+        other = known.get(one.capacity_blocks)
+        if other is None or one.target_s < other.target_s:
+            known[one.capacity_blocks] = one
+    return best
+
+
+def _capacities(found: Tuned) -> list[Section]:
+    """The target's latency as a function of capacity, where it was looked for."""
+    by_policy = {name: at for name, at in best_by_capacity(found).items() if len(at) > 1}
+    if not by_policy:
+        return []
+    sizes = sorted({size for at in by_policy.values() for size in at})
+    slo_s = found.tuning.target.slo_s
+
+    def told(trial: Trial | None) -> str:
+        if trial is None:
+            return NONE
+        return units.format_duration(trial.target_s) + (" *" if trial.target_s <= slo_s else "")
+
+    rows = tuple(
+        (
+            *size_cells(size, found.trace.block_size, found.model),
+            *(told(at.get(size)) for at in by_policy.values()),
+        )
+        for size in sizes
+    )
+    table = Table(
+        f"{found.target_name} at the capacities tried, in the part to choose on",
+        (*size_columns(found.model), *by_policy),
+        rows,
+        "* within the SLO; each policy with the best of the parameters tried there",
+    )
+    return [Section("Why this capacity", tables=(table,))]
 
 
 def _rejected(found: Tuned) -> list[Section]:
