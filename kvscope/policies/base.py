@@ -179,6 +179,11 @@ class LanePolicy(PathPolicy):
         return 0.0
 
     @staticmethod
+    def adapts(p: Floats) -> bool:
+        """Whether these parameters ask an `adaptive` policy to adapt; told before the replay."""
+        return True
+
+    @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
         """Change `p` by what recent requests computed (ascending); for `adaptive` policies."""
 

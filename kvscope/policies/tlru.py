@@ -71,8 +71,12 @@ class TLru(LanePolicy):
         return float(lane)
 
     @staticmethod
+    def adapts(p: Floats) -> bool:
+        """Where a percentile is given."""
+        return bool(p[PERCENTILE] > 0.0)
+
+    @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
         """Move xi to the nearest-rank percentile of what recent requests had to compute."""
-        if p[PERCENTILE] > 0.0:
-            rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
-            p[XI] = float(uncached_tokens[max(rank, 1) - 1])
+        rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
+        p[XI] = float(uncached_tokens[max(rank, 1) - 1])

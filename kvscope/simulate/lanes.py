@@ -60,7 +60,13 @@ def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
     Policies that differ in parameters alone share one.
     """
     return _kernel_of(
-        policy.admits, policy.place, policy.score, policy.adapt, policy.adaptive, leaf
+        policy.admits,
+        policy.place,
+        policy.score,
+        policy.adapts,
+        policy.adapt,
+        policy.adaptive,
+        leaf,
     )
 
 
@@ -69,6 +75,7 @@ def _kernel_of(
     admits: Callable[..., bool],
     place: Callable[..., tuple[int, int, int]],
     score: Callable[..., float],
+    adapts: Callable[..., bool],
     adapt: Callable[..., None],
     adaptive: bool,
     leaf: bool,
@@ -78,7 +85,7 @@ def _kernel_of(
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
     the depth where its blocks do, and leaves all lanes while a child hangs from its end.
     """
-    for function in (admits, place, score, adapt):
+    for function in (admits, place, score, adapts, adapt):
         callable_in_kernels(function)
 
     @callable_in_kernels
@@ -163,6 +170,7 @@ def _kernel_of(
         words, lanes = words_for(requests), len(queues)
         table = tables[0]
         size, evictions, expired, period = 0, 0, 0, 0
+        observing = adaptive and adapts(p)
         for request in range(requests):
             now = arrival_s[request]
             while period + 1 < len(since) and since[period + 1] <= request:
@@ -201,7 +209,7 @@ def _kernel_of(
                     gone = give_up(runs, knots, parents, queues, words, places, victim, most)
                     size -= gone
                     evictions += gone
-            if adaptive:
+            if adaptive and observing:
                 uncached = max(inputs[request] - hits[request] * block_size, 0)
                 note_recent(recent, request, uncached)
                 if (request + 1) % ADAPT_EVERY == 0:

@@ -109,6 +109,7 @@ def test_interrupted_while_it_loads() -> None:
     done = python(
         """
         import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever a shell passed down
         class Interrupting:
             def find_spec(self, name, path=None, target=None):
                 if name == "kvscope.cli.diagnostics":

@@ -217,6 +217,7 @@ def admitter(policy: type[LanePolicy], grow: Grow, leaf: bool) -> LetIn:
 def noter(policy: type[LanePolicy]) -> Grow:
     """The function that notes a request's hits when it is let in for the first time."""
     adapt = callable_in_kernels(policy.adapt)
+    adapts = callable_in_kernels(policy.adapts)
     adaptive = policy.adaptive
 
     @callable_in_kernels
@@ -224,7 +225,7 @@ def noter(policy: type[LanePolicy]) -> Grow:
         served, state = machine.requests[request], machine.state[0]
         served.hits = hits
         served.let_in_s = state.now_s
-        if adaptive:
+        if adaptive and adapts(machine.p):
             note_recent(machine.recent, state.let_in, served.prompt - hits * state.block_size)
             if (state.let_in + 1) % ADAPT_EVERY == 0:
                 end = sort_recent(machine.recent, state.let_in + 1)
