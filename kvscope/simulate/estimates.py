@@ -12,23 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.model.conversation import turn_and_death_rates
-from kvscope.model.exponential import Fitted, Sums, exponentials
-from kvscope.model.lifetime import mean_lifetimes
 from kvscope.model.next_prompt import VALUES, NextPrompt, added_tokens
 from kvscope.model.turns import next_turn_s, turn_waits
 from kvscope.policies.base import REFIT_S, Policy
-from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
+from kvscope.policies.reuse import SLOTS, WINDOW_REFITS, Sums, reuse_values, slots_of
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.replay import NO_TABLES, Tables
 from kvscope.simulate.traffic import Traffic
 
-WINDOW_REFITS = 6  # so many times a refit's distance is the past that it looks at
 FIT_SHARE = 0.2
-_PRIOR_BLOCKS = 50.0  # so much of the overall average is mixed into each category
-_UNKNOWN_P = 0.5
-_UNKNOWN_GAP_S = 60.0
 _UNKNOWN_PROMPT_TOKENS = 256.0
-_SLOTS, _AGES = 64, 4096.0  # slots of the time since a touch, the longest so many times the least
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -77,19 +70,7 @@ def reuse_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
     """
     refits = _refits(traffic, refit_s)
     seen = _seen(traffic, refits, refit_s)
-    of = seen.waits
-    everything = _together(of)
-    alike = np.full(len(everything.reused), 1.0)
-    nothing_known = Fitted(_UNKNOWN_P * alike, alike / _UNKNOWN_GAP_S)
-    overall = exponentials(everything, nothing_known, _PRIOR_BLOCKS)
-    spread = Fitted(*(np.broadcast_to(one[:, None], of.reused.shape) for one in overall))
-    found = exponentials(of, spread, _PRIOR_BLOCKS)
-    life = mean_lifetimes(of.waited_s, seen.appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
-    values = np.empty((*of.reused.shape, 3))
-    values[..., REUSE_PROBABILITY] = found.p
-    values[..., RATE_PER_S] = found.rate_per_s
-    values[..., LIFE_S] = np.maximum(life, 1e-3)
-    return Tables(refits.since, values)
+    return Tables(refits.since, reuse_values(seen.waits, seen.taken))
 
 
 def next_prompt_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
@@ -144,10 +125,10 @@ def _categories(traffic: Traffic) -> int:
 
 
 class _Seen(NamedTuple):
-    """What each refit sees of each category: waits of the blocks touched, and new blocks."""
+    """What each refit sees of each category: waits of the blocks touched, and those not new."""
 
     waits: Sums
-    appeared: Floats
+    taken: Floats
 
 
 def _seen(traffic: Traffic, refits: _Refits, refit_s: float) -> _Seen:
@@ -193,15 +174,14 @@ class _Sums:
         self._shape = shape
         self._cells = shape[0] * shape[1]
         self._reused, self._waited_s, self._taken = np.zeros((3, self._cells))
-        self._waiting, self._since_s = np.zeros((2, self._cells * _SLOTS))
+        self._waiting, self._since_s = np.zeros((2, self._cells * SLOTS))
 
     def wait(self, window: _Window, who: Ints, blocks: Floats) -> None:
         """Blocks that wait since requests `who` touched them; fewer than 0 do so no longer."""
         cell, some, age_s = window.cells(who)
         longest = WINDOW_REFITS * window.refit_s
-        far = 1.0 + np.log(np.maximum(age_s / longest, 1 / _AGES)) / np.log(_AGES)  # 0 to 1
-        slot = np.minimum((far * _SLOTS).astype(np.int64), _SLOTS - 1)
-        at, many, size = (cell * _SLOTS + slot)[some], blocks[some], len(self._waiting)
+        slot = slots_of(age_s, longest)
+        at, many, size = (cell * SLOTS + slot)[some], blocks[some], len(self._waiting)
         self._waiting += np.bincount(at, many, minlength=size)
         self._since_s += np.bincount(at, many * age_s[some], minlength=size)
 
@@ -221,22 +201,14 @@ class _Sums:
         """All of it, by refit and category."""
         waiting = np.maximum(self._waiting, 0.0)
         since_s = np.maximum(self._since_s, 0.0) / np.where(waiting > 0, waiting, 1.0)
-        slots = (*self._shape, _SLOTS)
+        slots = (*self._shape, SLOTS)
         waits = Sums(
             self._reused.reshape(self._shape),
             self._waited_s.reshape(self._shape),
             waiting.reshape(slots),
             since_s.reshape(slots),
         )
-        new = waits.reused + waits.waiting.sum(axis=-1) - self._taken.reshape(self._shape)
-        return _Seen(waits, np.maximum(new, 0.0))
-
-
-def _together(of: Sums) -> Sums:
-    """The same of all categories together."""
-    waiting = of.waiting.sum(axis=1)
-    since = (of.waiting * of.since_s).sum(axis=1) / np.where(waiting > 0, waiting, 1.0)
-    return Sums(of.reused.sum(axis=1), of.waited_s.sum(axis=1), waiting, since)
+        return _Seen(waits, self._taken.reshape(self._shape))
 
 
 def _added(traffic: Traffic, child: Ints) -> Floats:

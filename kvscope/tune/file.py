@@ -27,17 +27,21 @@ from pathlib import Path
 from typing import Any
 
 from kvscope import __version__
-from kvscope.errors import InputError, UsageError
+from kvscope.errors import InputError
 from kvscope.policies.base import Policy
-from kvscope.policies.registry import by_name
+from kvscope.policies.bound import (
+    REMEDY,
+    SCHEMA,
+    number,
+    policy_in,
+    recommendation_in,
+    table_in,
+)
 from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.latency.file import document_in, lines_of, profile_in, quoted
+from kvscope.simulate.latency.file import lines_of, profile_in, quoted
 from kvscope.tune.facts import Judged, Tuning
 from kvscope.tune.flags import Flags
 from kvscope.tune.objective import Target
-
-SCHEMA = 1
-_REMEDY = "`kvscope tune` writes such a file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +120,15 @@ def read_recommendation(path: Path) -> Recommendation:
 
     Raises InputError with the file, the key, the value and the remedy.
     """
-    document = document_in(path, _REMEDY)
-    if document.get("schema") != SCHEMA:
-        raise InputError(
-            f"schema {document.get('schema')!r}, this kvscope knows {SCHEMA}",
-            where=f"{path}: schema",
-            remedy="tune again, or upgrade kvscope",
-        )
-    target, policy = (_table(path, document, name) for name in ("target", "policy"))
-    latency = _table(path, document, "latency")
-    try:
-        kind = by_name(str(policy.get("name")))
-        bound = kind(_params(path, policy.get("params")), policy.get("leaves"))
-    except UsageError as error:
-        raise InputError(error.what, where=f"{path}: policy", remedy=error.remedy) from error
-    tokens = _table(path, document, "capacity").get("tokens")
+    document, where = recommendation_in(path), str(path)
+    target, latency = (table_in(document, name, where) for name in ("target", "latency"))
+    tokens = table_in(document, "capacity", where).get("tokens")
     if not isinstance(tokens, int) or tokens < 0:
         raise InputError(f"{tokens!r} is no capacity", where=f"{path}: capacity.tokens")
     return Recommendation(
         trace=str(document.get("trace", "")),
         verdict=str(document.get("verdict", "")),
-        policy=bound,
+        policy=policy_in(document, where),
         capacity_tokens=tokens,
         target=_target(path, target),
         profile=profile_in(latency, f"{path}: latency"),
@@ -172,33 +164,13 @@ def _value(value: str | float | Sequence[float]) -> str:
     return "[" + ", ".join(_value(float(one)) for one in value) + "]"
 
 
-def _table(path: Path, document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = document.get(name)
-    if not isinstance(table, dict):
-        raise InputError("missing", where=f"{path}: [{name}]", remedy=_REMEDY)
-    return table
-
-
-def _params(path: Path, table: object) -> dict[str, float]:
-    if not isinstance(table, dict):
-        raise InputError("missing", where=f"{path}: policy.params", remedy=_REMEDY)
-    return {name: _number(f"{path}: policy.params.{name}", one) for name, one in table.items()}
-
-
 def _target(path: Path, table: Mapping[str, Any]) -> Target:
     measure, view = table.get("measure", "percentile"), table.get("view", "unloaded")
     if measure not in {"percentile", "violations"} or view not in {"unloaded", "queued"}:
-        raise InputError(f"{measure!r}, {view!r}", where=f"{path}: target", remedy=_REMEDY)
+        raise InputError(f"{measure!r}, {view!r}", where=f"{path}: target", remedy=REMEDY)
     return Target(
-        slo_s=_number(f"{path}: target.slo_ms", table.get("slo_ms")) / 1e3,
-        percentile=_number(f"{path}: target.percentile", table.get("percentile")),
+        slo_s=number(f"{path}: target.slo_ms", table.get("slo_ms")) / 1e3,
+        percentile=number(f"{path}: target.percentile", table.get("percentile")),
         measure=measure,
         view=view,
     )
-
-
-def _number(where: str, value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]  # what is no number raises
-    except (TypeError, ValueError):
-        raise InputError(f"{value!r} is not a number", where=where, remedy=_REMEDY) from None
