@@ -41,7 +41,7 @@ MODEL = {
 POLICIES: dict[str, dict[str, Any] | None] = {
     "vLLM's own queue": None,
     "lru in the plugin's": {"name": "lru", "params": {"ttl_s": 1e9}},
-    "threshold-lru": {"name": "threshold-lru"},
+    "threshold-lru": {"name": "threshold-lru", "params": {"threshold_tokens": 256}},
     "tlru, any": {"name": "tlru", "leaves": "any", "params": {"xi_tokens": 512}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 512}},
     f"wa, {KINDS} categories": {"name": "wa"},

@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from kvscope.engine.observer import Observer, log
+from kvscope.engine.recording import Recording
 from kvscope.engine.settings import settings
 from kvscope.engine.steering import Steering
 from kvscope.errors import EngineError
@@ -127,6 +128,12 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
             log.info(
                 "kvscope orders free blocks by %s %s", chosen.policy.name, chosen.policy.values
             )
+    if chosen.record is not None:
+        if scheduler.kv_cache_manager.enable_caching:
+            watching.append(Recording(chosen.record, scheduler.hash_block_size))
+            log.info("kvscope records requests to %s", chosen.record)
+        else:
+            log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
     return tuple(watching)
 
 

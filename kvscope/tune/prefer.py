@@ -72,5 +72,4 @@ class _Compared:
 
 def _ready(policy: Policy) -> bool:
     """Whether an engine has the policy as it is."""
-    told = flags(policy, 0)
-    return bool(told.sglang or told.vllm)
+    return flags(policy, 0).built_in
