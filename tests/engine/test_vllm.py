@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvscope.ingest.pipeline import ingest
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
@@ -21,7 +22,8 @@ from kvscope.simulate.engine.paths import engine_traffic
 from kvscope.simulate.engine.replay import replay_engine
 from kvscope.simulate.engine.settings import EngineSettings, StepCost
 from kvscope.simulate.estimates import tables_for
-from kvscope.store.prompts import Prompts
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.prompts import Prompts, load_prompts
 from tests.conformance.conversations import Asked, prompts_of
 from tests.engine.serving import BLOCK
 
@@ -43,10 +45,10 @@ def recommended(path: Path, policy: LanePolicy) -> Path:
     return path
 
 
-def ran(what: str, **environment: str) -> dict[str, Any]:
+def ran(what: str, blocks: int = BLOCKS, **environment: str) -> dict[str, Any]:
     """What the script of `tests.engine.serving` tells, run as an operator would run vLLM."""
     found = subprocess.run(
-        [sys.executable, "-m", "tests.engine.serving", what, "--blocks", str(BLOCKS)],
+        [sys.executable, "-m", "tests.engine.serving", what, "--blocks", str(blocks)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
@@ -101,9 +103,32 @@ def test_five_sessions_that_take_turns(tmp_path: Path) -> None:
     """LRU gives up each history just before it is asked for; T-LRU keeps what the tail needs."""
     answer = ran("five-sessions")
     known = prompts(answer)
+    assert known.input_tokens.sum() == 31_680
     assert answer["counted_hits"] == sum(predicted(known, Lru())) == 0
     path = recommended(tmp_path / "recommendation.toml", TAIL)
     answer = ran("five-sessions", KVSCOPE_RECOMMENDATION=str(path))
     measured = [one["hit_tokens"] for one in answer["served"]]
     assert measured == predicted(prompts(answer), TAIL)
-    assert sum(measured) == answer["counted_hits"] > 0
+    assert sum(measured) == answer["counted_hits"] == 19_360
+
+
+def test_a_recording_has_vllms_hits(tmp_path: Path) -> None:
+    """Recorded, ingested and replayed: as many hit tokens as vLLM counted, and nothing said."""
+    answer = ran("five-sessions", 400, KVSCOPE_RECORD=str(tmp_path / "to"))
+    (path,) = (tmp_path / "to").iterdir()
+    text = path.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert sum(line["cached_tokens"] for line in lines) == answer["counted_hits"] > 0
+    assert all(line["ttft_ms"] > 0 for line in lines)
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        told = load_prompts(store, trace)
+    assert (trace.requests, trace.lineage, trace.block_size) == (60, "given", BLOCK)
+    seen = replay_engine(told, Lru(), EngineSettings.one_at_a_time(400), StepCost(base_s=1.0))
+    hits = [int(one) * BLOCK for one in seen.hit_blocks]
+    assert hits == [one["hit_tokens"] for one in answer["served"]]
+    for one in answer["served"]:
+        for tokens in (one["prompt"], one["output"]):
+            for said in (tokens[:3], tokens[-3:]):
+                assert ",".join(map(str, said)) not in text.replace(" ", "")
+        assert one["session"] not in text
