@@ -12,7 +12,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine lint docs bench samples wheel clean
+.PHONY: help setup demo test test-engine lint docs bench bench-plugin samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -54,7 +54,8 @@ test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=
 	$(PY) -m pytest -q -n $(WORKERS) -m "not engine" $(PYTEST)
 
 test-engine: $(ENGINE)/ready ## tests beside vLLM's own code, in .venv-engine (Linux; 2 GB, once)
-	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) -m engine tests/conformance $(PYTEST)
+	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m engine \
+		tests/conformance tests/engine/test_vllm.py $(PYTEST)
 
 $(ENGINE)/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
@@ -80,6 +81,9 @@ docs: setup ## write docs/cli.md from the program
 
 bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says what it takes)
 	$(PY) -m benchmarks $(BENCH)
+
+bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM's own scheduler
+	$(ENGINE)/bin/python -m benchmarks.plugin $(BENCH)
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.samples sample_traces

@@ -53,13 +53,19 @@ F = TypeVar("F", bound=Callable[..., object])
 _OWN = "kvscope."
 _callable: set[Callable[..., Any]] = set()
 _MARKS = (b"kvscope.jit", b"kvscope.policies")
+_PLAIN = "engine"
 
 
 def sources_hash(package: Path) -> str:
-    """Digest of every source below `package` that takes part in compilation (16 hex digits)."""
+    """Digest of every source below `package` that takes part in compilation (16 hex digits).
+
+    What an engine runs (`package`/engine) calls policies as they are and compiles nothing.
+    """
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
+        if path.is_relative_to(package / _PLAIN):
+            continue
         if any(mark in text for mark in _MARKS):
             digest.update(path.relative_to(package).as_posix().encode())
             digest.update(text)

@@ -22,6 +22,7 @@ from kvscope.cli import (
     fit,
     ingest,
     output,
+    record,
     runs,
     simulate,
     synth,
@@ -44,6 +45,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     ("traces", traces.app),
     ("export", export.export),
     ("synth", synth.synth),
+    ("record", record.record),
 )
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}

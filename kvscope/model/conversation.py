@@ -8,9 +8,10 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from kvscope.model.base import Interval, P
-from kvscope.model.exponential import Exponential, Sums, exponentials
+from kvscope.model.exponential import Exponential
 from kvscope.model.likelihood import LEVEL, quantile
 from kvscope.model.observations import Observations
+from kvscope.policies.reuse import Sums, exponentials
 
 
 class Rates(NamedTuple):

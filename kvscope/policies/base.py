@@ -24,6 +24,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]
 
 NEVER = 2**31 - 1  # stands for "no later request" where a request's number is expected
+RECENT = 1024  # requests that an adaptive policy looks back on
+ADAPT_EVERY = 256
 ENDS = -1  # stands for "no next turn" where the tokens of a next prompt are expected
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Turn
 
@@ -35,5 +35,6 @@ class Wa(LanePolicy):
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
         """The chance of a reuse in the next `life` seconds, given the time since the last."""
         rate, life = table[lane, RATE_PER_S], table[lane, LIFE_S]
-        soon = np.exp(-rate * idle_s) - np.exp(-rate * (idle_s + life))
+        # math: on single numbers an engine calls it ten times as fast as NumPy's
+        soon = math.exp(-rate * idle_s) - math.exp(-rate * (idle_s + life))
         return float(table[lane, REUSE_PROBABILITY] * soon)

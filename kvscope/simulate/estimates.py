@@ -11,20 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.model.conversation import turn_and_death_rates
-from kvscope.model.exponential import Fitted, Sums, exponentials
-from kvscope.model.lifetime import mean_lifetimes
 from kvscope.model.next_prompt import VALUES, NextPrompt, added_tokens
 from kvscope.model.turns import next_turn_s, turn_waits
 from kvscope.policies.base import REFIT_S, Policy
-from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
-from kvscope.simulate.refits import WINDOW_REFITS, categories_of, refits_of, seen_by
+from kvscope.policies.reuse import WINDOW_REFITS, reuse_values
+from kvscope.simulate.refits import categories_of, refits_of, seen_by
 from kvscope.simulate.replay import NO_TABLES, Tables
 from kvscope.simulate.traffic import Traffic
 
 FIT_SHARE = 0.2
-_PRIOR_BLOCKS = 50.0  # so much of the overall average is mixed into each category
-_UNKNOWN_P = 0.5
-_UNKNOWN_GAP_S = 60.0
 _UNKNOWN_PROMPT_TOKENS = 256.0
 
 Floats = NDArray[np.float64]
@@ -74,19 +69,7 @@ def reuse_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
     """
     refits = refits_of(traffic, refit_s)
     seen = seen_by(traffic, refits, refit_s)
-    of = seen.waits
-    everything = _together(of)
-    alike = np.full(len(everything.reused), 1.0)
-    nothing_known = Fitted(_UNKNOWN_P * alike, alike / _UNKNOWN_GAP_S)
-    overall = exponentials(everything, nothing_known, _PRIOR_BLOCKS)
-    spread = Fitted(*(np.broadcast_to(one[:, None], of.reused.shape) for one in overall))
-    found = exponentials(of, spread, _PRIOR_BLOCKS)
-    life = mean_lifetimes(of.waited_s, seen.appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
-    values = np.empty((*of.reused.shape, 3))
-    values[..., REUSE_PROBABILITY] = found.p
-    values[..., RATE_PER_S] = found.rate_per_s
-    values[..., LIFE_S] = np.maximum(life, 1e-3)
-    return Tables(refits.since, values)
+    return Tables(refits.since, reuse_values(seen.waits, seen.taken))
 
 
 def next_prompt_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
@@ -109,13 +92,6 @@ def next_prompt_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
         for category in np.flatnonzero(np.bincount(whose, minlength=categories) >= VALUES):
             values[row, category] = NextPrompt().fit(recent[whose == category]).values_
     return Tables(refits.since, values)
-
-
-def _together(of: Sums) -> Sums:
-    """The same of all categories together."""
-    waiting = of.waiting.sum(axis=1)
-    since = (of.waiting * of.since_s).sum(axis=1) / np.where(waiting > 0, waiting, 1.0)
-    return Sums(of.reused.sum(axis=1), of.waited_s.sum(axis=1), waiting, since)
 
 
 def _added(traffic: Traffic, child: Ints) -> Floats:

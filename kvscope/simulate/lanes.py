@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.jit import callable_in_kernels, kernel_in_place, once
-from kvscope.policies.base import Floats, LanePolicy, Turn
+from kvscope.policies.base import ADAPT_EVERY, RECENT, Floats, LanePolicy, Turn
 from kvscope.prefix import ancestor
 from kvscope.simulate.bitset import add, discard, empty_sets, least, words_for
 from kvscope.simulate.handovers import Handovers
-from kvscope.simulate.recent import ADAPT_EVERY, RECENT, note_recent, nothing_recent, sort_recent
+from kvscope.simulate.recent import note_recent, nothing_recent, sort_recent
 from kvscope.simulate.runs import (
     END,
     FIRST,

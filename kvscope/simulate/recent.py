@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.jit import callable_in_kernels
-
-RECENT = 1024  # requests that an adaptive policy looks back on
-ADAPT_EVERY = 256
+from kvscope.policies.base import RECENT
 
 Tokens = NDArray[np.int64]
 

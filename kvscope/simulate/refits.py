@@ -7,12 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.model.exponential import Sums
+from kvscope.policies.reuse import SLOTS, WINDOW_REFITS, Sums, slots_of
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.traffic import Traffic
-
-WINDOW_REFITS = 6  # so many times a refit's distance is the past that it looks at
-_SLOTS, _AGES = 64, 4096.0  # slots of the time since a touch, the longest so many times the least
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,10 +47,10 @@ def categories_of(traffic: Traffic) -> int:
 
 
 class Seen(NamedTuple):
-    """What each refit sees of each category: waits of the blocks touched, and new blocks."""
+    """What each refit sees of each category: waits of the blocks touched, and those not new."""
 
     waits: Sums
-    appeared: Floats
+    taken: Floats
 
 
 def seen_by(traffic: Traffic, refits: Refits, refit_s: float) -> Seen:
@@ -99,15 +96,14 @@ class _Sums:
         self._shape = shape
         self._cells = shape[0] * shape[1]
         self._reused, self._waited_s, self._taken = np.zeros((3, self._cells))
-        self._waiting, self._since_s = np.zeros((2, self._cells * _SLOTS))
+        self._waiting, self._since_s = np.zeros((2, self._cells * SLOTS))
 
     def wait(self, window: _Window, who: Ints, blocks: Floats) -> None:
         """Blocks that wait since requests `who` touched them; fewer than 0 do so no longer."""
         cell, some, age_s = window.cells(who)
         longest = WINDOW_REFITS * window.refit_s
-        far = 1.0 + np.log(np.maximum(age_s / longest, 1 / _AGES)) / np.log(_AGES)  # 0 to 1
-        slot = np.minimum((far * _SLOTS).astype(np.int64), _SLOTS - 1)
-        at, many, size = (cell * _SLOTS + slot)[some], blocks[some], len(self._waiting)
+        slot = slots_of(age_s, longest)
+        at, many, size = (cell * SLOTS + slot)[some], blocks[some], len(self._waiting)
         self._waiting += np.bincount(at, many, minlength=size)
         self._since_s += np.bincount(at, many * age_s[some], minlength=size)
 
@@ -127,12 +123,11 @@ class _Sums:
         """All of it, by refit and category."""
         waiting = np.maximum(self._waiting, 0.0)
         since_s = np.maximum(self._since_s, 0.0) / np.where(waiting > 0, waiting, 1.0)
-        slots = (*self._shape, _SLOTS)
+        slots = (*self._shape, SLOTS)
         waits = Sums(
             self._reused.reshape(self._shape),
             self._waited_s.reshape(self._shape),
             waiting.reshape(slots),
             since_s.reshape(slots),
         )
-        new = waits.reused + waits.waiting.sum(axis=-1) - self._taken.reshape(self._shape)
-        return Seen(waits, np.maximum(new, 0.0))
+        return Seen(waits, self._taken.reshape(self._shape))

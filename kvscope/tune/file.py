@@ -23,24 +23,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
 from kvscope import __version__
-from kvscope.errors import InputError, UsageError
+from kvscope.errors import InputError
 from kvscope.policies.base import Policy
-from kvscope.policies.registry import by_name
+from kvscope.policies.bound import (
+    REMEDY,
+    SCHEMA,
+    number,
+    policy_in,
+    recommendation_in,
+    table_in,
+)
 from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.latency.file import document_in, lines_of, profile_in, quoted
+from kvscope.simulate.latency.file import lines_of, profile_in, quoted
 from kvscope.tune.facts import Judged, Tuning, Verdict
 from kvscope.tune.flags import Flags
 from kvscope.tune.objective import Measure, Target, View, times_ms
 
-SCHEMA = 1
-_REMEDY = "`kvscope tune` writes such a file"
 _LARGEST = 2**53  # tokens: what replays can count
 
 
@@ -120,24 +124,17 @@ def read_recommendation(path: Path) -> Recommendation:
 
     Raises InputError with the file, the key, the value and the remedy.
     """
-    document = document_in(path, _REMEDY)
-    if document.get("schema") != SCHEMA:
-        raise InputError(
-            f"schema {document.get('schema')!r}, this kvscope knows {SCHEMA}",
-            where=f"{path}: schema",
-            remedy="tune again, or upgrade kvscope",
-        )
-    target, policy = (_table(path, document, name) for name in ("target", "policy"))
-    latency = _table(path, document, "latency")
-    tokens = _table(path, document, "capacity").get("tokens")
+    document, where = recommendation_in(path), str(path)
+    target, latency = (table_in(document, name, where) for name in ("target", "latency"))
+    tokens = table_in(document, "capacity", where).get("tokens")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= _LARGEST:
         raise InputError(
-            f"{tokens!r} is no capacity", where=f"{path}: capacity.tokens", remedy=_REMEDY
+            f"{tokens!r} is no capacity", where=f"{path}: capacity.tokens", remedy=REMEDY
         )
     return Recommendation(
         trace=str(document.get("trace", "")),
         verdict=_one_of(f"{path}: verdict", document.get("verdict"), get_args(Verdict)),
-        policy=_policy(path, policy),
+        policy=policy_in(document, where),
         capacity_tokens=tokens,
         target=_target(path, target),
         profile=profile_in(latency, f"{path}: latency"),
@@ -174,40 +171,9 @@ def _value(value: str | float | Sequence[float]) -> str:
     return "[" + ", ".join(_value(float(one)) for one in value) + "]"
 
 
-def _table(path: Path, document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = document.get(name)
-    if not isinstance(table, dict):
-        raise InputError("missing", where=f"{path}: [{name}]", remedy=_REMEDY)
-    return table
-
-
-def _policy(path: Path, table: Mapping[str, Any]) -> Policy:
-    try:
-        kind = by_name(str(table.get("name")))
-    except UsageError as error:
-        raise InputError(error.what, where=f"{path}: policy.name", remedy=error.remedy) from error
-    if kind.hindsight:
-        raise InputError(
-            f"{kind.name} knows the future, and cannot be run",
-            where=f"{path}: policy.name",
-            remedy=_REMEDY,
-        )
-    try:
-        return kind(_params(path, table.get("params")), table.get("leaves"))
-    except UsageError as error:
-        where = f"{path}: policy: {error.where}"
-        raise InputError(error.what, where=where, remedy=error.remedy) from error
-
-
-def _params(path: Path, table: object) -> dict[str, float]:
-    if not isinstance(table, dict):
-        raise InputError("missing", where=f"{path}: policy.params", remedy=_REMEDY)
-    return {name: _number(f"{path}: policy.params.{name}", one) for name, one in table.items()}
-
-
 def _target(path: Path, table: Mapping[str, Any]) -> Target:
-    slo_ms = _number(f"{path}: target.slo_ms", table.get("slo_ms"))
-    percentile = _number(f"{path}: target.percentile", table.get("percentile"))
+    slo_ms = number(f"{path}: target.slo_ms", table.get("slo_ms"))
+    percentile = number(f"{path}: target.percentile", table.get("percentile"))
     if not 0 < slo_ms < math.inf:
         raise InputError(
             f"{slo_ms:g} is no time to keep",
@@ -236,13 +202,3 @@ def _one_of(where: str, value: object, known: Sequence[str]) -> Any:
             f"{value!r} is not known", where=where, remedy="write one of " + ", ".join(known)
         )
     return value
-
-
-def _number(where: str, value: object) -> float:
-    number = math.nan
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            number = float(value)
-    if math.isnan(number):
-        raise InputError(f"{value!r} is not a number", where=where, remedy=_REMEDY)
-    return number

@@ -1,8 +1,12 @@
 """How to tell an engine: the exact flags for a policy and a capacity.
 
+vLLM itself evicts by LRU; for other policies it loads kvscope's plugin (`kvscope.engine`), which
+reads the policy from the recommendation file.
+
 Source: SGLang, server_args.py (--radix-eviction-policy, --tlru-threshold,
 --tlru-next-prompt-estimate, --max-total-tokens); vLLM 0.32, EngineArgs (--block-size,
---num-gpu-blocks-override) and kv_cache_manager.py: block 0 is never given to a request.
+--scheduler-cls, --num-gpu-blocks-override) and kv_cache_manager.py: block 0 is never given to a
+request.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvscope.policies.base import Policy
+from kvscope.policies.base import LanePolicy, Policy
 
 VLLM_BLOCK_TOKENS = 16
+VLLM_PLUGIN = "--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler"
 _SGLANG_OWN = ("lru", "lfu", "slru")
 
 
@@ -22,6 +27,16 @@ class Flags:
 
     sglang: str | None
     vllm: str | None
+
+    @property
+    def vllm_needs_plugin(self) -> bool:
+        """Whether vLLM has the policy through kvscope's plugin alone."""
+        return self.vllm is not None and VLLM_PLUGIN in self.vllm
+
+    @property
+    def built_in(self) -> bool:
+        """Whether an engine has the policy as it is."""
+        return self.sglang is not None or (self.vllm is not None and not self.vllm_needs_plugin)
 
 
 def flags(policy: Policy, capacity_tokens: int) -> Flags:
@@ -48,7 +63,9 @@ def _sglang(policy: Policy, tokens: int) -> str | None:
 
 
 def _vllm(policy: Policy, tokens: int) -> str | None:
-    if policy.name != "lru" or math.isfinite(policy.values["ttl_s"]):
+    if not isinstance(policy, LanePolicy) or policy.hindsight:
         return None
     blocks = -(-tokens // VLLM_BLOCK_TOKENS) + 1
-    return f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"
+    size = f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"
+    own = policy.name == "lru" and math.isinf(policy.values["ttl_s"])
+    return size if own else f"{VLLM_PLUGIN} {size}"

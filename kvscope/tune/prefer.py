@@ -99,5 +99,4 @@ def _apart(first: _Compared, other: _Compared, bootstrap: Bootstrap) -> bool:
 
 def _ready(policy: Policy) -> bool:
     """Whether an engine has the policy as it is."""
-    told = flags(policy, 0)
-    return bool(told.sglang or told.vllm)
+    return flags(policy, 0).built_in

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
 from kvscope.policies.base import LanePolicy
 from kvscope.simulate.engine.replay import lane_class, machine_for
 from kvscope.simulate.engine.scheduler import stepper
 from kvscope.simulate.engine.settings import EngineSettings, StepCost
 from kvscope.simulate.engine.state import Machine
+from kvscope.simulate.replay import NO_TABLES, Tables
 from tests.conformance.conversations import Asked, prompts_of
 
 ONE_EACH = StepCost(base_s=1.0)
@@ -17,10 +23,21 @@ class Model:
     """The model of an engine that serves `asked`; every step takes one second."""
 
     def __init__(
-        self, asked: list[Asked], size: int, policy: LanePolicy, settings: EngineSettings
+        self,
+        asked: list[Asked],
+        size: int,
+        policy: LanePolicy,
+        settings: EngineSettings,
+        kinds: Sequence[str] | None = None,
+        tables: Tables = NO_TABLES,
     ) -> None:
         prompts = prompts_of(asked, size)
-        self.machine: Machine = machine_for(prompts, policy, settings, ONE_EACH)
+        if kinds is not None:
+            met = list(dict.fromkeys(kinds))
+            category = np.array([met.index(kind) for kind in kinds], dtype=np.int32)
+            prompts = replace(prompts, category=category, categories=tuple(met))
+        self.machine: Machine = machine_for(prompts, policy, settings, ONE_EACH, tables=tables)
+        self.settings = settings
         self.run = stepper(lane_class(policy), policy.evicts == "leaf")
 
     def step(self) -> bool:

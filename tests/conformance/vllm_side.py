@@ -6,13 +6,15 @@ import json
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvscope.engine.steering import Steering
+from kvscope.policies.base import LanePolicy
 from tests.conformance.conversations import Asked
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -37,6 +39,8 @@ with warnings.catch_warnings():
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
+
+    from kvscope.engine.vllm_plugin import KvscopeAsyncScheduler, KvscopeScheduler
 
 __all__ = [
     "FreeKVCacheBlockQueue",
@@ -66,12 +70,13 @@ MODEL = {
 init_none_hash(sha256)
 
 
-def vllm_request(number: int, asked: Asked, size: int) -> Request:
+def vllm_request(number: int, asked: Asked, size: int, kind: str | None = None) -> Request:
     """A request as vLLM's core gets it, with the hashes of its blocks."""
+    said = {"kvscope_type": kind, "kvscope_turn": 1} if kind is not None else None
     return Request(
         str(number),
         list(asked.prompt),
-        SamplingParams(max_tokens=len(asked.output), ignore_eos=True),
+        SamplingParams(max_tokens=len(asked.output), ignore_eos=True, extra_args=said),
         None,
         cache_salt=asked.salt,
         block_hasher=get_request_block_hasher(size, sha256),
@@ -140,6 +145,8 @@ class VllmScheduler:
         size: int,
         usable_blocks: int,
         overlapped: bool = False,
+        policy: LanePolicy | None = None,
+        kinds: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -154,7 +161,13 @@ class VllmScheduler:
             cache_config=CacheConfig(block_size=size, enable_prefix_caching=True),
         )
         config.cache_config.num_gpu_blocks = usable_blocks + 1
-        self.scheduler = (AsyncScheduler if overlapped else Scheduler)(
+        chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler
+        if policy is not None:
+            params = dict(policy.values)
+            told = {"name": policy.name, "leaves": policy.evicts, "params": params}
+            config.additional_config = {"kvscope": {"policy": told}}
+            chosen = KvscopeAsyncScheduler if overlapped else KvscopeScheduler
+        self.scheduler = chosen(
             vllm_config=config,
             kv_cache_config=cache_config(usable_blocks, size),
             structured_output_manager=StructuredOutputManager(config),
@@ -170,11 +183,22 @@ class VllmScheduler:
         self.in_progress: deque[Batch] = deque()
         self.counted_hits = 0
         self.now_s = 0.0
+        self.kinds = kinds
+        if policy is not None:
+            self.steering.clock = lambda: self.now_s
+
+    @property
+    def steering(self) -> Steering:
+        """The plugin's part that orders free blocks."""
+        (found,) = self.scheduler.kvscope
+        return found
 
     def step(self) -> bool:
         """One step, or a wait for the next arrival; False when all is done."""
         while len(self.requests) < len(self.asked) and self._next.arrival_s <= self.now_s:
-            self.requests.append(vllm_request(len(self.requests), self._next, self.size))
+            number = len(self.requests)
+            kind = self.kinds[number] if self.kinds else None
+            self.requests.append(vllm_request(number, self._next, self.size, kind))
             self.scheduler.add_request(self.requests[-1])
         batch = self._plan()
         if self.overlapped and (batch.yields or self.in_progress):

@@ -15,6 +15,7 @@ from kvscope.show.tuning import Tuned, change, interval
 from kvscope.show.words import counted
 from kvscope.tune.bootstrap import objective_of
 from kvscope.tune.facts import Judged, Least, Scaled
+from kvscope.tune.flags import Flags
 from kvscope.tune.objective import Trial
 
 _FIGURES = ("p50", "p90", "p95", "p99", "TEL", "over SLO", "hit rate", "prefills/s")
@@ -266,14 +267,22 @@ def _to_set(found: Tuned) -> Section:
         sentences.append(f"SGLang has no {policy}; its best is {name} ({_s(other.trial)}): {told}")
     else:
         sentences.append(f"SGLang has no {policy}.")
-    own = f"vLLM's own prefix cache has no {policy}: it evicts by LRU."
-    sentences.append(f"vLLM: {flags.vllm}" if flags.vllm else own)
-    least = found.tuning.least_lru
-    if found.tuning.verdict == "add-capacity" and not flags.vllm and least is not None:
+    sentences.append(_for_vllm(policy, flags))
+    least, own = found.tuning.least_lru, policy == "lru"
+    if found.tuning.verdict == "add-capacity" and not own and least is not None:
         lru = found.flags_at(least.chosen)
         sentences.append(f"With LRU instead, in SGLang: {lru.sglang}; in vLLM: {lru.vllm}")
     sentences.append("What runs takes its tokens on top of the capacity, which is kept between.")
     return Section("To set", sentences=tuple(sentences))
+
+
+def _for_vllm(policy: str, flags: Flags) -> str:
+    if flags.vllm is None:
+        return f"vLLM has no {policy}, and kvscope's plugin for it neither: it evicts by LRU."
+    if flags.vllm_needs_plugin:
+        serve = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
+        return f"vLLM, with kvscope's plugin: {serve} {flags.vllm}"
+    return f"vLLM: {flags.vllm}"
 
 
 def _assumed(found: Tuned) -> Section:

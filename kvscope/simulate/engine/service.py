@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kvscope.jit import callable_in_kernels
-from kvscope.policies.base import LanePolicy, Turn
+from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
 from kvscope.prefix import write_path
 from kvscope.simulate.engine.eviction import Take
 from kvscope.simulate.engine.pool import give_back, give_content, lose_content, use
 from kvscope.simulate.engine.state import NONE, ROOT, Machine
-from kvscope.simulate.recent import ADAPT_EVERY, RECENT, note_recent, sort_recent
+from kvscope.simulate.recent import note_recent, sort_recent
 
 Grow: TypeAlias = Callable[[Machine, int, int], None]
 Release: TypeAlias = Callable[[Machine, int, bool], None]

@@ -14,13 +14,13 @@ base_ms = [8.9, 9.8]
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kvscope.documents import document_in
 from kvscope.errors import InputError, UsageError
 from kvscope.simulate.latency.profile import PARAMETERS, LatencyProfile
 
@@ -90,19 +90,6 @@ def lines_of(profile: LatencyProfile) -> list[str]:
         f"source = {quoted(profile.source)}",
         *(f"{key} = {_ms(getattr(profile, parameter))}" for key, parameter in _KEYS.items()),
     ]
-
-
-def document_in(path: Path, remedy: str) -> dict[str, Any]:
-    """The TOML file at `path`, its numbers exact; InputError with the file and the remedy."""
-    try:
-        # Decimal, so that milliseconds become the very seconds that were written.
-        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
-    except OSError as error:
-        raise InputError(
-            error.strerror or str(error), where=str(path), remedy="name another file"
-        ) from error
-    except (ValueError, ArithmeticError, RecursionError) as error:  # numbers and nesting, too
-        raise InputError(f"not a TOML file: {error}", where=str(path), remedy=remedy) from error
 
 
 def _text(where: str, document: Mapping[str, Any], key: str) -> str:

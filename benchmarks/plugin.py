@@ -1,0 +1,178 @@
+"""What the vLLM plugin costs: vLLM's own scheduler, with and without it, on made traffic.
+
+`python -m benchmarks.plugin` in an environment that has vLLM. No model: outputs are given. Nobody
+repeats a prompt, so that whatever the policy, each request takes as many blocks as any other and
+all that differs is the order; the difference in time is the plugin's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.table import Table
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+BLOCK, OUTPUTS, IN_FLIGHT, KINDS = 16, 16, 16, 20
+LONGEST = 1 << 16
+PUBLISHED_US = 79.0  # KVCache Cache in the Wild, ATC'25: a workload-aware eviction
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": LONGEST,
+    "torch_dtype": "bfloat16",
+}
+POLICIES: dict[str, dict[str, Any] | None] = {
+    "vLLM's own queue": None,
+    "lru in the plugin's": {"name": "lru", "params": {"ttl_s": 1e9}},
+    "threshold-lru": {"name": "threshold-lru", "params": {"threshold_tokens": 256}},
+    "tlru, any": {"name": "tlru", "leaves": "any", "params": {"xi_tokens": 512}},
+    "tlru": {"name": "tlru", "params": {"xi_tokens": 512}},
+    f"wa, {KINDS} categories": {"name": "wa"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of all steps, and blocks that were taken with content."""
+
+    seconds: float
+    evictions: int
+
+
+def main() -> None:
+    """The command line of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--blocks", type=int, default=8000, help="blocks of the pool")
+    parser.add_argument("--prompt-blocks", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each, interleaved")
+    told = parser.parse_args()
+    runs: dict[str, list[Run]] = {name: [] for name in POLICIES}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+        for _ in range(told.rounds):
+            for name, policy in POLICIES.items():
+                made = _scheduler(folder, policy, told.blocks)
+                runs[name].append(_served(made, told.requests, told.prompt_blocks))
+    print(_table(runs, told.requests).markdown())
+
+
+def _table(runs: dict[str, list[Run]], requests: int) -> Table:
+    """Each policy beside vLLM's own queue, by medians of the rounds."""
+    own, *_ = runs.values()
+    rows = []
+    for name, found in runs.items():
+        seconds = statistics.median(run.seconds for run in found)
+        evictions = found[0].evictions or own[0].evictions
+        more = [(run.seconds - base.seconds) for run, base in zip(found, own, strict=True)]
+        each_us = statistics.median(more) / found[-1].evictions * 1e6 if found[-1].evictions else 0
+        cells = [
+            f"{seconds / requests * 1e6:,.0f}",
+            f"{evictions / requests:.1f}",
+            f"{each_us:.2f}",
+        ]
+        rows.append([name, *cells])
+    return Table(
+        "The plugin in vLLM's scheduler",
+        f"{requests:,} requests, {IN_FLIGHT} in flight, no model. The published workload-aware"
+        f" policy takes {PUBLISHED_US:g} µs an eviction.",
+        ("order", "µs a request", "evictions a request", "more µs an eviction"),
+        rows,
+    )
+
+
+def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
+    import torch
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from kvscope.engine.vllm_plugin import KvscopeScheduler
+
+    config = VllmConfig(
+        model_config=ModelConfig(
+            model=folder, skip_tokenizer_init=True, max_model_len=LONGEST, dtype="bfloat16"
+        ),
+        scheduler_config=SchedulerConfig(
+            max_model_len=LONGEST,
+            is_encoder_decoder=False,
+            max_num_seqs=IN_FLIGHT,
+            max_num_batched_tokens=8192,
+        ),
+        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+        additional_config={"kvscope": {"policy": policy}} if policy else {},
+    )
+    config.cache_config.num_gpu_blocks = blocks + 1
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return (KvscopeScheduler if policy else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK,
+        log_stats=False,
+    )
+
+
+def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:
+    """Serve fresh prompts, so many in flight; the time that the scheduler itself takes."""
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    init_none_hash(sha256)
+    rng = np.random.default_rng(1)
+    waiting = []
+    for number in range(requests):
+        prompt = rng.integers(0, 1 << 30, prompt_blocks * BLOCK + 1).tolist()
+        said = {"kvscope_type": f"kind{number % KINDS}", "kvscope_turn": 1}
+        params = SamplingParams(max_tokens=OUTPUTS, ignore_eos=True, extra_args=said)
+        hasher = get_request_block_hasher(BLOCK, sha256)
+        waiting.append(Request(str(number), prompt, params, None, block_hasher=hasher))
+    waiting.reverse()
+    seconds = 0.0
+    gc.collect()
+    gc.disable()
+    while waiting or scheduler.requests:
+        start = time.perf_counter()
+        while waiting and len(scheduler.requests) < IN_FLIGHT:
+            scheduler.add_request(waiting.pop())
+        planned = scheduler.schedule()
+        seconds += time.perf_counter() - start
+        names = list(planned.num_scheduled_tokens)
+        sampled = [[] if scheduler.requests[one].is_prefill_chunk else [7] for one in names]
+        places = {name: place for place, name in enumerate(names)}
+        result = ModelRunnerOutput(names, places, sampled_token_ids=sampled)
+        start = time.perf_counter()
+        scheduler.update_from_output(planned, result)
+        seconds += time.perf_counter() - start
+    gc.enable()
+    watching = getattr(scheduler, "kvscope", ())
+    return Run(seconds, watching[0].free.evictions if watching else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""How the plugin is told what to do: `KVSCOPE_RECOMMENDATION`, or vLLM's `--additional-config`.
+
+KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` wrote
+KVSCOPE_RECORD=folder                           record every request to there
+
+--additional-config '{"kvscope": {"recommendation": "recommendation.toml", "record": "folder"}}'
+--additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvscope.errors import UsageError
+from kvscope.policies.base import Policy
+from kvscope.policies.bound import policy_in, recommendation_in
+
+RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
+RECORD = "KVSCOPE_RECORD"
+_KEYS = ("policy", "recommendation", "record")
+_WHERE = "--additional-config kvscope"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The policy that orders free blocks, and the folder that requests are recorded to."""
+
+    policy: Policy | None = None
+    record: Path | None = None
+
+
+def settings(additional: object, environment: Mapping[str, str]) -> Settings:
+    """What the engine's `additional` configuration says, and the environment where it does not.
+
+    Raises UsageError or InputError with the place, the value and the remedy.
+    """
+    table: Any = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{table!r} is no table", where=_WHERE, remedy="keys: " + ", ".join(_KEYS))
+    for key in table:
+        if key not in _KEYS:
+            raise UsageError("unknown key", where=f"{_WHERE}.{key}", remedy=f"keys: {_KEYS}")
+    record = table.get("record") or environment.get(RECORD)
+    path = table.get("recommendation") or environment.get(RECOMMENDATION)
+    policy = None
+    if "policy" in table:
+        policy = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
+    elif path:
+        policy = policy_in(recommendation_in(Path(path)), str(path))
+    return Settings(policy, Path(record) if record else None)

@@ -1,0 +1,204 @@
+"""A policy that orders an engine's free blocks: what it is told, and what it decides."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvscope.engine.conversations import MOST_CATEGORIES, Categories, Lineage, Sessions, told
+from kvscope.engine.free_blocks import Block, FreeBlocks, Plan
+from kvscope.engine.observer import Observer, Request
+from kvscope.engine.prefixes import Prefixes
+from kvscope.engine.reuse import ReuseEstimator
+from kvscope.errors import UsageError
+from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, LanePolicy, Policy, Turn
+
+NO_TABLE = np.zeros((1, 1))
+
+
+class _Served:
+    """What is known of a request that is being served."""
+
+    __slots__ = ("arrival_s", "category", "hit_blocks", "number", "prompt_tokens", "turn")
+
+    def __init__(self, number: int, arrival_s: float, prompt_tokens: int) -> None:
+        self.number = number
+        self.arrival_s = arrival_s
+        self.prompt_tokens = prompt_tokens
+        self.category = 0
+        self.turn = 1
+        self.hit_blocks = -1
+
+
+class Steering(Observer):
+    """Tells the free blocks of an engine which lane each freed block goes to, and what lanes score.
+
+    `attach` comes first. `clock` gives seconds; they are read twice a step.
+    """
+
+    def __init__(
+        self, policy: Policy, block_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.policy = lane_policy(policy)
+        self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
+        self.block_size = block_size
+        self.clock = clock
+        self.p = policy.settings()
+        self.table = NO_TABLE
+        self._ttl_s = float(policy.values.get("ttl_s", math.inf))
+        self._estimator: ReuseEstimator | None = None
+        self._categories, self._sessions = Categories(), Sessions()
+        self._lineage = Lineage(block_size)
+        self._served: dict[str, _Served] = {}
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._arrived = self._admitted = 0
+        self._start_s = clock()
+        if policy.table is not None:
+            self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
+            self.table = self._estimator.table
+
+    def attach(
+        self,
+        blocks: list[Block],
+        total: int,
+        forget: Callable[[Block], object],
+        blocks_of: Callable[[str], list[Block]],
+    ) -> FreeBlocks:
+        """The queue that takes the place of the engine's, with its free blocks.
+
+        `forget` takes a block out of the engine's cache; `blocks_of` lists a request's blocks.
+        """
+        self._forget, self._blocks_of = forget, blocks_of
+        self.free = FreeBlocks(
+            blocks,
+            total,
+            self.score,
+            prefixes=Prefixes() if self.policy.evicts == "leaf" else None,
+            forget=forget,
+            failed=self.fail,
+        )
+        nobody = Turn(0, 0.0, 0, 0, ENDS)
+        self.free.usual = self.policy.place(nobody, self.block_size, self.p)[2]
+        return self.free
+
+    def give_up(self) -> None:
+        """Order blocks by LRU from now on."""
+        self._served.clear()
+        self.free.fall_back()
+
+    def score(self, lane: int, idle_s: float) -> float:
+        """What a lane's oldest block is worth."""
+        return self.policy.score(lane, idle_s, self.p, self.table)
+
+    def arrived(self, request: Request) -> None:
+        """Note when it came and, for policies with categories, which it is of."""
+        number, self._arrived = self._arrived, self._arrived + 1
+        served = _Served(number, self.clock() - self._start_s, request.num_prompt_tokens)
+        self._served[request.request_id] = served
+        if self._estimator is not None and self._estimator.arrive(served.arrival_s):
+            self.table = self._estimator.table
+        if self.policy.by_category:
+            says = told(request)
+            if says.session is not None:
+                _, served.turn = self._sessions.begin(says.session, number, says.turn)
+            else:
+                inferred = self._lineage.turn(request.block_hashes, served.prompt_tokens)
+                served.turn = says.turn or inferred
+            served.category = self._categories.number(says.type, served.turn)
+
+    def stepping(self) -> None:
+        """It is later now."""
+        now_s = self.clock()
+        self.free.at(now_s)
+        if self._ttl_s < math.inf:
+            self.free.expire(now_s - self._ttl_s)
+
+    def updating(self) -> None:
+        """It is later now."""
+        self.free.at(self.clock())
+
+    def admitted(self, request_id: str, hit_tokens: int) -> None:
+        """Note what it hit; adaptive policies look at what late requests had to compute."""
+        served = self._served.get(request_id)
+        if served is None or served.hit_blocks >= 0:
+            return
+        served.hit_blocks = hit_tokens // self.block_size
+        if self.policy.adaptive:
+            self._recent.append(served.prompt_tokens - hit_tokens)
+            self._admitted += 1
+            if self._admitted % ADAPT_EVERY == 0:
+                self.policy.adapt(np.array(sorted(self._recent), dtype=np.int64), self.p)
+
+    def releasing(self, request: Request) -> None:
+        """Say where its blocks go; those of a turn that is not admitted are forgotten at once."""
+        served = self._served.get(request.request_id)
+        if served is None:
+            return
+        turn = Turn(served.number, served.arrival_s, request.num_tokens, served.category, ENDS)
+        depth, deep, shallow = self.policy.place(turn, self.block_size, self.p)
+        if not request.is_finished():  # it will be back at once
+            self.free.plan = Plan(0, shallow, shallow)
+            return
+        self.free.plan = Plan(depth * self.block_size, deep, shallow)
+        del self._served[request.request_id]
+        if served.hit_blocks < 0:
+            return
+        self._learn(request, served)
+        if not self.policy.admits(turn, self.p):
+            for block in self._blocks_of(request.request_id)[served.hit_blocks :]:
+                if block.ref_cnt == 1 and block.block_hash is not None:
+                    self._forget(block)
+
+    def put_off(self, blocks: list[Block]) -> None:
+        """The blocks of the request being released will be freed later: remember their lanes."""
+        if self.free.plan is not None:
+            for block in blocks:
+                self.free.assigned[block.block_id] = self.free.plan.lane(block)
+
+    def released(self) -> None:
+        """What is freed without a request being released goes to the usual lane."""
+        self.free.plan = None
+
+    def cached(self, blocks: list[Block], start: int, end: int) -> None:
+        """A request's blocks from `start` to `end` - 1 have got their hashes."""
+        above = blocks[start - 1].block_hash if start else None
+        for block in blocks[start:end]:
+            if block.block_hash is not None:
+                self.free.gained(block.block_hash, above)
+            above = block.block_hash
+
+    def uncached(self, keys: list[Any]) -> None:
+        """A block has lost its hash."""
+        for key in keys:
+            self.free.lost(key)
+
+    def cleared(self) -> None:
+        """All blocks have."""
+        self.free.lost_all()
+
+    def _learn(self, request: Request, served: _Served) -> None:
+        if self.policy.by_category:
+            self._lineage.end(
+                request.block_hashes, served.prompt_tokens, request.num_tokens, served.turn
+            )
+        if self._estimator is not None:
+            tokens = min(max(request.num_tokens - 1, 0), request.num_computed_tokens)
+            keys: list[Any] = request.block_hashes[: tokens // self.block_size]
+            self._estimator.touch(keys, served.category, served.arrival_s)
+
+
+def lane_policy(policy: Policy) -> LanePolicy:
+    """A policy that an engine can follow; UsageError for others."""
+    if isinstance(policy, LanePolicy) and not policy.hindsight:
+        return policy
+    why = "knows the future" if policy.hindsight else "has no recency lists"
+    raise UsageError(
+        f"{policy.name} {why}, so no engine can follow it",
+        where="policy",
+        remedy="take lru, tlru, threshold-lru, wa or ttl",
+    )

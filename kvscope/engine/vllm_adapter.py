@@ -1,0 +1,222 @@
+"""All that knows vLLM: its scheduler with kvscope's observers around it. Imported in vLLM alone.
+
+Nothing of vLLM is replaced but the queue of free blocks, and for policies that evict leaves three
+methods of the block pool are listened to.
+
+Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler), vllm/v1/core/block_pool.py
+(BlockPool), vllm/config/scheduler.py (SchedulerConfig.get_scheduler_cls).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import vllm
+from vllm.config import SchedulerConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+from kvscope.engine.observer import Observer, log
+from kvscope.engine.recording import Recording
+from kvscope.engine.settings import settings
+from kvscope.engine.steering import Steering
+from kvscope.errors import EngineError
+from kvscope.policies.base import Policy
+
+SUPPORTED = ("0.32.", "0.33.")
+_FULL = (FullAttentionSpec, MLAAttentionSpec)
+_POINTS = (
+    (Scheduler, ("_free_request_blocks", "schedule", "update_from_output", "add_request")),
+    (SchedulerConfig, ("get_scheduler_cls",)),
+)
+
+
+def check_version() -> None:
+    """Raises EngineError for a vLLM that this plugin does not know."""
+    known = " and ".join(f"{one}x" for one in SUPPORTED)
+    missing = [name for kind, names in _POINTS for name in names if not hasattr(kind, name)]
+    if not vllm.__version__.startswith(SUPPORTED) or missing:
+        raise EngineError(
+            f"this is vLLM {vllm.__version__}; kvscope's plugin knows {known}",
+            where="kvscope.engine",
+            remedy="install one of these, or leave --scheduler-cls and KVSCOPE_* out",
+        )
+
+
+class _Observed:
+    """What both of vLLM's schedulers get: observers that are told of everything."""
+
+    kvscope: tuple[Observer, ...] = ()
+    deferred_frees: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_version()
+        super().__init__(*args, **kwargs)
+        self.kvscope = observers(self)
+
+    def add_request(self, request: Any) -> None:
+        """As vLLM's."""
+        self._tell("arrived", request)
+        super().add_request(request)  # type: ignore[misc]  # the scheduler's, here and below
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        self._tell("stepping")
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        for new in output.scheduled_new_reqs:
+            self._tell("admitted", new.req_id, new.num_computed_tokens)
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        self._tell("updating")
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        self._tell("updated")
+        return outputs
+
+    def shutdown(self) -> None:
+        """As vLLM's."""
+        self._tell("closing")
+        super().shutdown()  # type: ignore[misc]
+
+    def _free_request_blocks(self, request: Any) -> None:
+        self._tell("releasing", request)
+        waiting = len(self.deferred_frees)
+        super()._free_request_blocks(request)  # type: ignore[misc]
+        if len(self.deferred_frees) > waiting:
+            self._tell("put_off", self.deferred_frees[-1][1])
+        self._tell("released")
+
+    def _tell(self, event: str, *of: Any) -> None:
+        for one in self.kvscope:
+            one.tell(event, *of)
+
+
+class KvscopeAsyncScheduler(_Observed, AsyncScheduler):  # type: ignore[misc]  # vLLM has no types
+    """vLLM's AsyncScheduler with kvscope's policy for free blocks."""
+
+
+class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
+    """vLLM's scheduler with kvscope's policy for free blocks.
+
+    Where vLLM schedules asynchronously, as it does on GPUs, this gives a KvscopeAsyncScheduler.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """The scheduler that vLLM itself would take, observed."""
+        config = kwargs.get("vllm_config") or args[0]
+        if cls is KvscopeScheduler and config.scheduler_config.async_scheduling:
+            return KvscopeAsyncScheduler(*args, **kwargs)
+        return super().__new__(cls)
+
+
+def observers(scheduler: Any) -> tuple[Observer, ...]:
+    """What is to watch a new scheduler, by its configuration and the environment."""
+    chosen = settings(scheduler.vllm_config.additional_config, os.environ)
+    if chosen == type(chosen)():
+        log.warning("kvscope has nothing to do: set KVSCOPE_RECOMMENDATION, or leave it out")
+    watching: list[Observer] = []
+    if chosen.policy is not None and steers(chosen.policy):
+        why = unfit(scheduler)
+        if why:
+            log.warning("kvscope leaves the eviction order to vLLM: %s", why)
+        else:
+            watching.append(steer(scheduler, chosen.policy))
+            log.info(
+                "kvscope orders free blocks by %s %s", chosen.policy.name, chosen.policy.values
+            )
+    if chosen.record is not None:
+        if scheduler.kv_cache_manager.enable_caching:
+            watching.append(Recording(chosen.record, scheduler.hash_block_size))
+            log.info("kvscope records requests to %s", chosen.record)
+        else:
+            log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
+    return tuple(watching)
+
+
+def steers(policy: Policy) -> bool:
+    """Whether the order differs from vLLM's own at all."""
+    return policy.name != "lru" or math.isfinite(policy.values["ttl_s"])
+
+
+def unfit(scheduler: Any) -> str | None:
+    """Why a policy cannot order the blocks of this engine, if it cannot."""
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    if not scheduler.kv_cache_manager.enable_caching:
+        return "prefix caching is off"
+    if len(groups) != 1 or type(groups[0].kv_cache_spec) not in _FULL:
+        return "the model does not have full attention alone, for which no order is proven"
+    if block_size(scheduler) != scheduler.hash_block_size:
+        return "blocks are not hashed one by one"
+    return None
+
+
+def block_size(scheduler: Any) -> int:
+    """Tokens in a block."""
+    return int(scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size)
+
+
+def steer(scheduler: Any, policy: Policy) -> Steering:
+    """Put kvscope's queue of free blocks in the place of vLLM's."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    steering = Steering(policy, block_size(scheduler))
+    pool.free_block_queue = steering.attach(
+        pool.free_block_queue.get_all_free_blocks(),
+        len(pool.blocks),
+        pool._maybe_evict_cached_block,  # noqa: SLF001  (vLLM offers no other way)
+        lambda request_id: manager.coordinator.get_blocks(request_id)[0],
+    )
+    if policy.evicts == "leaf":
+        listen(pool, steering)
+    return steering
+
+
+def listen(pool: Any, steering: Steering) -> None:
+    """Tell `steering` which hashes come into the cache and go."""
+    cache, uncache, reset = (
+        pool.cache_full_blocks,
+        pool._remove_cached_block_hashes,  # noqa: SLF001  (the one way out of the cache)
+        pool.reset_prefix_cache,
+    )
+
+    def cache_full_blocks(
+        request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, **more: Any
+    ) -> None:
+        cache(request, blocks, num_cached_blocks, num_full_blocks, **more)
+        steering.tell("cached", blocks, num_cached_blocks, num_full_blocks)
+
+    def remove_cached_block_hashes(block: Any) -> Any:
+        removed = uncache(block)
+        if removed:
+            steering.tell("uncached", removed)
+        return removed
+
+    def reset_prefix_cache() -> bool:
+        done = bool(reset())
+        if done:
+            steering.tell("cleared")
+        return done
+
+    pool.cache_full_blocks = cache_full_blocks
+    pool._remove_cached_block_hashes = remove_cached_block_hashes  # noqa: SLF001
+    pool.reset_prefix_cache = reset_prefix_cache
+
+
+def register() -> None:
+    """Let vLLM take the observed schedulers for its own, once however often this is called."""
+    check_version()
+    choose = SchedulerConfig.get_scheduler_cls
+    if getattr(choose, "by_kvscope", False):
+        return
+    observed = {Scheduler: KvscopeScheduler, AsyncScheduler: KvscopeAsyncScheduler}
+
+    def get_scheduler_cls(self: Any) -> Any:
+        chosen = choose(self)
+        return observed.get(chosen, chosen)
+
+    get_scheduler_cls.by_kvscope = True  # type: ignore[attr-defined]
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls

@@ -1,0 +1,134 @@
+"""How soon blocks are used again: the estimates that `Wa` reads, from counts of a window.
+
+The simulator gathers these counts from a trace, an engine's plugin from the requests it serves; the
+formulas between counts and table are the same, and `kvscope fit` starts from them too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import Floats
+from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
+
+WINDOW_REFITS = 6  # so many times a refit's distance is the past that it looks at
+SLOTS, AGES = 64, 4096.0  # slots of the time since a touch, the longest so many times the least
+_PRIOR_BLOCKS = 50.0  # so much of the overall average is mixed into each category
+_UNKNOWN_P = 0.5
+_UNKNOWN_GAP_S = 60.0
+_ROUNDS = 300
+_SETTLED = 1e-6  # relative change of a round that ends the search
+
+
+class Sums(NamedTuple):
+    """All that an exponential needs to know, of any number of cells (leading axes `...`).
+
+    `reused` blocks took `waited_s` seconds together; `waiting` (`...` × B) blocks were still
+    unused `since_s` (the same) seconds after their touch.
+    """
+
+    reused: Floats
+    waited_s: Floats
+    waiting: Floats
+    since_s: Floats
+
+
+class Fitted(NamedTuple):
+    """Reuse probability and rate of each cell."""
+
+    p: Floats
+    rate_per_s: Floats
+
+
+def exponentials(of: Sums, prior: Fitted | None = None, prior_blocks: float = 0.0) -> Fitted:
+    """The defective exponential of every cell at once, by expectation and maximization.
+
+    A waiting block will be reused with probability q = p e / (1 - p + p e), e = exp(-r since);
+    then p = (reused + sum of q) / all, r = reused / (waited + sum of q since). `prior` adds
+    `prior_blocks` that behave as it says, to draw cells with few blocks towards it. A cell without
+    anything has p = 0 and r = 1.
+    Source: Dempster, Laird and Rubin, Maximum likelihood from incomplete data (1977).
+    """
+    before = prior or Fitted(np.zeros_like(of.reused), np.ones_like(of.reused))
+    extra_reused = prior_blocks * before.p
+    extra_s = extra_reused / before.rate_per_s
+    all_blocks = of.reused + of.waiting.sum(axis=-1) + prior_blocks
+    events = of.reused + extra_reused
+    seconds = np.maximum(of.waited_s + extra_s, 1e-9)
+    known = events > 0
+    p = np.where(known, events / np.maximum(all_blocks, 1e-300), 0.0)
+    rate = np.where(known, events / seconds, 1.0)
+    active = np.flatnonzero(known.ravel() & (of.waiting.sum(axis=-1) > 0).ravel())
+    flat_p, flat_rate = p.ravel(), rate.ravel()
+    waiting = of.waiting.reshape(flat_p.size, -1)
+    since = of.since_s.reshape(waiting.shape)
+    n, d, s = all_blocks.ravel(), events.ravel(), seconds.ravel()
+    for _ in range(_ROUNDS):
+        if not len(active):
+            break
+        a = active
+        to_come = flat_p[a, None] * np.exp(-flat_rate[a, None] * since[a])
+        expected = waiting[a] * to_come / ((1.0 - flat_p[a, None]) + to_come + 1e-300)
+        new_p = np.minimum((d[a] + expected.sum(axis=1)) / n[a], 1.0)
+        new_rate = d[a] / (s[a] + (expected * since[a]).sum(axis=1))
+        moved = np.maximum(np.abs(new_p / flat_p[a] - 1.0), np.abs(new_rate / flat_rate[a] - 1.0))
+        flat_p[a], flat_rate[a] = new_p, new_rate
+        active = a[moved > _SETTLED]
+    return Fitted(flat_p.reshape(p.shape), flat_rate.reshape(p.shape))
+
+
+def mean_lifetimes(
+    waited_s: Floats, appeared: Floats, unknown_s: float, prior_blocks: float
+) -> Floats:
+    """Mean lifetime of each category (the last axis), in seconds.
+
+    A lifetime is the sum of a block's waits, so its mean is the waits of all reuses (`waited_s`)
+    over the blocks that `appeared`. Categories with few of them are drawn to the mean over all, as
+    by `prior_blocks` more; where nothing is known that is `unknown_s`. Source: KVCache Cache in
+    the Wild (ATC'25), section 4.2 (life).
+    """
+    all_waited, all_appeared = waited_s.sum(axis=-1), appeared.sum(axis=-1)
+    known = (all_waited > 0) & (all_appeared > 0)
+    overall = np.where(known, all_waited / np.where(known, all_appeared, 1.0), unknown_s)
+    drawn: Floats = (waited_s + prior_blocks * overall[..., None]) / (appeared + prior_blocks)
+    return drawn
+
+
+def slots_of(age_s: Floats, longest_s: float) -> NDArray[np.int64]:
+    """The slot of each age: waits of like length are counted together, on a scale of logarithms."""
+    far = 1.0 + np.log(np.maximum(age_s / longest_s, 1 / AGES)) / np.log(AGES)  # 0 to 1
+    slots: NDArray[np.int64] = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
+    return slots
+
+
+def reuse_values(of: Sums, taken: Floats) -> Floats:
+    """The table of `Wa` for each window and category: reuse probability, rate and lifetime.
+
+    `of` has axes (windows, categories[, slots]); `taken` (windows, categories) are the blocks
+    touched that had been there before. The defective exponential, right-censored at the window's
+    end, and the mean lifetime, each drawn to that of all categories together as by some blocks
+    more; before anything was seen all categories are alike.
+    """
+    appeared = np.maximum(of.reused + of.waiting.sum(axis=-1) - taken, 0.0)
+    everything = _together(of)
+    alike = np.full(len(everything.reused), 1.0)
+    nothing_known = Fitted(_UNKNOWN_P * alike, alike / _UNKNOWN_GAP_S)
+    overall = exponentials(everything, nothing_known, _PRIOR_BLOCKS)
+    spread = Fitted(*(np.broadcast_to(one[:, None], of.reused.shape) for one in overall))
+    found = exponentials(of, spread, _PRIOR_BLOCKS)
+    life = mean_lifetimes(of.waited_s, appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
+    values = np.empty((*of.reused.shape, 3))
+    values[..., REUSE_PROBABILITY] = found.p
+    values[..., RATE_PER_S] = found.rate_per_s
+    values[..., LIFE_S] = np.maximum(life, 1e-3)
+    return values
+
+
+def _together(of: Sums) -> Sums:
+    """The same of all categories together."""
+    waiting = of.waiting.sum(axis=1)
+    since = (of.waiting * of.since_s).sum(axis=1) / np.where(waiting > 0, waiting, 1.0)
+    return Sums(of.reused.sum(axis=1), of.waited_s.sum(axis=1), waiting, since)

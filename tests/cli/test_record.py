@@ -1,0 +1,44 @@
+"""`kvscope record` from outside: what is asked for, and what a stream leads to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.engine import kv_events
+from kvscope.engine.kv_events import Batch, BlockStored
+from kvscope.errors import ExitCode
+
+
+def test_it_has_to_be_told_from_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The error names both ways."""
+    assert run(["record", "-o", str(tmp_path / "trace.jsonl")]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "--kv-events" in told
+    assert "KVSCOPE_RECORD" in told
+
+
+def test_ctrl_c_ends_a_recording_that_kvscope_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come until then is written, and what was missed is told."""
+
+    def stream(endpoint: str) -> Iterator[tuple[int, Batch] | None]:
+        assert endpoint == "tcp://localhost:5557"
+        yield 3, Batch(1.0, [BlockStored([b"a", b"b"], None, 16)])
+        yield None
+        yield 6, Batch(1.5, [BlockStored([b"c"], b"z", 16)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kv_events, "batches", stream)
+    path = tmp_path / "trace.jsonl"
+    asked = ["record", "--kv-events", "tcp://localhost:5557", "-o", str(path), "--quiet", "1s"]
+    assert run(asked) == ExitCode.DONE
+    assert json.loads(path.read_text())["input_length"] == 32
+    told = capsys.readouterr().err
+    assert "1 requests; 2 batches of events missed, 1 blocks behind" in told
+    assert run(["ingest", str(path), "--db", ":memory:"]) == ExitCode.DONE

@@ -1,0 +1,96 @@
+"""kvscope's plugin in vLLM's own scheduler: blocks leave as the simulator's engine model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.lru import Lru
+from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.ttl import Ttl
+from kvscope.policies.wa import Wa
+from kvscope.simulate.replay import Tables
+from tests.conformance.kvscope_side import Model
+from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
+
+pytestmark = pytest.mark.engine
+
+POLICIES: dict[str, LanePolicy] = {
+    "tlru": TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
+    "tlru any": TLru({"xi_tokens": 200, "next_prompt_tokens": 60}, leaves="any"),
+    "tlru adaptive": TLru({"xi_percentile": 0.8, "next_prompt_tokens": 60}),
+    "tlru ttl": TLru({"xi_tokens": 200, "next_prompt_tokens": 60, "ttl_s": 90}),
+    "threshold-lru": ThresholdLru({"threshold_tokens": 150}),
+    "ttl": Ttl({"ttl_s": 6}),
+    "wa": Wa(),
+}
+KINDS = 5
+TABLE = Tables(
+    np.zeros(1, dtype=np.int64),
+    np.array([[[0.9, 0.02, 40], [0.2, 0.5, 5], [0.6, 0.001, 900], [0.6, 0.02, 9], [0, 1, 1]]]),
+)
+
+
+def compared(
+    folder: Path, name: str, mix: str, usable_blocks: int, *, requests: int, overlapped: bool
+) -> dict[str, int]:
+    """Both sides stepped to the end; that the policy made a difference is part of it."""
+    asked = fitting(requests, usable_blocks + len(name), mix, 16, usable_blocks)
+    policy, more = POLICIES[name], {}
+    if name == "wa":
+        rng = np.random.default_rng(len(asked))
+        more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(asked))]}
+        more |= {"tables": TABLE}
+    vllm, model = both(
+        folder, asked, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
+    )
+    seen = stepped(vllm, model)
+    assert not vllm.steering.broken
+    assert vllm.steering.free.evictions == model.machine.state[0].evictions > 0
+    lru = Model(asked, 16, Lru(), model.settings)
+    lru.finish(len(asked))
+    assert lru.machine.requests.hits.tolist() != model.machine.requests.hits.tolist()
+    return seen
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("usable_blocks", [80, 300])
+def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overlapped: bool) -> None:
+    """400 conversations' requests, chunks, preemption: the same blocks leave, in order."""
+    seen = compared(tmp_path, name, "chats", usable_blocks, requests=400, overlapped=overlapped)
+    assert seen["hits"] > 0
+    if usable_blocks == 80:
+        assert seen["preemptions"] > 0
+
+
+@pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
+@pytest.mark.parametrize("name", ["tlru", "wa"])
+def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
+    """Rushes, long prompts, long outputs, and the same prompts over and over."""
+    compared(tmp_path, name, mix, 200, requests=400, overlapped=False)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_lru_in_the_queue_is_vllms_order(tmp_path: Path, mix: str) -> None:
+    """With the queue put in for plain LRU too, the order is what vLLM's own queue would have."""
+    asked = fitting(400, 3, mix, 16, 120)
+    policy = Lru({"ttl_s": 1e9})  # finite, so that the plugin does put its queue in
+    seen = stepped(*both(tmp_path, asked, 16, 120, policy=policy))
+    own, _ = both(tmp_path, asked, 16, 120)
+    while own.step():
+        pass
+    assert sum(own.hit_tokens.values()) == seen["hits"] > 0
+
+
+def test_plain_lru_leaves_vllms_queue_where_it_is(tmp_path: Path) -> None:
+    """LRU is vLLM's own order: nothing is put in."""
+    asked = fitting(20, 3, "chats", 16, 120)
+    vllm, _ = both(tmp_path, asked, 16, 120)
+    queue = type(vllm.scheduler.kv_cache_manager.block_pool.free_block_queue)
+    assert queue.__module__.startswith("vllm.")
+    assert SLOTS == 16

@@ -1,0 +1,114 @@
+"""How the plugin gets into vLLM, and that it stays out where it does not belong."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope.errors import EngineError
+from tests.conformance.stepping import both, fitting
+from tests.conformance.test_plugin import POLICIES
+
+pytestmark = pytest.mark.engine
+
+
+def test_an_unknown_vllm_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The class does not load; the entry point leaves vLLM as it is and says so."""
+    import vllm
+
+    from kvscope.engine import vllm_plugin
+
+    monkeypatch.setattr(vllm, "__version__", "0.40.0")
+    with pytest.raises(EngineError, match=r"vLLM 0\.40\.0; kvscope's plugin knows 0\.32\.x and"):
+        _ = vllm_plugin.KvscopeScheduler
+    monkeypatch.setenv("KVSCOPE_RECORD", "somewhere")
+    with caplog.at_level(logging.WARNING):
+        vllm_plugin.register()
+    assert "vLLM keeps its own order" in caplog.text
+
+
+def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice is as once; without the environment nothing happens; other classes stay."""
+    from vllm.config import SchedulerConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from kvscope.engine import vllm_plugin
+
+    own = SchedulerConfig.get_scheduler_cls
+    monkeypatch.setattr(SchedulerConfig, "get_scheduler_cls", own)
+    for name in ("KVSCOPE_RECOMMENDATION", "KVSCOPE_RECORD"):
+        monkeypatch.delenv(name, raising=False)
+    vllm_plugin.register()
+    assert SchedulerConfig.get_scheduler_cls is own
+    monkeypatch.setenv("KVSCOPE_RECORD", "somewhere")
+    vllm_plugin.register()
+    chosen = SchedulerConfig.get_scheduler_cls
+    vllm_plugin.register()
+    assert SchedulerConfig.get_scheduler_cls is chosen
+    config = SchedulerConfig(max_model_len=64, is_encoder_decoder=False, async_scheduling=False)
+    assert config.get_scheduler_cls() is vllm_plugin.KvscopeScheduler
+    config.async_scheduling = True
+    assert config.get_scheduler_cls() is vllm_plugin.KvscopeAsyncScheduler
+    config.scheduler_cls = Scheduler
+    assert config.get_scheduler_cls() is vllm_plugin.KvscopeScheduler
+
+
+def test_vllm_goes_on_when_the_policy_breaks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Midway in traffic: one line of log, and from then on plain LRU to the end."""
+    asked = fitting(300, 3, "chats", 16, 120)
+    vllm, _ = both(tmp_path, asked, 16, 120, policy=POLICIES["tlru"])
+    for _ in range(400):
+        vllm.step()
+
+    def broken(*_: object) -> float:
+        raise ZeroDivisionError("of all things")
+
+    vllm.steering.policy.score = broken  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR, logger="vllm.kvscope"):
+        while vllm.step():
+            pass
+    assert vllm.steering.broken
+    assert sum(record.levelno >= logging.ERROR for record in caplog.records) <= 1
+    free = vllm.scheduler.kv_cache_manager.block_pool.free_block_queue
+    assert free.num_free_blocks == len(free.get_all_free_blocks()) == 120
+    assert len(free.lanes) == 1
+    assert len(vllm.hit_tokens) == len(asked)
+
+
+def test_a_reset_of_the_cache_leaves_nothing_behind(tmp_path: Path) -> None:
+    """vLLM forgets all hashes at once; so does the plugin, and goes on."""
+    asked = fitting(200, 3, "chats", 16, 120)
+    vllm, _ = both(tmp_path, asked[:100], 16, 120, policy=POLICIES["tlru"])
+    while vllm.step():
+        pass
+    assert vllm.scheduler.reset_prefix_cache()
+    steering = vllm.steering
+    assert not steering.free._prefixes._holders
+    assert list(steering.free.set_aside) == []
+    vllm.asked = asked
+    while vllm.step():
+        pass
+    assert not steering.broken
+    assert len(vllm.hit_tokens) == len(asked)
+
+
+def test_beside_vllm_the_plugin_loads_nothing_heavy() -> None:
+    """vLLM brings numba and scipy itself; the plugin adds kvscope's own modules and no more."""
+    code = """
+import sys
+import vllm.v1.core.sched.async_scheduler, vllm.config
+before = set(sys.modules)
+from kvscope.engine.vllm_plugin import KvscopeScheduler
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(new & {"polars", "duckdb", "numba", "streamlit", "scipy", "plotly", "typer"}))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "[]"

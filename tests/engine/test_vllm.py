@@ -1,0 +1,134 @@
+"""A real vLLM with the plugin: every request hits what the simulator says it hits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope.ingest.pipeline import ingest
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.wa import Wa
+from kvscope.simulate.engine.paths import engine_traffic
+from kvscope.simulate.engine.replay import replay_engine
+from kvscope.simulate.engine.settings import EngineSettings, StepCost
+from kvscope.simulate.estimates import tables_for
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.prompts import Prompts, load_prompts
+from tests.conformance.conversations import Asked, prompts_of
+from tests.engine.serving import BLOCK
+
+pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = 64
+TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
+
+
+def recommended(path: Path, policy: LanePolicy) -> Path:
+    """The file that `kvscope tune` would write for a policy, as far as the plugin reads it."""
+    params = ", ".join(f"{name} = {value!r}" for name, value in policy.values.items())
+    path.write_text(
+        f'schema = 1\n[policy]\nname = "{policy.name}"\nleaves = "{policy.evicts}"\n'
+        f"params = {{ {params} }}\n"
+    )
+    return path
+
+
+def ran(what: str, blocks: int = BLOCKS, **environment: str) -> dict[str, Any]:
+    """What the script of `tests.engine.serving` tells, run as an operator would run vLLM."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.engine.serving", what, "--blocks", str(blocks)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
+
+
+def prompts(answer: dict[str, Any]) -> Prompts:
+    """The same requests for the simulator."""
+    asked = [
+        Asked(tuple(one["prompt"]), tuple(one["output"]), None, one["arrival_s"])
+        for one in answer["served"]
+    ]
+    kinds = [one["kind"] for one in answer["served"]]
+    met = list(dict.fromkeys(kinds))
+    category = np.array([met.index(kind) for kind in kinds], dtype=np.int32)
+    return replace(prompts_of(asked, BLOCK), category=category, categories=tuple(met))
+
+
+def predicted(known: Prompts, policy: LanePolicy) -> list[int]:
+    """Each request's hit tokens as the simulator has them, a step of the engine a second."""
+    seen = replay_engine(
+        known,
+        policy,
+        EngineSettings.one_at_a_time(BLOCKS),
+        StepCost(base_s=1.0),
+        tables=tables_for(engine_traffic(known), type(policy)),
+    )
+    return [int(hits) * BLOCK for hits in seen.hit_blocks]
+
+
+@pytest.mark.parametrize("policy", [Lru(), TAIL, Wa()], ids=lambda one: one.name)
+def test_every_request_hits_what_was_predicted(tmp_path: Path, policy: LanePolicy) -> None:
+    """300 requests, answered by the model and continued with its answers."""
+    path = recommended(tmp_path / "recommendation.toml", policy)
+    answer = ran("conversations", KVSCOPE_RECOMMENDATION=str(path))
+    assert answer["watching"] == ([] if policy.name == "lru" else ["Steering"])
+    assert answer["broken"] == [False] * len(answer["watching"])
+    measured = [one["hit_tokens"] for one in answer["served"]]
+    known = prompts(answer)
+    assert measured == predicted(known, policy)
+    assert sum(measured) == answer["counted_hits"] > 0
+    others = [predicted(known, one) for one in (Lru(), TAIL, Wa()) if one.name != policy.name]
+    assert measured not in others
+
+
+def test_five_sessions_that_take_turns(tmp_path: Path) -> None:
+    """LRU gives up each history just before it is asked for; T-LRU keeps what the tail needs."""
+    answer = ran("five-sessions")
+    known = prompts(answer)
+    assert known.input_tokens.sum() == 31_680
+    assert answer["counted_hits"] == sum(predicted(known, Lru())) == 0
+    path = recommended(tmp_path / "recommendation.toml", TAIL)
+    answer = ran("five-sessions", KVSCOPE_RECOMMENDATION=str(path))
+    measured = [one["hit_tokens"] for one in answer["served"]]
+    assert measured == predicted(prompts(answer), TAIL)
+    assert sum(measured) == answer["counted_hits"] == 19_360
+
+
+def test_a_recording_has_vllms_hits(tmp_path: Path) -> None:
+    """Recorded, ingested and replayed: as many hit tokens as vLLM counted, and nothing said."""
+    answer = ran("five-sessions", 400, KVSCOPE_RECORD=str(tmp_path / "to"))
+    (path,) = (tmp_path / "to").iterdir()
+    text = path.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert sum(line["cached_tokens"] for line in lines) == answer["counted_hits"] > 0
+    assert all(line["ttft_ms"] > 0 for line in lines)
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        told = load_prompts(store, trace)
+    assert (trace.requests, trace.lineage, trace.block_size) == (60, "given", BLOCK)
+    seen = replay_engine(told, Lru(), EngineSettings.one_at_a_time(400), StepCost(base_s=1.0))
+    hits = [int(one) * BLOCK for one in seen.hit_blocks]
+    assert hits == [one["hit_tokens"] for one in answer["served"]]
+    for one in answer["served"]:
+        for tokens in (one["prompt"], one["output"]):
+            for said in (tokens[:3], tokens[-3:]):
+                assert ",".join(map(str, said)) not in text.replace(" ", "")
+        assert one["session"] not in text
