@@ -28,6 +28,7 @@ from kvscope.cli import (
     synth,
     traces,
     tune,
+    validate,
 )
 from kvscope.cli.options import Debug
 from kvscope.errors import ExitCode
@@ -41,6 +42,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     ("simulate", simulate.simulate),
     ("tune", tune.tune),
     ("calibrate", calibrate.calibrate),
+    ("validate", validate.validate),
     ("runs", runs.app),
     ("ingest", ingest.ingest),
     ("traces", traces.app),

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -182,9 +183,12 @@ class VllmServer:
         return self._log.read().decode(errors="replace")
 
     def died(self, when: str) -> EngineDied:
-        """What is to be said of a server that ended by itself."""
-        code = self._process.poll() if self._process else None
-        how = "" if code is None else f" ({_exit_in_words(code)})"
+        """What is to be said of a server that ended by itself, or is about to."""
+        code = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(guard.PATIENCE_S)
+        how = " (it does not answer)" if code is None else f" ({_exit_in_words(code)})"
         return EngineDied(f"ended {when}{how}", remedy="see its last lines above", log=self.tail())
 
     def _wait(self) -> None:
