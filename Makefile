@@ -54,7 +54,8 @@ test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=
 	$(PY) -m pytest -q -n $(WORKERS) -m "not engine" $(PYTEST)
 
 test-engine: $(ENGINE)/ready ## tests beside vLLM's own code, in .venv-engine (Linux; 2 GB, once)
-	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) -m engine tests/conformance $(PYTEST)
+	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m engine \
+		tests/conformance tests/validate/test_engine.py $(PYTEST)
 
 $(ENGINE)/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

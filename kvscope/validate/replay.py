@@ -20,11 +20,15 @@ from kvscope.validate.tokens import TokenTrace
 MOST_AT_ONCE = 512
 HOPELESS = 5  # so many refusals from the first request on: none will be served
 _STEP_S = 0.05
+_SHORT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When requests are sent: `sequential`, `in-flight` (so many at once), or as `recorded`."""
+    """When requests are sent: `sequential`, `in-flight` (so many at once), or as `recorded`.
+
+    In flight, a turn waits for the answer to the one before it, as whoever takes it would.
+    """
 
     kind: Literal["sequential", "in-flight", "recorded"]
     in_flight: int = 1
@@ -122,6 +126,9 @@ class _Replay:
         start_s = time.perf_counter()
         for request in range(len(self._trace)):
             body = self._body(request)
+            parent = int(self._trace.prompts.parent[request])
+            if self._pace.kind == "in-flight" and parent >= 0:
+                self._answered(parent)
             if self._pace.kind == "recorded":
                 due = start_s + (arrival[request] - arrival[0]) / self._pace.rate_scale
                 self._stop.wait(max(0.0, due - time.perf_counter()))
@@ -140,6 +147,11 @@ class _Replay:
                 self._pending[request] = sent
             reading.append(readers.submit(self._read, request, sent))
         return reading
+
+    def _answered(self, request: int) -> None:
+        """Wait for an answer: nobody takes the next turn before it."""
+        while request not in self._answers and not self._over():
+            self._stop.wait(_SHORT_S)
 
     def _await(self, reading: list[Future[None]]) -> None:
         while not self._over() and wait(reading, timeout=_STEP_S).not_done:
