@@ -55,7 +55,7 @@ test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=
 
 test-engine: $(ENGINE)/ready ## tests beside vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m engine \
-		tests/conformance tests/engine/test_vllm.py $(PYTEST)
+		tests/conformance tests/engine/test_vllm.py tests/validate/test_engine.py $(PYTEST)
 
 $(ENGINE)/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

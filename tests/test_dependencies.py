@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"dashboard": ("dashboard",), "kvscope": ("vllm",)}
+EXTRAS = {"dashboard": ("dashboard",), "kvscope": ("vllm", "torch")}
 """Which optional dependencies a folder may use besides the mandatory ones."""
 
 

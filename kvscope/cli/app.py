@@ -17,6 +17,7 @@ import typer
 from kvscope import __version__
 from kvscope.cli import (
     analyze,
+    calibrate,
     diagnostics,
     export,
     fit,
@@ -28,6 +29,7 @@ from kvscope.cli import (
     synth,
     traces,
     tune,
+    validate,
 )
 from kvscope.cli.options import Debug
 from kvscope.errors import ExitCode
@@ -40,6 +42,8 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     ("fit", fit.fit),
     ("simulate", simulate.simulate),
     ("tune", tune.tune),
+    ("calibrate", calibrate.calibrate),
+    ("validate", validate.validate),
     ("runs", runs.app),
     ("ingest", ingest.ingest),
     ("traces", traces.app),

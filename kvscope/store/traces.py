@@ -9,7 +9,7 @@ from typing import Any
 
 from kvscope.errors import InputError
 from kvscope.facts import Trace
-from kvscope.store import fits
+from kvscope.store import fits, validations
 from kvscope.store.db import Store
 
 _ALIKE = 0.75
@@ -110,6 +110,7 @@ def remove(store: Store, trace: Trace) -> None:
     """Remove the trace and everything derived from it, in one transaction."""
     with store.transaction():
         fits.remove_all(store, trace)
+        validations.remove_all(store, trace)
         for table in ("run_parts", "runs", "reuses", "blocks", "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 

@@ -35,6 +35,7 @@ GIVEN: dict[str, Any] = {
 PART = ("category", "start_s", "length_s", "outcome")
 # what `$rows` of a statement are: structs with some columns of a table
 ROWS = {f"fits/add_{part}": f"fit_{part}" for part in PARTS}
+ROWS["validate/add_runs"] = "validation_runs"
 
 
 def columns_of(store: Store) -> dict[str, Any]:

@@ -1,0 +1,437 @@
+"""`kvscope validate`: does a real engine do what the simulator says?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvscope.cli import asked, output
+from kvscope.cli.diagnostics import note
+from kvscope.cli.engine_options import (
+    CPU_BLOCK,
+    GPU_BLOCK,
+    TEN_MINUTES_S,
+    EngineBlockSize,
+    EngineModel,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Python,
+    ServedModel,
+    ServerLog,
+    StartTimeout,
+    Timeout,
+    Url,
+    VllmFlags,
+    last_lines_shown,
+    show_log,
+)
+from kvscope.cli.interrupts import stop_on_interrupt
+from kvscope.cli.loading import load_trace
+from kvscope.cli.options import (
+    AS_IT_SAYS,
+    DEFAULT_DB,
+    Db,
+    Html,
+    Json,
+    Reading,
+    TraceArgument,
+    with_reading,
+)
+from kvscope.cli.progress import progress
+from kvscope.cli.simulate_options import Latency, RateScale, Slo
+from kvscope.cli.validate_options import (
+    EngineBlocks,
+    InFlight,
+    MaxRequests,
+    Minutes,
+    Outputs,
+    Policies,
+    Recommended,
+    Repeats,
+    Sequential,
+    Share,
+    Tolerance,
+    Warmup,
+)
+from kvscope.errors import ExitCode, InputError, UsageError
+
+if TYPE_CHECKING:
+    from threading import Event
+
+    from kvscope.facts import Trace
+    from kvscope.serving.client import Endpoint
+    from kvscope.serving.interpreter import Interpreter
+    from kvscope.simulate.latency import LatencyProfile
+    from kvscope.store.db import Store
+    from kvscope.store.prompts import Prompts
+    from kvscope.tune.file import Recommendation
+    from kvscope.validate.facts import EngineFacts, Validation
+    from kvscope.validate.policies import PolicyRun
+    from kvscope.validate.replay import Pace
+    from kvscope.validate.share import Part
+    from kvscope.validate.validate import Open
+
+DEFAULT_RECOMMENDATION = "recommendation.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What was typed, but for the trace."""
+
+    url: str | None
+    model: str | None
+    served_model: str | None
+    python: str | None
+    policies: str
+    recommendation: str | None
+    blocks: int | None
+    block_size: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    flags: tuple[str, ...]
+    outputs: str | None
+    share: float
+    minutes: float | None
+    max_requests: int | None
+    start_s: float
+    timeout_s: float
+    log_path: str | None
+    seed: int
+
+
+@with_reading
+def validate(
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    url: Url = None,
+    model: EngineModel = None,
+    python: Python = None,
+    policies: Policies = "both",
+    recommendation: Recommended = None,
+    blocks: EngineBlocks = None,
+    engine_block_size: EngineBlockSize = None,
+    latency: Latency = None,
+    slo: Slo = None,
+    sequential: Sequential = False,
+    in_flight: InFlight = None,
+    rate_scale: RateScale = 1.0,
+    share: Share = 1.0,
+    minutes: Minutes = None,
+    max_requests: MaxRequests = None,
+    warmup: Warmup = 0.2,
+    repeats: Repeats = 1,
+    outputs: Outputs = None,
+    tolerance: Tolerance = 0.1,
+    served_model: ServedModel = None,
+    max_num_seqs: MaxNumSeqs = 128,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    vllm_flags: VllmFlags = None,
+    start_timeout: StartTimeout = TEN_MINUTES_S,
+    timeout: Timeout = TEN_MINUTES_S,
+    server_log: ServerLog = None,
+    html: Html = None,
+    as_json: Json = False,
+    reading: Reading = AS_IT_SAYS,
+) -> None:
+    """Replay the trace on a real engine: prediction beside measurement, for LRU and what tune says.
+
+    Exit code 4: outside the tolerance. 5: the engine cannot be reached, or died.
+    """
+    if (url is None) == (model is None):
+        raise UsageError(
+            "name one of them",
+            where="--url, --model",
+            remedy="a server that runs already, or the model to start vLLM with",
+        )
+    pace = _pace(sequential, in_flight, asked.above_zero(rate_scale))
+    wanted = _Wanted(
+        url=url,
+        model=model,
+        served_model=served_model,
+        python=python,
+        policies=policies,
+        recommendation=recommendation,
+        blocks=blocks,
+        block_size=engine_block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        flags=vllm_flags or (),
+        outputs=outputs,
+        share=share,
+        minutes=minutes,
+        max_requests=max_requests,
+        start_s=start_timeout,
+        timeout_s=timeout,
+        log_path=server_log,
+        seed=reading.seed,
+    )
+    from kvscope.store import validations
+    from kvscope.store.db import open_store
+
+    with open_store(db) as store:
+        found = load_trace(store, trace, reading)
+        with stop_on_interrupt() as stop, last_lines_shown():
+            result = _validated(
+                store, found, wanted, pace, latency, slo, warmup, tolerance, repeats, stop
+            )
+        validations.add(store, found, result)
+    _report(found, result, html, as_json=as_json)
+    if stop.is_set():
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if result.ended:
+        raise typer.Exit(ExitCode.ENGINE)
+    if result.verdict == "not confirmed":
+        raise typer.Exit(ExitCode.TOLERANCE)
+
+
+def _pace(sequential: bool, in_flight: int | None, rate_scale: float) -> Pace:
+    from kvscope.validate.replay import Pace
+
+    if sequential and in_flight:
+        raise UsageError("contradict each other", where="--sequential, --in-flight")
+    if (sequential or in_flight) and rate_scale != 1:
+        raise UsageError(
+            "needs the recorded times", where="--rate-scale", remedy="leave it or the other out"
+        )
+    if sequential:
+        return Pace("sequential")
+    if in_flight:
+        return Pace("in-flight", in_flight)
+    return Pace("recorded", rate_scale=rate_scale)
+
+
+def _validated(
+    store: Store,
+    trace: Trace,
+    wanted: _Wanted,
+    pace: Pace,
+    latency: str | None,
+    slo_s: float | None,
+    warmup: float,
+    tolerance: float,
+    repeats: int,
+    stop: Event,
+) -> Validation:
+    from kvscope.simulate.engine import EngineSettings
+    from kvscope.validate.validate import Asked
+    from kvscope.validate.validate import validate as validated
+
+    prompts = asked.prompts(store, trace)
+    advice, path = _recommendation(wanted)
+    profile = _profile(latency, advice)
+    target = advice.target if advice else None
+    if slo_s is not None and target is None:
+        from kvscope.tune.objective import Target
+
+        target = Target(slo_s)
+    engine, opened, part, has = _engine(prompts, wanted, advice, stop)
+    overlapped = has is not None and has.device == "cuda"
+    question = Asked(
+        part=part,
+        pace=pace,
+        profile=profile,
+        settings=EngineSettings(
+            engine.blocks,
+            wanted.max_num_seqs,
+            wanted.max_num_batched_tokens,
+            async_scheduling=overlapped and "--no-async-scheduling" not in wanted.flags,
+        ),
+        block_size=engine.block_size,
+        forced=_forced(wanted),
+        target=target,
+        slo_s=slo_s if slo_s is not None else target.slo_s if target else None,
+        warmup=warmup,
+        tolerance=tolerance,
+        repeats=repeats,
+        seed=wanted.seed,
+    )
+    runs = _runs(wanted, advice, path, overlapped=overlapped)
+    _say(part, question.forced)
+    return validated(
+        question, engine, runs, opened, progress=_steps, last_words=show_log, stop=stop
+    )
+
+
+def _recommendation(wanted: _Wanted) -> tuple[Recommendation | None, Path | None]:
+    """What `kvscope tune` wrote: the file that is named, or the one that lies here, if any."""
+    from kvscope.tune.file import read_recommendation
+
+    if wanted.policies == "lru" and wanted.recommendation is None:
+        return None, None
+    path = Path(wanted.recommendation or DEFAULT_RECOMMENDATION)
+    if wanted.recommendation is None and not path.is_file():
+        if wanted.policies == "recommendation":
+            raise InputError("no such file", where=str(path), remedy="`kvscope tune` writes it")
+        note(f"no {path} here: LRU alone is validated")
+        return None, None
+    return read_recommendation(path), path
+
+
+def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfile:
+    if latency is None and advice is not None:
+        return advice.profile
+    if latency is None and Path("latency.toml").is_file():
+        note("taking latency.toml, which lies here, as --latency")
+        return asked.profile("latency.toml")
+    if latency is None:
+        note("no --latency: TTFT is predicted with a preset; `kvscope calibrate` measures yours")
+    return asked.profile(latency)
+
+
+def _forced(wanted: _Wanted) -> bool:
+    return (wanted.outputs or ("bounded" if wanted.url else "forced")) == "forced"
+
+
+def _runs(
+    wanted: _Wanted, advice: Recommendation | None, path: Path | None, *, overlapped: bool
+) -> list[PolicyRun]:
+    from kvscope.validate.policies import PolicyRun, lru, recommended
+
+    if advice is None or path is None:
+        return [lru()]
+    best = recommended(advice, path, overlapped=overlapped)
+    if wanted.url is not None:  # which runs what it was started with
+        return [PolicyRun(advice.policy) if wanted.policies == "recommendation" else lru()]
+    if wanted.policies == "lru" or best.policy.name == "lru":
+        return [lru()]
+    return [best] if wanted.policies == "recommendation" else [lru(), best]
+
+
+def _engine(
+    prompts: Prompts, wanted: _Wanted, advice: Recommendation | None, stop: Event
+) -> tuple[EngineFacts, Open, Part, Interpreter | None]:
+    if wanted.url is not None:
+        return (*_running(prompts, wanted, advice), None)
+    from kvscope.serving.interpreter import with_vllm
+    from kvscope.serving.server import Launch, config_of
+    from kvscope.validate.facts import EngineFacts
+    from kvscope.validate.validate import own_vllm
+
+    model = str(wanted.model)
+    has, config = with_vllm(wanted.python), config_of(model) or {}
+    size = wanted.block_size or (GPU_BLOCK if has.device == "cuda" else CPU_BLOCK)
+    blocks = _blocks(wanted, advice, size)
+    part = _part(prompts, wanted, _least(config.get("max_position_embeddings"), blocks * size))
+    tokens = part.prompts.input_tokens + part.prompts.output_tokens
+    launch = Launch(
+        model,
+        block_size=size,
+        blocks=blocks,
+        max_model_len=int(tokens.max()) + 1,
+        max_num_seqs=wanted.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens,
+        forced_outputs=_forced(wanted),
+        flags=wanted.flags,
+    )
+    device = has.device_name or has.device
+    note(f"vLLM {has.vllm} on {device}, {blocks:,} blocks of {size} tokens")
+    opened = own_vllm(
+        launch,
+        has,
+        start_s=wanted.start_s,
+        timeout_s=wanted.timeout_s,
+        log_path=wanted.log_path,
+        stop=stop,
+    )
+    return EngineFacts("vLLM", has.vllm, device, model, blocks, size), opened, part, has
+
+
+def _running(
+    prompts: Prompts, wanted: _Wanted, advice: Recommendation | None
+) -> tuple[EngineFacts, Open, Part]:
+    from kvscope.serving.client import Endpoint
+    from kvscope.validate.facts import EngineFacts
+    from kvscope.validate.validate import running_already
+
+    endpoint = Endpoint(str(wanted.url), timeout_s=wanted.timeout_s)
+    served = endpoint.served(wanted.served_model)
+    size, blocks = _pool(endpoint, wanted)
+    part = _part(prompts, wanted, _least(served.max_model_len, blocks * size))
+    facts = EngineFacts("server", endpoint.version(), None, served.model, blocks, size)
+    return facts, running_already(endpoint, served), part
+
+
+def _pool(endpoint: Endpoint, wanted: _Wanted) -> tuple[int, int]:
+    """Block size and usable blocks: as typed, or as the server's metrics have them."""
+    from kvscope.serving.metrics import block_pool
+
+    told = block_pool(endpoint.metrics())
+    size = wanted.block_size or (told and told.block_size)
+    blocks = wanted.blocks or (told and told.usable_blocks)
+    if not size or not blocks:
+        raise UsageError(
+            "the server does not tell its blocks",
+            where="--blocks, --engine-block-size",
+            remedy="say how many it has, and how large they are",
+        )
+    return size, blocks
+
+
+def _blocks(wanted: _Wanted, advice: Recommendation | None, size: int) -> int:
+    """How many blocks vLLM gets: as typed, or what is recommended, scaled as the trace."""
+    if wanted.blocks is not None:
+        return wanted.blocks
+    if advice is None:
+        raise UsageError(
+            "how large is the cache?", where="--blocks", remedy="say it, or --recommendation"
+        )
+    blocks = max(1, round(advice.capacity_tokens * wanted.share / size))
+    if wanted.share < 1:
+        note(f"the cache is scaled down as the trace is, to {blocks:,} blocks of {size} tokens")
+    return blocks
+
+
+def _least(told: object, tokens: int) -> int:
+    return min(told - 1, tokens) if isinstance(told, int) else tokens
+
+
+def _part(prompts: Prompts, wanted: _Wanted, longest: int) -> Part:
+    from kvscope.validate.share import part
+
+    return part(
+        prompts,
+        share=wanted.share,
+        seconds=None if wanted.minutes is None else 60 * wanted.minutes,
+        most=wanted.max_requests,
+        longest=longest,
+        seed=wanted.seed,
+    )
+
+
+def _say(part: Part, forced: bool) -> None:
+    """What is not replayed as it is recorded."""
+    if part.too_long:
+        note(f"{part.too_long:,} requests are longer than the engine takes, and are left out")
+    if not forced:
+        note(
+            "outputs are the engine's own: what later turns carry of them is not hit,"
+            " and predicted so"
+        )
+
+
+def _steps(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    return progress(label, total, unit="steps")
+
+
+def _report(trace: Trace, found: Validation, html: str | None, *, as_json: bool) -> None:
+    from kvscope.cli.validate_record import validation_record
+    from kvscope.show.sections.validation import html_report, sections
+
+    if as_json:
+        output.emit_json("validate", trace, validation_record(found))
+    else:
+        from kvscope.cli.rendering import show_sections
+        from kvscope.show.report import trace_in_words
+
+        output.emit(f"{trace.name}: {trace_in_words(trace)}")
+        show_sections(sections(found))
+    if html is not None:
+        Path(html).write_text(html_report(trace, found), encoding="utf-8")
+        note(f"report written to {html}")
+    if found.ended:
+        note(f"ended early: {found.ended}; what was measured until then is kept")

@@ -1,0 +1,260 @@
+"""A vLLM server of one's own: started, waited for, and ended with all of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+from typing import IO, Self
+
+from kvscope.errors import EngineError, InputError
+from kvscope.serving import guard
+from kvscope.serving.client import Endpoint
+from kvscope.serving.interpreter import Interpreter
+
+START_S = 600.0
+TAIL_LINES = 15
+_STEP_S = 0.1
+_HOST = "127.0.0.1"
+_FORCED = "kvscope.serving.forced_outputs:ForcedOutputs"
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
+
+
+class EngineDied(EngineError):
+    """The server ended, or never began, by itself; `log` has its last lines."""
+
+    def __init__(self, what: str, *, remedy: str, log: tuple[str, ...] = ()) -> None:
+        self.log = log
+        super().__init__(what, where="vLLM", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What vLLM is started with.
+
+    `model` is a folder or a name as vLLM takes it; a folder without weights gets random ones.
+    `blocks` are those that requests can use (vLLM's own count is one more); None leaves vLLM as
+    many as fit. `flags` and `environment` are added as they are, `forced_outputs` lets requests say
+    what they are to be answered.
+    """
+
+    model: str
+    block_size: int
+    blocks: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    forced_outputs: bool = False
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, has: Interpreter, port: int) -> list[str]:
+        """The command line, without a shell."""
+        told: dict[str, int | None] = {
+            "--block-size": self.block_size,
+            "--num-gpu-blocks-override": None if self.blocks is None else self.blocks + 1,
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+        }
+        return [
+            has.python,
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(model_folder(self.model) or self.model)),
+            *("--host", _HOST, "--port", str(port)),
+            *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
+            *(word for flag, value in told.items() if value for word in (flag, str(value))),
+            *([] if has.device == "cuda" else ["--enforce-eager"]),
+            *_made_up(self.model),
+            *(["--logits-processors", _FORCED] if self.forced_outputs else []),
+            *self.flags,
+        ]
+
+    def surroundings(self, has: Interpreter) -> dict[str, str]:
+        """The environment: this process's, what a lone server wants, and `environment`."""
+        wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        if model_folder(self.model):
+            wanted["HF_HUB_OFFLINE"] = "1"
+        if has.device == "cpu":
+            wanted |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        paths = [str(Path(guard.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        ours = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        return {**wanted, **os.environ, **ours, **self.environment}
+
+
+class VllmServer:
+    """A vLLM server that runs while the block does; nothing of it runs afterwards.
+
+    Entering starts it and waits until it answers. Raises EngineDied where it ends before that or
+    does not answer within `start_s`. `stop` set meanwhile raises KeyboardInterrupt.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        has: Interpreter,
+        *,
+        start_s: float = START_S,
+        timeout_s: float = 600.0,
+        log_path: str | None = None,
+        stop: Event | None = None,
+    ) -> None:
+        self.launch = launch
+        self._has, self._start_s, self._timeout_s = has, start_s, timeout_s
+        self._log_path, self._stop = log_path, stop or Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        port = _free_port()
+        self.endpoint = Endpoint(f"http://{_HOST}:{port}", timeout_s=self._timeout_s)
+        command = self.launch.command(self._has, port)
+        self._log = Path(self._log_path).open("ab+") if self._log_path else tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, guard.__file__, *command],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self.launch.surroundings(self._has),
+            start_new_session=True,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server and all of its processes; once more does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None  # noqa: S101  (it was asked for)
+            process.stdin.close()  # which tells the guard
+            try:
+                process.wait(2 * guard.PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def tail(self, lines: int = TAIL_LINES) -> tuple[str, ...]:
+        """The last lines that the server logged."""
+        if self._log is None:
+            return ()
+        self._log.seek(0, os.SEEK_END)
+        size = self._log.tell()
+        self._log.seek(max(0, size - 64 * 1024))
+        text = self._log.read().decode(errors="replace")
+        return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+
+    def log(self) -> str:
+        """All that the server logged."""
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def died(self, when: str) -> EngineDied:
+        """What is to be said of a server that ended by itself, or is about to."""
+        code = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(guard.PATIENCE_S)
+        how = " (it does not answer)" if code is None else f" ({_exit_in_words(code)})"
+        return EngineDied(f"ended {when}{how}", remedy="see its last lines above", log=self.tail())
+
+    def _wait(self) -> None:
+        until = time.monotonic() + self._start_s
+        while not self.endpoint.healthy():
+            if not self.alive:
+                raise self.died("before it was ready")
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            if time.monotonic() > until:
+                raise EngineDied(
+                    f"did not answer within {self._start_s:g} s",
+                    remedy="see its last lines above, or give it more with --start-timeout",
+                    log=self.tail(),
+                )
+            time.sleep(_STEP_S)
+
+
+def model_folder(model: str) -> Path | None:
+    """The folder of a model that is on this machine; None for a name."""
+    path = Path(model)
+    if path.name == "config.json" and path.is_file():
+        return path.resolve().parent
+    return path.resolve() if path.is_dir() else None
+
+
+def config_of(model: str) -> dict[str, object] | None:
+    """The config.json of a model that is on this machine; None for a name.
+
+    Raises InputError where the folder holds no readable one.
+    """
+    folder = model_folder(model)
+    if folder is None:
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            "no config.json that can be read", where=str(folder), remedy="name a model's folder"
+        ) from error
+    return dict(config)
+
+
+def _made_up(model: str) -> list[str]:
+    """What stands in for the weights and the tokenizer that a folder lacks."""
+    folder = model_folder(model)
+    if folder is None:
+        return []
+    weights = any(next(folder.glob(kind), None) for kind in _WEIGHTS)
+    tokenizer = any((folder / name).is_file() for name in _TOKENIZERS)
+    return [
+        *([] if weights else ["--load-format", "dummy"]),
+        *([] if tokenizer else ["--skip-tokenizer-init"]),
+    ]
+
+
+def _exit_in_words(code: int) -> str:
+    if code > 128:
+        try:
+            return signal.Signals(code - 128).name
+        except ValueError:
+            pass
+    return f"exit status {code}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

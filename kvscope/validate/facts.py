@@ -1,0 +1,103 @@
+"""What a validation found: facts for terminal, report, JSON and store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.facts import Percentiles
+from kvscope.tune.bootstrap import Gain
+from kvscope.validate.share import Part
+
+Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """The engine that was measured, as far as it is known; `blocks` are those requests can use."""
+
+    name: str
+    version: str | None
+    device: str | None
+    model: str
+    blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a side says of the counted requests; TEL and violations need an SLO."""
+
+    hit_tokens: int
+    token_hit_rate: float
+    ttft_ms: Percentiles
+    tel_ms: float | None
+    violations: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run of one policy on the engine, prediction beside measurement.
+
+    Figures are of the `counted` requests: those after the warm-up that were answered.
+    `mismatched_requests` hit other tokens than predicted, `mismatched_tokens` in all; None where
+    the engine does not tell hits. Arrays have an entry a request that was to be sent; `failed` says
+    what became of those without an answer. `ended` is why the run ended early, or empty.
+    """
+
+    policy: str
+    leaves: str
+    params: Mapping[str, float]
+    repeat: int
+    flags: tuple[str, ...]
+    predicted: Figures
+    measured: Figures
+    counted: NDArray[np.bool_]
+    mismatched_requests: int | None
+    mismatched_tokens: int | None
+    predicted_hit_tokens: NDArray[np.int64]
+    measured_hit_tokens: NDArray[np.int64]
+    predicted_ttft_s: NDArray[np.float64]
+    measured_ttft_s: NDArray[np.float64]
+    failed: Mapping[int, str]
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was compared; `passed` is None where the measurement cannot tell."""
+
+    name: str
+    passed: bool | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The gain over LRU of what is recommended: as predicted, and as measured (95 % intervals)."""
+
+    predicted: Mapping[str, Gain]
+    measured: Mapping[str, Gain]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All runs and what follows from them."""
+
+    engine: EngineFacts
+    pace: str
+    forced_outputs: bool
+    latency: str
+    tolerance: float
+    slo_s: float | None
+    warmup: int
+    part: Part
+    runs: tuple[RunFacts, ...]
+    compared: Compared | None
+    checks: tuple[Check, ...]
+    verdict: Verdict
+    ended: str = ""

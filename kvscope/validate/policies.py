@@ -1,0 +1,48 @@
+"""Which policies an engine is to run, and what it is started with for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.tune.file import Recommendation
+
+RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
+_PLUGIN = "kvscope.engine.vllm_plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRun:
+    """A policy, and the flags and the environment by which vLLM runs it."""
+
+    policy: Policy
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def lru() -> PolicyRun:
+    """What vLLM does by itself."""
+    return PolicyRun(Lru())
+
+
+def recommended(found: Recommendation, path: Path, *, overlapped: bool) -> PolicyRun:
+    """What `kvscope tune` wrote to `path`; `overlapped` as in `EngineSettings.async_scheduling`."""
+    if found.policy.name == Lru.name:
+        return lru()
+    scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
+    return PolicyRun(
+        found.policy,
+        ("--scheduler-cls", f"{_PLUGIN}.{scheduler}"),
+        {RECOMMENDATION: str(path.resolve())},
+    )
+
+
+def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRun]]:
+    """Each policy so many times, as A B B A A B ...: what drifts meets all of them alike."""
+    order = []
+    for repeat in range(repeats):
+        order += [(repeat, one) for one in (runs if repeat % 2 == 0 else runs[::-1])]
+    return order

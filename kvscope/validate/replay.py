@@ -1,0 +1,219 @@
+"""A trace sent to an engine: one after the other, so many at once, or at the trace's own times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import BoundedSemaphore, Event, Lock
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.errors import EngineError
+from kvscope.serving.client import Answer, Endpoint, Pending, completion
+from kvscope.serving.extras import OUTPUTS, TURN, TYPE
+from kvscope.validate.tokens import TokenTrace
+
+MOST_AT_ONCE = 512
+HOPELESS = 5  # so many refusals from the first request on: none will be served
+_STEP_S = 0.05
+_SHORT_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When requests are sent: `sequential`, `in-flight` (so many at once), or as `recorded`.
+
+    In flight, a turn waits for the answer to the one before it, as whoever takes it would.
+    """
+
+    kind: Literal["sequential", "in-flight", "recorded"]
+    in_flight: int = 1
+    rate_scale: float = 1.0
+
+    @property
+    def at_once(self) -> int:
+        """How many requests are under way at the most."""
+        return {"sequential": 1, "in-flight": self.in_flight}.get(self.kind, MOST_AT_ONCE)
+
+    @property
+    def in_words(self) -> str:
+        """As people call it."""
+        if self.kind == "sequential":
+            return "one after the other"
+        if self.kind == "in-flight":
+            return f"{self.in_flight} at once"
+        return "as recorded" + (f", {self.rate_scale:g} times as fast" * (self.rate_scale != 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What an engine did with R requests; every array has R entries.
+
+    Times are in seconds, `sent_s` from the first request on; nan where there was no answer.
+    `hit_tokens` are -1 where there was none or the server does not tell. `errors` says what went
+    wrong, by request; `ended` why the replay ended early, empty where it did not.
+    """
+
+    sent_s: NDArray[np.float64]
+    ttft_s: NDArray[np.float64]
+    finish_s: NDArray[np.float64]
+    hit_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    errors: dict[int, str]
+    ended: str = ""
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Which requests got all of their answer."""
+        return np.isfinite(self.finish_s)
+
+
+def replay(
+    endpoint: Endpoint,
+    model: str,
+    trace: TokenTrace,
+    pace: Pace,
+    *,
+    advance: Callable[[int], None],
+    stop: Event,
+) -> Measurement:
+    """Send every request of the trace and wait for the answers.
+
+    Never raises for what the engine does: what was measured is kept, and `ended` says why there is
+    no more.
+    """
+    return _Replay(endpoint, model, trace, pace, advance, stop).run()
+
+
+class _Replay:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        trace: TokenTrace,
+        pace: Pace,
+        advance: Callable[[int], None],
+        stop: Event,
+    ) -> None:
+        self._endpoint, self._model, self._trace, self._pace = endpoint, model, trace, pace
+        self._advance, self._stop = advance, stop
+        self._answers: dict[int, Answer] = {}
+        self._pending: dict[int, Pending] = {}
+        self._lock = Lock()
+        self._room = BoundedSemaphore(pace.at_once)
+        self._ended = ""
+
+    def run(self) -> Measurement:
+        with ThreadPoolExecutor(self._pace.at_once, thread_name_prefix="answers") as readers:
+            try:
+                reading = self._send_all(readers)
+                self._await(reading)
+            finally:
+                with self._lock:
+                    left = list(self._pending.values())
+                for one in left:
+                    one.cancel()
+        return self._measurement()
+
+    def _send_all(self, readers: ThreadPoolExecutor) -> list[Future[None]]:
+        """Send one request after the other, in order: answers are read by others meanwhile."""
+        reading: list[Future[None]] = []
+        arrival = self._trace.prompts.arrival_s
+        start_s = time.perf_counter()
+        for request in range(len(self._trace)):
+            body = self._body(request)
+            parent = int(self._trace.prompts.parent[request])
+            if self._pace.kind == "in-flight" and parent >= 0:
+                self._answered(parent)
+            if self._pace.kind == "recorded":
+                due = start_s + (arrival[request] - arrival[0]) / self._pace.rate_scale
+                self._stop.wait(max(0.0, due - time.perf_counter()))
+            while not self._room.acquire(timeout=_STEP_S):
+                if self._over():
+                    return reading
+            if self._over():
+                return reading
+            try:
+                sent = self._endpoint.send(body)
+            except EngineError as error:
+                self._room.release()
+                self._ended = str(error)
+                return reading
+            with self._lock:
+                self._pending[request] = sent
+            reading.append(readers.submit(self._read, request, sent))
+        return reading
+
+    def _answered(self, request: int) -> None:
+        """Wait for an answer: nobody takes the next turn before it."""
+        while request not in self._answers and not self._over():
+            self._stop.wait(_SHORT_S)
+
+    def _await(self, reading: list[Future[None]]) -> None:
+        while not self._over() and wait(reading, timeout=_STEP_S).not_done:
+            pass
+
+    def _over(self) -> bool:
+        if self._stop.is_set() and not self._ended:
+            self._ended = "interrupted"
+        return bool(self._ended)
+
+    def _read(self, request: int, sent: Pending) -> None:
+        answer = sent.read()
+        with self._lock:
+            self._pending.pop(request, None)
+            self._answers[request] = answer
+            self._judge(answer)
+        self._room.release()
+        self._advance(1)
+
+    def _judge(self, answer: Answer) -> None:
+        """Whether to go on, after an answer."""
+        if not answer.error or self._ended:
+            return
+        if not self._endpoint.healthy():
+            self._ended = f"the engine died ({answer.error})"
+        elif len(self._answers) >= HOPELESS and all(one.error for one in self._answers.values()):
+            self._ended = f"no request was served: {answer.error}"
+
+    def _body(self, request: int) -> bytes:
+        trace = self._trace
+        output = trace.output(request)
+        told: dict[str, object] = {TYPE: trace.kind(request), TURN: int(trace.turns[request])}
+        if trace.forced:
+            told[OUTPUTS] = output.tolist()
+        return completion(
+            self._model,
+            trace.prompt(request).tolist(),
+            len(output),
+            xargs=told,
+            session=str(trace.prompts.conversation[request]),
+        )
+
+    def _measurement(self) -> Measurement:
+        count = len(self._trace)
+        times = np.full((3, count), np.nan)
+        hits = np.full(count, -1, dtype=np.int64)
+        outputs = np.zeros(count, dtype=np.int64)
+        errors = {}
+        first_s = min((one.sent_s for one in self._answers.values()), default=0.0)
+        for request, answer in self._answers.items():
+            if answer.error:
+                errors[request] = answer.error
+                continue
+            times[:, request] = answer.sent_s, answer.ttft_s, answer.finished_s
+            hits[request] = -1 if answer.cached_tokens is None else answer.cached_tokens
+            outputs[request] = answer.output_tokens
+        return Measurement(
+            sent_s=times[0] - first_s,
+            ttft_s=times[1],
+            finish_s=times[2] - first_s,
+            hit_tokens=hits,
+            output_tokens=outputs,
+            errors=errors,
+            ended=self._ended,
+        )

