@@ -3,8 +3,8 @@
 The stream tells which blocks were stored, behind which, in which session, and which were removed.
 It does not tell where requests begin and end, so a chain of blocks that grows without a pause is
 taken for one request: its first blocks, and others that come several at once, for its prompt,
-single ones after that for its output. What fills no block, or is found in the cache whole, is not
-seen.
+single ones after that for its output; several at once after output are a next turn's prompt. What
+fills no block, or is found in the cache whole, is not seen.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved).
 """
@@ -115,11 +115,11 @@ class Chains:
             self._above[one] = before
             before = one
         chain = self._growing.pop(above, None) if above is not None else None
-        if chain is not None and chain.session == event.session_id:
-            if len(hashes) > 1 and not chain.output_blocks:
+        if chain is not None and _goes_on(chain, event):
+            if len(hashes) > 1:
                 chain.prompt_blocks += len(hashes)
             else:
-                chain.output_blocks += len(hashes)
+                chain.output_blocks += 1
             chain.path += hashes
             chain.last_s = now_s
             self._growing[hashes[-1]] = chain
@@ -190,6 +190,12 @@ def batches(endpoint: str, patience_s: float = 1.0) -> Iterator[tuple[int, Batch
         raise EngineError(f"not vLLM's events: {error}", where=endpoint) from error
     finally:
         context.destroy(linger=0)
+
+
+def _goes_on(chain: _Growing, event: BlockStored) -> bool:
+    """Whether an event is of the same request; several blocks after output are a next turn's."""
+    prompt_again = len(event.block_hashes) > 1 and chain.output_blocks > 0
+    return chain.session == event.session_id and not prompt_again
 
 
 def _bytes(one: Hash) -> bytes:

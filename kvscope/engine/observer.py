@@ -16,7 +16,8 @@ class Observer:
     `tell` is all that the engine calls. The events, none of which may change the request: `arrived`
     (request), `stepping` before a step is planned, `admitted` (request id, hit tokens, its first
     time only), `updating` and `updated` before and after a step's outputs are taken in,
-    `releasing` (request) before its blocks are freed, `released` after that, and `closing`.
+    `releasing` (request) before its blocks are freed, `put_off` (blocks) if that happens later
+    only, `released` after that, and `closing`.
     """
 
     what = "kvscope"
@@ -62,6 +63,9 @@ class Observer:
 
     def releasing(self, request: Request) -> None:
         """A request's blocks are about to be freed: it has finished, or is preempted."""
+
+    def put_off(self, blocks: list[Any]) -> None:
+        """The blocks of the request being released will be freed later."""
 
     def released(self) -> None:
         """A request's blocks have been freed."""

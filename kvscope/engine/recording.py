@@ -77,6 +77,8 @@ class Recording(Observer):
 
     def arrived(self, request: Request) -> None:
         """Note what it says of itself."""
+        if request.request_id in self._seen:  # more input of one that streams it
+            return
         seen = _Seen(self._arrived, request, told(request))
         self._arrived += 1
         if seen.says.session is not None:

@@ -97,6 +97,8 @@ class Steering(Observer):
 
     def arrived(self, request: Request) -> None:
         """Note when it came and, for policies with categories, which it is of."""
+        if request.request_id in self._served:  # more input of one that streams it
+            return
         number, self._arrived = self._arrived, self._arrived + 1
         served = _Served(number, self.clock() - self._start_s, request.num_prompt_tokens)
         self._served[request.request_id] = served

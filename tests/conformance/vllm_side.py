@@ -24,6 +24,8 @@ with warnings.catch_warnings():
     import torch
     from vllm import SamplingParams
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config.kv_events import KVEventsConfig
+    from vllm.distributed import kv_events as vllm_events
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import (
@@ -46,10 +48,12 @@ __all__ = [
     "FreeKVCacheBlockQueue",
     "KVCacheBlock",
     "KVCacheManager",
+    "KVEventsConfig",
     "Request",
     "VllmScheduler",
     "manager",
     "serve_alone",
+    "vllm_events",
     "vllm_request",
 ]
 

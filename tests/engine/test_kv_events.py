@@ -55,6 +55,12 @@ def test_a_later_turn_is_a_request_of_its_own() -> None:
     assert two["timestamp"] == 20.0
 
 
+def test_a_turn_that_comes_at_once_is_known_by_its_size() -> None:
+    """An output fills block after block, a prompt several in one step."""
+    lines = seen((1.0, [stored("abc")]), (1.1, [stored("d", "c")]), (1.2, [stored("ef", "d")]))
+    assert lengths(lines) == [(3, 1), (6, 0)]
+
+
 def test_two_requests_part_ways_at_a_shared_head() -> None:
     """The second one's path goes through the first one's blocks."""
     one, two = seen((1.0, [stored("abc"), stored("xy", "b")]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 
 import pytest
 
 from kvscope.engine.conversations import MOST_CATEGORIES, Categories, Lineage, Sessions, told
 from kvscope.engine.free_blocks import Plan
+from kvscope.engine.recording import Recording
 from kvscope.engine.steering import Steering, lane_policy
 from kvscope.errors import UsageError
 from kvscope.policies.base import LanePolicy
@@ -52,6 +54,27 @@ def test_a_preempted_request_gives_nothing_up_early() -> None:
     one.tell("released")
     assert one.free.plan is None
     assert one.free.usual == 1  # what is freed beside any request is needed too
+
+
+def test_blocks_that_are_freed_later_keep_their_lanes() -> None:
+    """Where the engine puts a free off, the plan is that of the request's end."""
+    one = steering(TLru({"xi_tokens": 300, "next_prompt_tokens": 100}))
+    shallow, deep, other = one.free.popleft_n(3)
+    served(one, FakeRequest("a", 500, 100))
+    one.tell("put_off", [shallow.hold("x", 16), deep.hold("y", 600)])
+    one.tell("released")
+    served(one, FakeRequest("b", 500, 100, finished=False))
+    one.tell("released")
+    one.free.append_n([deep, shallow, other.hold("z", 600)])
+    assert [[block.block_hash for block in lane] for lane in one.free.lanes] == [["y"], ["x", "z"]]
+
+
+@pytest.mark.parametrize("event", ["put_off", "released", "stepping", "updating"])
+def test_every_observer_hears_every_event(event: str, tmp_path: Path) -> None:
+    """One that does not care for an event is not ended by it."""
+    for one in (steering(Wa()), Recording(tmp_path, SIZE)):
+        one.tell(event, *([[]] if event == "put_off" else []))
+        assert not one.broken
 
 
 def test_xi_follows_what_recent_requests_computed() -> None:

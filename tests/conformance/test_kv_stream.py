@@ -1,0 +1,59 @@
+"""What vLLM publishes of its cache is what kvscope reads from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvscope.engine.kv_events import Batch, BlockRemoved, BlockStored, batches
+from kvscope.errors import EngineError
+from tests.conformance.vllm_side import KVEventsConfig, vllm_events
+
+pytestmark = pytest.mark.engine
+
+
+def test_vllms_own_publisher_is_understood(tmp_path: Path) -> None:
+    """Its batches as its own publisher packs and sends them, numbered without a gap."""
+    endpoint = f"ipc://{tmp_path}/events"
+    publisher = vllm_events.EventPublisherFactory.create(
+        KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=f"{endpoint}_dp0")
+    )
+    stored = vllm_events.BlockStored(
+        block_hashes=[b"a" * 32, b"b" * 32],
+        parent_block_hash=None,
+        token_ids=list(range(32)),
+        block_size=16,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        session_id="mine",
+    )
+    removed = vllm_events.BlockRemoved(block_hashes=[b"a" * 32], medium="GPU")
+    sent = vllm_events.KVEventBatch(ts=5.0, events=[stored, removed])
+    found: list[tuple[int, Batch]] = []
+    stream = batches(f"{endpoint}_dp0", patience_s=0.2)
+    next(stream)  # listening from now on
+    for _ in range(3):
+        publisher.publish(sent)
+    while len(found) < 3:
+        one = next(stream)
+        if one is not None:
+            found.append(one)
+    stream.close()
+    publisher.shutdown()
+    numbers = [number for number, _ in found]
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    assert found[0][1] == Batch(
+        5.0,
+        [
+            BlockStored([b"a" * 32, b"b" * 32], None, 16, "GPU", "mine"),
+            BlockRemoved([b"a" * 32], "GPU"),
+        ],
+    )
+
+
+def test_no_endpoint_is_told_in_a_line() -> None:
+    """A name that ZMQ does not take."""
+    with pytest.raises(EngineError, match=r"nowhere: .*; name it as in --kv-events-config"):
+        next(batches("nowhere"))
