@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(interpreter().vllm is None, reason="no vLLM here: make test-engine"),
 ]
 
-SIZE, BLOCKS, LONGEST = 32, 300, 1024
+SIZE, BLOCKS, LONGEST = 32, 400, 1024
 ALIVE = 60  # chats that take turns: more than fit
 SETTINGS = EngineSettings(BLOCKS, 16, 2048)
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
