@@ -338,7 +338,8 @@ def _engine(
         log_path=wanted.log_path,
         stop=stop,
     )
-    return EngineFacts("vLLM", has.vllm, device, model, blocks, size), opened, part, has
+    flags = tuple(launch.options(has))
+    return EngineFacts("vLLM", has.vllm, device, model, blocks, size, flags), opened, part, has
 
 
 def _running(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from kvscope.errors import EngineError, InputError
+from kvscope.kv_size.hf_config import read_config
 from kvscope.serving import guard
 from kvscope.serving.client import Endpoint
 from kvscope.serving.interpreter import Interpreter
@@ -26,6 +28,7 @@ from kvscope.serving.interpreter import Interpreter
 START_S = 600.0
 TAIL_LINES = 15
 _STEP_S = 0.1
+_GIB = 2**30
 _HOST = "127.0.0.1"
 _FORCED = "kvscope.serving.forced_outputs:ForcedOutputs"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
@@ -62,6 +65,12 @@ class Launch:
 
     def command(self, has: Interpreter, port: int) -> list[str]:
         """The command line, without a shell."""
+        where = ("--host", _HOST, "--port", str(port))
+        module = "vllm.entrypoints.openai.api_server"
+        return [has.python, "-m", module, *where, *self.options(has)]
+
+    def options(self, has: Interpreter) -> list[str]:
+        """What vLLM is told, but for where to listen."""
         told: dict[str, int | None] = {
             "--block-size": self.block_size,
             "--num-gpu-blocks-override": None if self.blocks is None else self.blocks + 1,
@@ -70,10 +79,7 @@ class Launch:
             "--max-num-batched-tokens": self.max_num_batched_tokens,
         }
         return [
-            has.python,
-            *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model_folder(self.model) or self.model)),
-            *("--host", _HOST, "--port", str(port)),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
             *(word for flag, value in told.items() if value for word in (flag, str(value))),
             *([] if has.device == "cuda" else ["--enforce-eager"]),
@@ -88,10 +94,19 @@ class Launch:
         if model_folder(self.model):
             wanted["HF_HUB_OFFLINE"] = "1"
         if has.device == "cpu":
-            wanted |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+            space = str(self._gib())
+            wanted |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": space}
         paths = [str(Path(guard.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         ours = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         return {**wanted, **os.environ, **ours, **self.environment}
+
+    def _gib(self) -> int:
+        """GiB that the blocks take: vLLM on a CPU is told, and one is enough where none is said."""
+        folder = model_folder(self.model)
+        if folder is None or self.blocks is None:
+            return 1
+        tokens = (self.blocks + 1) * self.block_size
+        return max(1, math.ceil(read_config(folder / "config.json").bytes_for(tokens) / _GIB))
 
 
 class VllmServer:

@@ -41,7 +41,7 @@ def add(store: Store, trace: Trace, found: Validated) -> int:
             trace_id=trace.trace_id,
             kvscope=__version__,
             created_at=datetime.now(UTC).replace(tzinfo=None),
-            engine=asdict(found.engine),
+            engine=asdict(found.engine) | {"flags": list(found.engine.flags)},
             **{name: getattr(found, name) for name in _OWN},
         )["validation_id"]
         rows = [_row(run) for run in found.runs]

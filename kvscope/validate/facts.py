@@ -18,7 +18,10 @@ Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The engine that was measured, as far as it is known; `blocks` are those requests can use."""
+    """The engine that was measured, as far as it is known.
+
+    `blocks` are those that requests can use, `flags` what it was started with for every policy.
+    """
 
     name: str
     version: str | None
@@ -26,6 +29,7 @@ class EngineFacts:
     model: str
     blocks: int
     block_size: int
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

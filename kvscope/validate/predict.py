@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.policies.base import Policy
 from kvscope.simulate.definitions import standard
-from kvscope.simulate.engine import EngineSettings, StepCost, replay_engine
+from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
 from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.traffic import traffic
@@ -17,6 +17,7 @@ from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
 
 _LEAST_STEP_S = 1e-6
+_SPEEDS = np.geomspace(1 / 16, 16, 33).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +43,66 @@ def predict(
 
     One after the other, hits do not depend on time, and TTFT is the profile's of what was not hit.
     At the recorded times the model's own steps say which requests meet. So many at once, the next
-    one is sent when an answer ends: then the arrivals are those that `measured` has, and predicted
-    is what becomes of them.
+    one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
+    follows from them on a model that is as fast as the engine was just then.
     """
-    arrival_s = sent.arrival_s / pace.rate_scale
     if pace.kind == "sequential":
-        settings = replace(settings, max_num_seqs=1)
+        found = _served(sent, policy, replace(settings, max_num_seqs=1), profile)
+        hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
+        ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
+        return Prediction(hit_tokens, np.where(found.oversized, np.nan, ttft_s))
     if pace.kind == "in-flight" and measured is not None:
         known = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
-        arrival_s = np.maximum.accumulate(known)
-    sent = replace(sent, arrival_s=np.ascontiguousarray(arrival_s, dtype=np.float64))
-    found = replay_engine(
-        sent,
-        policy,
-        settings,
-        StepCost.of(replace(profile, base_s=max(profile.base_s, _LEAST_STEP_S))),
-        tables=tables_for(traffic(sent, standard()), type(policy)),
+        sent = replace(sent, arrival_s=np.maximum.accumulate(known))
+        alike = _as_fast(sent, policy, settings, profile, measured)
+    else:
+        sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
+        alike = profile
+    found = _served(sent, policy, settings, profile)
+    hits = (found if alike is profile else _served(sent, policy, settings, alike)).hit_blocks
+    ttft_s = np.where(found.oversized, np.nan, found.ttft_s)
+    return Prediction(hits.astype(np.int64) * sent.block_size, ttft_s)
+
+
+def _served(
+    sent: Prompts, policy: Policy, settings: EngineSettings, profile: LatencyProfile
+) -> EngineReplay:
+    """What the model of the engine does with the requests."""
+    cost = StepCost.of(replace(profile, base_s=max(profile.base_s, _LEAST_STEP_S)))
+    tables = tables_for(traffic(sent, standard()), type(policy))
+    return replay_engine(sent, policy, settings, cost, tables=tables)
+
+
+def _as_fast(
+    sent: Prompts,
+    policy: Policy,
+    settings: EngineSettings,
+    profile: LatencyProfile,
+    measured: Measurement,
+) -> LatencyProfile:
+    """The profile, all of it so many times as slow that requests stay as long as they did.
+
+    But first of all so that as few turns as can be come before the answer to the one before them:
+    on the engine none did.
+    """
+    answered = measured.answered
+    stayed_s = (measured.finish_s - measured.sent_s)[answered]
+    later = np.flatnonzero(sent.parent >= 0)
+    before = sent.parent[later]
+
+    def off(times: float) -> tuple[int, float]:
+        found = _served(sent, policy, settings, _slower(profile, times))
+        early = int(np.count_nonzero(found.finish_s[before] > sent.arrival_s[later]))
+        stays_s = (found.finish_s - sent.arrival_s)[answered]
+        return early, float(np.abs(np.log(stays_s / stayed_s))[np.isfinite(stays_s)].mean())
+
+    return _slower(profile, min(_SPEEDS, key=off))
+
+
+def _slower(profile: LatencyProfile, times: float) -> LatencyProfile:
+    return replace(
+        profile,
+        base_s=max(profile.base_s, _LEAST_STEP_S) * times,
+        per_token_s=profile.per_token_s * times,
+        per_token_pair_s=profile.per_token_pair_s * times,
     )
-    hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
-    ttft_s = found.ttft_s
-    if pace.kind == "sequential":
-        ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
-    return Prediction(hit_tokens, np.where(found.oversized, np.nan, ttft_s))

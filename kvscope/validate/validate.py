@@ -35,8 +35,8 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 class Asked:
     """What is to be validated.
 
-    `warmup` is the share of the requests, the first ones, that only fill the cache. `pause` is
-    called with the engine's last words where one died, before what is left is told.
+    `warmup` is the share of the requests, the first ones, that only fill the cache; `forced` and
+    `block_size` as in `TokenTrace` and of the engine.
     """
 
     part: Part

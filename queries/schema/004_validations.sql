@@ -13,7 +13,8 @@ CREATE TABLE validations (
         device     VARCHAR,
         model      VARCHAR,
         blocks     BIGINT,             -- that requests can use
-        block_size INTEGER
+        block_size INTEGER,
+        flags      VARCHAR[]
     ) NOT NULL,
     pace          VARCHAR NOT NULL,
     forced_outputs BOOLEAN NOT NULL,

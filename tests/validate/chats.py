@@ -10,8 +10,13 @@ import numpy as np
 BLOCK = 16
 
 
-def write_chats(path: Path, requests: int, *, seed: int = 0, gap_s: float = 0.3) -> Path:
-    """A bailian trace: some heads that chats share, turns, and outputs of 1 to 40 tokens."""
+def write_chats(
+    path: Path, requests: int, *, seed: int = 0, gap_s: float = 0.3, alive: int = 12
+) -> Path:
+    """A bailian trace: some heads that chats share, turns, and outputs of 1 to 40 tokens.
+
+    A turn goes on with one of the `alive` chats that went on last: the more, the longer the waits.
+    """
     rng = np.random.default_rng(seed)
     heads = [[10 * (head + 1) + at for at in range(3 * head)] for head in range(3)]
     chats: list[tuple[int, list[int], int, int, int]] = []  # id, blocks, tokens, turn, head
@@ -22,7 +27,7 @@ def write_chats(path: Path, requests: int, *, seed: int = 0, gap_s: float = 0.3)
             head = heads[int(rng.integers(3))]
             before, history, parent, turn = head, len(head) * BLOCK, -1, 1
         else:
-            place = int(rng.integers(max(0, len(chats) - 12), len(chats)))
+            place = int(rng.integers(max(0, len(chats) - alive), len(chats)))
             parent, before, history, turn, _ = chats.pop(place)
             turn += 1
         prompt = history + int(rng.integers(5, 120))

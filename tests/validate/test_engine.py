@@ -38,7 +38,8 @@ pytestmark = [
     pytest.mark.skipif(interpreter().vllm is None, reason="no vLLM here: make test-engine"),
 ]
 
-SIZE, BLOCKS, LONGEST = 32, 150, 1024
+SIZE, BLOCKS, LONGEST = 32, 400, 1024
+ALIVE = 60  # chats that take turns: more than fit
 SETTINGS = EngineSettings(BLOCKS, 16, 2048)
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 TINY = {
@@ -100,7 +101,7 @@ def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
 
 def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_path: Path) -> None:
     """300 requests over a bounded cache, outputs included: not one token off."""
-    prompts = chats(tmp_path, 300)
+    prompts = chats(tmp_path, 300, ALIVE)
     predicted, measured = replayed(server, prompts, Pace("sequential"))
     assert measured.hit_tokens.tolist() == predicted.hit_tokens.tolist()
     assert measured.output_tokens.tolist() == prompts.output_tokens.tolist()
@@ -118,7 +119,7 @@ def test_sixteen_at_once_few_hits_are_off(
     server: VllmServer, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     """Who ends first depends on the clock, and so what is evicted: by less than 1 % of hits."""
-    predicted, measured = replayed(server, chats(tmp_path, 300), Pace("in-flight", 16))
+    predicted, measured = replayed(server, chats(tmp_path, 300, ALIVE), Pace("in-flight", 16))
     off = np.abs(measured.hit_tokens - predicted.hit_tokens)
     share = float(off.sum() / predicted.hit_tokens.sum())
     record_property("mismatched_requests", int(np.count_nonzero(off)))

@@ -14,11 +14,11 @@ from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
 from tests.validate.chats import write_chats
 
 
-def chats(folder: Path, requests: int = 120) -> Prompts:
+def chats(folder: Path, requests: int = 120, alive: int = 12) -> Prompts:
     from kvscope.ingest.pipeline import ingest
 
     with open_store(MEMORY) as store:
-        trace = ingest(store, str(write_chats(folder / "chats.jsonl", requests))).trace
+        trace = ingest(store, str(write_chats(folder / "chats.jsonl", requests, alive=alive))).trace
         return load_prompts(store, trace)
 
 

@@ -124,6 +124,8 @@ def _engine(found: Validation) -> Section:
     ]
     if left:
         words.append(f"Left out: {', '.join(left)}.")
+    if engine.flags:
+        words.append(f"Started with {' '.join(engine.flags)}")
     for run in found.runs:
         if run.flags:
             words.append(f"{run.policy}: {' '.join(run.flags)}")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.tune.objective import Target
+from kvscope.validate.compare import compared
+from kvscope.validate.facts import Check, RunFacts
+from kvscope.validate.policies import PolicyRun, interleaved
+from kvscope.validate.predict import Prediction
+from kvscope.validate.replay import Measurement
+from kvscope.validate.verdict import judged
+from tests.validate.test_tokens import chats
+
+COUNT = 120
+Pytest = pytest.TempPathFactory
+Times = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: Pytest) -> RunFacts:
+    """A run of LRU in which all went as predicted."""
+    prompts = chats(tmp_path_factory.mktemp("chats"), COUNT)
+    hits = np.full(COUNT, 16, dtype=np.int64)
+    times = np.random.default_rng(0).uniform(0.05, 0.2, COUNT)
+    measured = Measurement(np.arange(COUNT, dtype=float), times, times, hits, hits, {})
+    return compared(
+        prompts, Lru(), Prediction(hits, times), measured, warmup=20, slo_s=0.1, repeat=0
+    )
+
+
+def verdict(*runs: RunFacts, sequential: bool = True) -> tuple[str, dict[str, Check]]:
+    checks, _, word = judged(
+        runs,
+        np.arange(COUNT, dtype=np.int32),
+        baseline="lru",
+        target=Target(0.1),
+        tolerance=0.1,
+        sequential=sequential,
+    )
+    return word, {check.name: check for check in checks}
+
+
+def faster(facts: RunFacts, times: float) -> RunFacts:
+    """The same from T-LRU, measured so many times as fast, and predicted to be twice as fast."""
+    return replace(
+        facts,
+        policy=TLru.name,
+        predicted_ttft_s=facts.predicted_ttft_s / 2,
+        measured_ttft_s=facts.measured_ttft_s / times,
+    )
+
+
+def test_what_went_as_predicted_is_confirmed(facts: RunFacts) -> None:
+    """LRU alone: hits and TTFT; the warm-up is not counted."""
+    word, checks = verdict(facts)
+    assert word == "confirmed"
+    assert set(checks) == {"hits", "p50", "p95"}
+    assert facts.counted.sum() == COUNT - 20
+    assert facts.measured.violations == facts.predicted.violations
+
+
+def test_one_hit_off_is_too_many_in_a_sequence_but_not_at_once(facts: RunFacts) -> None:
+    """One after the other leaves no room; where requests meet, up to 1 % of the hits may be off."""
+    off = replace(facts, mismatched_requests=1, mismatched_tokens=16)
+    assert verdict(off)[0] == "not confirmed"
+    assert verdict(off, sequential=False)[0] == "confirmed"
+    far = replace(facts, mismatched_requests=9, mismatched_tokens=144)
+    assert verdict(far, sequential=False)[0] == "not confirmed"
+
+
+@pytest.mark.parametrize(("times", "word"), [(1.05, "confirmed"), (3.0, "not confirmed")])
+def test_slower_than_predicted(facts: RunFacts, times: float, word: str) -> None:
+    """Within the tolerance it passes, far outside it fails."""
+    slow = replace(facts, measured_ttft_s=facts.measured_ttft_s * times)
+    assert verdict(slow)[0] == word
+
+
+def test_a_gain_is_measured_with_its_interval(facts: RunFacts) -> None:
+    """Twice as fast for all is a sure gain; the same for all is none, and says nothing."""
+    word, checks = verdict(facts, faster(facts, 2))
+    assert (word, checks["gain"].passed) == ("confirmed", True)
+    assert "-50.0%" in checks["gain"].words
+    _, checks = verdict(facts, faster(facts, 1))
+    assert checks["gain"].passed is None
+    word, checks = verdict(facts, faster(facts, 0.5))
+    assert (word, checks["gain"].passed) == ("not confirmed", False)
+
+
+def test_what_is_not_whole_is_never_confirmed(facts: RunFacts) -> None:
+    """A run that ended early, failed requests, an engine that does not tell its hits."""
+    for lacking in (
+        replace(facts, ended="the engine died"),
+        replace(facts, failed=dict.fromkeys(range(5), "timed out")),
+        replace(facts, mismatched_requests=None, mismatched_tokens=None),
+    ):
+        assert verdict(lacking)[0] == "inconclusive"
+
+
+def test_policies_take_turns() -> None:
+    """A B B A A B: neither is always first."""
+    runs = [PolicyRun(Lru()), PolicyRun(TLru())]
+    order = [(repeat, one.policy.name) for repeat, one in interleaved(runs, 3)]
+    assert [name for _, name in order] == ["lru", "tlru", "tlru", "lru", "lru", "tlru"]
+    assert [repeat for repeat, _ in order] == [0, 0, 1, 1, 2, 2]
