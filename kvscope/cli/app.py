@@ -17,6 +17,7 @@ import typer
 from kvscope import __version__
 from kvscope.cli import (
     analyze,
+    dashboard,
     diagnostics,
     export,
     fit,
@@ -39,6 +40,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     ("fit", fit.fit),
     ("simulate", simulate.simulate),
     ("tune", tune.tune),
+    ("dashboard", dashboard.dashboard),
     ("runs", runs.app),
     ("ingest", ingest.ingest),
     ("traces", traces.app),
