@@ -10,16 +10,18 @@ import streamlit as st
 
 from kvscope.errors import KvscopeError
 
-PAGES = (  # file below pages/, title, icon
-    ("overview", "Overview", ":material/home:"),
-    ("reuse", "Reuse", ":material/recycling:"),
-    ("time", "Time", ":material/schedule:"),
-    ("space", "Space", ":material/account_tree:"),
-    ("capacity", "Capacity", ":material/show_chart:"),
-    ("lab", "Policy lab", ":material/science:"),
-    ("recommendation", "Recommendation", ":material/recommend:"),
-    ("validation", "Validation", ":material/verified:"),
+PAGES = (  # file below pages/, title
+    ("overview", "Overview"),
+    ("reuse", "Reuse"),
+    ("time", "Time"),
+    ("space", "Space"),
+    ("capacity", "Capacity"),
+    ("lab", "Policy lab"),
+    ("recommendation", "Recommendation"),
+    ("validation", "Validation"),
 )
+# No icons: a page's icon becomes its favicon, which the browser would fetch from a network.
+STYLE = "<style>.stMainBlockContainer {padding-top: 2.5rem} h1 {font-size: 2rem !important}</style>"
 
 
 def main() -> None:
@@ -27,10 +29,11 @@ def main() -> None:
     st.set_page_config(page_title="kvscope", layout="wide")
     page = st.navigation(
         [
-            st.Page(f"pages/{file}.py", title=title, icon=icon, default=file == "overview")
-            for file, title, icon in PAGES
+            st.Page(f"pages/{file}.py", title=title, default=file == "overview")
+            for file, title in PAGES
         ]
     )
+    st.html(STYLE)
     try:
         frame.choose()
         page.run()

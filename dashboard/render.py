@@ -25,8 +25,8 @@ def show(sections: Iterable[Section], *, titles: bool = True) -> None:
     for section in sections:
         if titles:
             st.subheader(section.title)
-        for sentence in section.sentences:
-            st.markdown(plain(sentence))
+        if section.sentences:
+            st.markdown("  \n".join(plain(sentence) for sentence in section.sentences))
         charts(section)
         tables(section.tables, section.title)
 
