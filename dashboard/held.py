@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import streamlit as st
 
+from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.facts import Run, RunSetting, Trace
 from kvscope.kv_size import ModelKv
 from kvscope.model.facts import Fit
@@ -80,6 +81,11 @@ def _lru(key: str, _trace: Trace) -> LruAnywhere:
     return lru_anywhere(prompts)
 
 
+def prefixes(trace: Trace) -> tuple[Prefix, ...]:
+    """The prefixes that are reused most."""
+    return _prefixes(_key(trace), trace)
+
+
 def fitted(trace: Trace) -> Fit:
     """What `kvscope fit` finds."""
     return _fitted(_key(trace), trace)
@@ -89,3 +95,9 @@ def fitted(trace: Trace) -> Fit:
 def _fitted(key: str, _trace: Trace) -> Fit:
     with opened() as store:
         return fit(store, _trace)
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _prefixes(key: str, _trace: Trace) -> tuple[Prefix, ...]:
+    with opened() as store:
+        return hot_prefixes(store, _trace)

@@ -6,7 +6,11 @@ import frame
 import held
 import render
 
-from kvscope.show.sections import space
+from kvscope.show.sections import prefixes, space
 
-found = held.analysis(frame.trace("Space"), frame.chosen().model, frame.chosen().hbm_bytes)
-render.show(space.sections(found))
+trace = frame.trace("Space")
+found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
+where, *rest = space.sections(found) or [None]
+if where is not None:
+    render.show([where])
+render.show([prefixes.section(held.prefixes(trace), trace.block_size), *rest])

@@ -8,5 +8,5 @@ import streamlit as st
 frame.trace("Validation")
 st.info(
     "No validation of this trace is stored. `kvscope validate` replays it on a vLLM of this"
-    " machine, with LRU and with what is recommended, and puts what was measured beside what was predicted."
+    " machine, with LRU and with what is recommended, and compares what both say."
 )
