@@ -10,7 +10,9 @@ import streamlit as st
 
 from kvscope.errors import KvscopeError
 
-PAGES = (  # file below pages/, title
+# The folder is not called pages/, which Streamlit would make an app of by itself. Pages have no
+# icons: they become favicons, which the browser would fetch from a network.
+PAGES = (  # file below views/, title
     ("overview", "Overview"),
     ("reuse", "Reuse"),
     ("time", "Time"),
@@ -20,7 +22,6 @@ PAGES = (  # file below pages/, title
     ("recommendation", "Recommendation"),
     ("validation", "Validation"),
 )
-# No icons: a page's icon becomes its favicon, which the browser would fetch from a network.
 STYLE = "<style>.stMainBlockContainer {padding-top: 2.5rem} h1 {font-size: 2rem !important}</style>"
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     st.set_page_config(page_title="kvscope", layout="wide")
     page = st.navigation(
         [
-            st.Page(f"pages/{file}.py", title=title, default=file == "overview")
+            st.Page(f"views/{file}.py", title=title, default=file == "overview")
             for file, title in PAGES
         ]
     )

@@ -71,9 +71,9 @@ def _numbers(found: Analysis) -> None:
 
 def _next() -> None:
     st.subheader("What next")
-    st.page_link("pages/capacity.py", label="How large must the cache be? Move the slider")
-    st.page_link("pages/lab.py", label="What would another eviction policy give? Replay it")
-    st.page_link("pages/recommendation.py", label="What should I set for my SLO? Tune")
+    st.page_link("views/capacity.py", label="How large must the cache be? Move the slider")
+    st.page_link("views/lab.py", label="What would another eviction policy give? Replay it")
+    st.page_link("views/recommendation.py", label="What should I set for my SLO? Tune")
 
 
 def _traces() -> None:
