@@ -20,18 +20,18 @@ def plain(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", text)
 
 
-def show(sections: Iterable[Section], *, titles: bool = True) -> None:
-    """Draw the sections, one below the other."""
+def show(sections: Iterable[Section], *, titles: bool = True, within: str = "") -> None:
+    """Draw the sections, one below the other; `within` tells two of one title on a page apart."""
     for section in sections:
         if titles:
             st.subheader(section.title)
         if section.sentences:
             st.markdown("  \n".join(plain(sentence) for sentence in section.sentences))
-        charts(section)
-        tables(section.tables, section.title)
+        charts(section, f"{within} {section.title}")
+        tables(section.tables, f"{within} {section.title}")
 
 
-def charts(section: Section) -> None:
+def charts(section: Section, key: str) -> None:
     """The charts of a section: in tabs, where there are several."""
     figures = [figure() for figure in section.figures]
     titles = [str(figure.layout.title.text) for figure in figures]
@@ -40,7 +40,7 @@ def charts(section: Section) -> None:
         if len(figures) > 1:  # the tab says it
             figure.update_layout(title=None, margin_t=20)
         with place:
-            chart(figure, title, f"{section.title} {number}")
+            chart(figure, title, f"{key} {number}")
 
 
 def chart(figure: object, title: str, key: str) -> None:

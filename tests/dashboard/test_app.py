@@ -22,6 +22,7 @@ from kvscope.show.sections import space
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams
+from tests.dashboard.chats import write_chats
 
 DASHBOARD = data_folder("dashboard")
 PAGES = ("reuse", "time", "space", "capacity", "lab", "recommendation", "validation")
@@ -38,28 +39,8 @@ def forgetful() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 requests in conversations of three turns, with a shared head."""
-    path = tmp_path_factory.mktemp("trace") / "chats.jsonl"
-    rows, ids = [], iter(range(100, 10**6))
-    for chat in range(200):
-        hashes = [1, 2]
-        for turn in range(3):
-            hashes = [*hashes, *(next(ids) for _ in range(2))]
-            rows.append(
-                {
-                    "chat_id": chat * 3 + turn,
-                    "parent_chat_id": chat * 3 + turn - 1 if turn else -1,
-                    "timestamp": chat * 2.0 + turn * 37.0,
-                    "input_length": 16 * len(hashes),
-                    "output_length": 8,
-                    "type": "text",
-                    "turn": turn + 1,
-                    "hash_ids": list(hashes),
-                }
-            )
-    rows.sort(key=lambda row: float(str(row["timestamp"])))
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
+    """600 requests in conversations."""
+    return write_chats(tmp_path_factory.mktemp("trace") / "chats.jsonl")
 
 
 @pytest.fixture

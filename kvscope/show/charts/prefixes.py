@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log10
 
 import plotly.graph_objects as go
 
@@ -27,7 +28,7 @@ def icicle(found: Sequence[Prefix], block_size: int) -> go.Figure:
         ],
         branchvalues="remainder",
         maxdepth=_DEPTH,
-        marker={"colorscale": style.SHADES, "colors": [0, *(one.reuses for one in found)]},
+        marker={"colorscale": style.SHADES, "colors": [0, *(log10(one.reuses) for one in found)]},
         tiling={"orientation": "v"},
         hovertemplate="%{label}: %{customdata[0]:,} prompts found its %{customdata[1]:,} blocks"
         " (from block %{customdata[2]:,} on)"
