@@ -131,8 +131,8 @@ def move_the_slider(page: Page) -> None:
 def run_the_lab(page: Page) -> None:
     """Replay the usual policies at one capacity."""
     visit(page, "Policy lab")
-    page.get_by_label("Capacities (blocks)").fill("60")
-    page.get_by_label("Capacities (blocks)").press("Enter")
+    page.get_by_role("textbox", name="Capacities (blocks)").fill("60")
+    page.get_by_role("textbox", name="Capacities (blocks)").press("Enter")
     page.wait_for_url(re.compile("sizes=60"))
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("heading", name="Time to first token").wait_for()
@@ -141,8 +141,8 @@ def run_the_lab(page: Page) -> None:
 def tune(page: Page, folder: Path) -> None:
     """Tune, copy the flags, download the file."""
     visit(page, "Recommendation")
-    page.get_by_label("SLO (TTFT)").fill("25ms")
-    page.get_by_label("SLO (TTFT)").press("Enter")
+    page.get_by_role("textbox", name="SLO (TTFT)").fill("25ms")
+    page.get_by_role("textbox", name="SLO (TTFT)").press("Enter")
     page.wait_for_url(re.compile("slo=25ms"))
     page.get_by_role("button", name="Tune", exact=True).click()
     with page.expect_download() as saved:
