@@ -12,7 +12,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine lint docs bench bench-plugin samples wheel clean
+.PHONY: help setup demo test test-engine lint docs pictures bench bench-plugin samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -49,6 +49,8 @@ demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; w
 	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --tiers hbm=20GiB,dram=40GiB"
 	@echo "  $(KVSCOPE) tune sample_traces/birth-death.jsonl.gz --db demo.duckdb --slo 100ms --explain"
 	@echo "  $(KVSCOPE) --help"
+	@echo "All of it to look at, in a browser:"
+	@echo "  $(KVSCOPE) dashboard --db demo.duckdb"
 
 test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
 	$(PY) -m pytest -q -n $(WORKERS) -m "not engine" $(PYTEST)
@@ -78,6 +80,9 @@ lint: setup ## style, formatting, types, layers
 
 docs: setup ## write docs/cli.md from the program
 	$(PY) -m docs.generate
+
+pictures: setup ## take the pictures of the docs (needs Chromium)
+	$(PY) -m docs.take_pictures
 
 bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says what it takes)
 	$(PY) -m benchmarks $(BENCH)

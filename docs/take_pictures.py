@@ -6,16 +6,34 @@ python -m docs.take_pictures
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from kvscope.cli.app import run
 from kvscope.paths import data_folder
 
 PICTURES = Path(__file__).parent / "pictures"
+_PORT = 8599
+_ADDRESS = f"http://127.0.0.1:{_PORT}"
+_PATIENCE_MS = 300_000
+_DRAWN_MS = 1_500  # charts draw after the script has ended
+_PAGES = (
+    "Overview",
+    "Reuse",
+    "Time",
+    "Space",
+    "Capacity",
+    "Policy lab",
+    "Recommendation",
+    "Validation",
+)
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,7 +45,7 @@ _FLAGS = [
 
 
 def main() -> int:
-    """Picture the report on the sample trace of a chat product."""
+    """Picture the report and the dashboard on the sample trace of a chat product."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("no chromium on the PATH; on Debian: apt install chromium", file=sys.stderr)
@@ -45,8 +63,43 @@ def main() -> int:
         page.goto(report.as_uri())
         page.wait_for_selector(".js-plotly-plot .main-svg")
         page.screenshot(path=PICTURES / "report.png")
+        _dashboard(browser, Path(folder) / "store.duckdb")
         browser.close()
     return 0
+
+
+def _dashboard(browser: Browser, db: Path) -> None:
+    """Picture every page of the dashboard on the same sample."""
+    command = [sys.executable, "-m", "kvscope", "dashboard", "--db", str(db), "--port", str(_PORT)]
+    server = subprocess.Popen(command)
+    try:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(_PATIENCE_MS)
+        _until_it_answers(server)
+        page.goto(_ADDRESS)
+        page.get_by_text("to-c: bailian trace").wait_for()
+        for name in _PAGES:
+            page.get_by_role("link", name=name, exact=True).click()
+            page.get_by_role("heading", name=name, exact=True).wait_for()
+            if name == "Policy lab":
+                page.get_by_role("button", name="Run", exact=True).click()
+                page.get_by_role("heading", name="Time to first token").wait_for()
+            if name == "Recommendation":
+                page.get_by_role("button", name="Tune", exact=True).click()
+                page.get_by_role("button", name="Download recommendation.toml").wait_for()
+            page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+            page.wait_for_timeout(_DRAWN_MS)
+            page.screenshot(path=PICTURES / f"dashboard-{name.split()[-1].lower()}.png")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _until_it_answers(server: subprocess.Popen[bytes]) -> None:
+    while server.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"{_ADDRESS}/_stcore/health"):  # noqa: S310
+            return
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from kvscope import __version__
 from kvscope.cli import (
     analyze,
     calibrate,
+    dashboard,
     diagnostics,
     export,
     fit,
@@ -44,6 +45,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     ("tune", tune.tune),
     ("calibrate", calibrate.calibrate),
     ("validate", validate.validate),
+    ("dashboard", dashboard.dashboard),
     ("runs", runs.app),
     ("ingest", ingest.ingest),
     ("traces", traces.app),

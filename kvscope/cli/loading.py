@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Ingested, IngestOptions
     from kvscope.store.db import Store
 
-_SHOWN_BAD_LINES = 5
-
 
 def load_trace(store: Store, text: str | None, reading: Reading = AS_IT_SAYS) -> Trace:
     """The trace that `text` names, from now on the one last worked on.
@@ -97,15 +95,10 @@ def _ingest_options(reading: Reading) -> IngestOptions:
 
 
 def _report_bad_lines(rejects: Rejects) -> None:
-    """The first bad lines one by one, then how many there are of each kind."""
-    for line, reason in rejects.lines[:_SHOWN_BAD_LINES]:
-        note(f"{rejects.path}:{line}: {reason}")
-    if not rejects.count:
-        return
-    lines = rejects.accepted + rejects.count
-    note(f"{rejects.path}: {rejects.count:,} of {lines:,} lines cannot be used:")
-    for reason, count in sorted(rejects.reasons.items(), key=lambda item: -item[1]):
-        note(f"{count:,} × {reason}")
+    from kvscope.ingest.told import bad_lines_in_words
+
+    for text in bad_lines_in_words(rejects):
+        note(text)
 
 
 def _reading(trace: Trace) -> str:

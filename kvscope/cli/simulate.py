@@ -135,6 +135,7 @@ def simulate(
     )
     if refit is not None:
         variants = [refitted(variant, refit) for variant in variants]
+    from kvscope.simulate import kept
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
@@ -150,7 +151,7 @@ def simulate(
         if tiers is not None:
             wanted = [_over_tiers(workload, policy, values) for policy in bound]
         else:
-            grid = _grid(workload, named, points)
+            grid = kept.grid(workload, named, points, DEFAULT_POINTS)
             wanted = [Asked(policy, at) for at in grid for policy in bound]
         runs, complete = _run(store, found, workload, wanted)
     _report(found, kv, workload, runs, values, as_json=as_json, html=html)
@@ -164,15 +165,6 @@ def _workload(store: Store, trace: Trace, setting: RunSetting) -> Workload:
     from kvscope.simulate.workload import WINDOWS, Workload
 
     return Workload(asked.prompts(store, trace), setting, round_windows(trace, WINDOWS))
-
-
-def _grid(workload: Workload, named: list[int], points: int | None) -> list[int]:
-    """The capacities to replay at: those named, and a spread where asked for or none is named."""
-    from kvscope.simulate.capacities import spread
-
-    if points is None and named:
-        return named
-    return sorted({*named, *spread(workload.curve, points or DEFAULT_POINTS)})
 
 
 def _bound(
@@ -208,25 +200,13 @@ def _run(
     store: Store, trace: Trace, workload: Workload, wanted: Sequence[Asked]
 ) -> tuple[list[Run], bool]:
     """The runs that are wanted, from the store or replayed and stored; whether they are all."""
-    from kvscope.simulate.sweep import sources_digest, sweep
-    from kvscope.store import runs as stored
+    from kvscope.simulate import kept
+    from kvscope.simulate.sweep import sweep
 
-    code = sources_digest()
-    digests = {
-        stored.digest(
-            one.policy.name,
-            one.policy.evicts,
-            one.policy.values,
-            one.capacity_blocks,
-            workload.setting,
-        ): one
-        for one in wanted
-    }
-    known = stored.known_runs(store, trace, list(digests), code)
-    missing = [one for digest, one in digests.items() if digest not in known]
-    runs = list(known.values())
-    if known:
-        note(f"{len(known):,} of {len(digests):,} runs were in the store already")
+    found = kept.wanted(store, trace, workload.setting, wanted)
+    missing, runs = found.missing, list(found.known)
+    if runs:
+        note(f"{len(runs):,} of {found.count:,} runs were in the store already")
     with progress("preparing"):  # compiles, where that was not done before
         workload.prepare([one.policy for one in missing])
     with (
@@ -234,9 +214,9 @@ def _run(
         progress("replaying", len(missing), unit="steps") as advance,
     ):
         for run in sweep(workload, missing, stop=stop):
-            runs.append(stored.add(store, trace, run, code))
+            runs.append(kept.keep(store, trace, run))
             advance(1)
-    return runs, len(runs) == len(digests)
+    return runs, len(runs) == found.count
 
 
 def _report(

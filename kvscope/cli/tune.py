@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope import units
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.interrupts import stop_on_interrupt
@@ -53,7 +52,7 @@ from kvscope.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from kvscope.facts import RunSetting, Trace
     from kvscope.kv_size import ModelKv
-    from kvscope.show.tuning import Assumption, Tuned
+    from kvscope.show.tuning import Tuned
     from kvscope.simulate.latency import LatencyProfile
     from kvscope.simulate.variants import Variant
     from kvscope.store.prompts import Prompts
@@ -104,6 +103,7 @@ def tune(
     setting = replace(setting, rate_scale=asked.above_zero(rate_scale), isolate=isolate)
     kv = asked.model(model or _model_of(profile), kv_dtype)
     variants = _contenders(policies, param)
+    from kvscope.show.assumed import assumptions
     from kvscope.show.tuning import Tuned
     from kvscope.store.db import open_store
     from kvscope.tune.question import JUDGED, SCALES, WARMUP, Question
@@ -132,7 +132,7 @@ def tune(
         "--warmup, --judge": None if warmup is None and judge is None else True,
         "--policies": policies,
     }
-    tuned = replace(tuned, assumptions=_assumptions(tuned, given))
+    tuned = replace(tuned, assumptions=assumptions(tuned, given, DEFAULT_POLICIES))
     _report(tuned, explain=explain, as_json=as_json, html=html, path=path)
 
 
@@ -219,37 +219,6 @@ def _tuning(prompts: Prompts, trace: Trace, setting: RunSetting, question: Quest
 
 def _steps(label: str) -> AbstractContextManager[Callable[[int], None]]:
     return progress(label, unit="steps")
-
-
-def _assumptions(tuned: Tuned, given: Mapping[str, object]) -> tuple[Assumption, ...]:
-    """What nobody gave, what was taken, and why."""
-    from kvscope.show.simulation import value_in_words
-    from kvscope.show.tuning import Assumption
-
-    tuning, profile = tuned.tuning, tuned.profile
-    line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
-    taken = (
-        ("--latency", profile.name, f"a preset, {line}: measure yours with kvscope calibrate"),
-        ("--model", tuned.model.name if tuned.model else "none", "the latency preset's"),
-        (
-            "--capacity",
-            f"{tuning.capacity_blocks:,} blocks",
-            "LRU gets half of the hits there are, in the part to choose on",
-        ),
-        ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
-        (
-            "--warmup, --judge",
-            f"{tuning.split.warmup_requests:,} and {tuning.split.judged_requests:,} requests",
-            "a warm cache, and enough requests on either side",
-        ),
-        ("--policies", DEFAULT_POLICIES, "they see no more than an engine does"),
-    )
-    names = [one for one in ("next_prompt_tokens", "turn_rate_per_s") if one in tuning.found]
-    found = [
-        Assumption(name, value_in_words(name, tuning.found[name].value), "of the part to choose on")
-        for name in names
-    ]
-    return (*(Assumption(*one) for one in taken if given[one[0]] is None), *found)
 
 
 def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None, path: str) -> None:

@@ -110,6 +110,32 @@ def analyze(store: Store, trace: Trace, options: AnalyzeOptions | None = None) -
     )
 
 
+def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:
+    """An analysis that was made without a model, with what this one makes of all sizes."""
+    options = AnalyzeOptions(model=model, hbm_bytes=hbm_bytes)
+    block_size = found.trace.block_size
+
+    def point(one: CurvePoint) -> CurvePoint:
+        return _point(
+            block_size, options, one.capacity_blocks, one.token_hit_rate, one.block_hit_rate
+        )
+
+    given = found.caching
+    return replace(
+        found,
+        model=model,
+        hbm_bytes=hbm_bytes,
+        characterization=_sized(found.characterization, options),
+        caching=given
+        and replace(
+            given,
+            curve=tuple(point(one) for one in given.curve),
+            landmarks=tuple(replace(one, point=point(one.point)) for one in given.landmarks),
+            asked=tuple(point(one) for one in given.asked),
+        ),
+    )
+
+
 def _sized(found: Characterization, options: AnalyzeOptions) -> Characterization:
     """The same, with what the model makes of sizes in blocks and tokens."""
     if options.model is None:
@@ -157,7 +183,9 @@ def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
 
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
         rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
-        return tuple(_point(prompts, options, int(c), float(t), float(b)) for c, t, b in rates)
+        return tuple(
+            _point(prompts.block_size, options, int(c), float(t), float(b)) for c, t, b in rates
+        )
 
     # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
     explained = standard(outputs=definition.outputs)
@@ -219,9 +247,9 @@ def _hit_rate(prompts: Prompts, definition: HitDefinition, runs: _Distances) -> 
 
 
 def _point(
-    prompts: Prompts, options: AnalyzeOptions, capacity: int, by_token: float, by_block: float
+    block_size: int, options: AnalyzeOptions, capacity: int, by_token: float, by_block: float
 ) -> CurvePoint:
-    tokens = capacity * prompts.block_size
+    tokens = capacity * block_size
     size = options.model.bytes_for(tokens) if options.model else None
     return CurvePoint(
         capacity_blocks=capacity,

@@ -1,0 +1,51 @@
+"""Deep links: what is chosen on a page stands in its address, and outlives a visit elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import streamlit as st
+
+
+def seed(
+    key: str,
+    default: Any,
+    read: Callable[[str], Any] = str,
+    among: Collection[Any] | None = None,
+) -> None:
+    """Give the widget `key` its first value: the address's, the one it had, or the default."""
+    if key in st.session_state:
+        return
+    text = st.query_params.get(key, _memory().get(key))
+    value = default
+    if text is not None:
+        try:
+            value = read(text)
+        except ValueError:  # an address that somebody typed
+            value = default
+    if among is not None:
+        unknown = set(value) - set(among) if isinstance(value, list) else {value} - set(among)
+        value = default if unknown else value
+    st.session_state[key] = value
+
+
+def remember(*keys: str) -> None:
+    """Write what these widgets say into the address."""
+    for key in keys:
+        value = st.session_state.get(key)
+        text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
+        if text:
+            _memory()[key] = st.query_params[key] = text
+        else:
+            _memory().pop(key, None)
+            st.query_params.pop(key, None)
+
+
+def names(text: str) -> list[str]:
+    """A list as the address writes it."""
+    return [part for part in text.split(",") if part]
+
+
+def _memory() -> dict[str, str]:
+    return st.session_state.setdefault("memory", {})

@@ -1,0 +1,110 @@
+"""What every page stands in: the trace, the model and the latency that are chosen at its side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import deep
+import held
+import streamlit as st
+
+from kvscope import units
+from kvscope.errors import KvscopeError
+from kvscope.facts import Trace
+from kvscope.kv_size import ModelKv, resolve_model
+from kvscope.kv_size.presets import preset_names
+from kvscope.show.report import trace_in_words
+from kvscope.simulate.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
+
+NO_MODEL = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is chosen beside the pages. `trace` is None where the store is empty."""
+
+    trace: Trace | None
+    model: ModelKv | None
+    hbm_bytes: int | None
+    profile: LatencyProfile
+
+
+def choose() -> Chosen:
+    """Draw the sidebar's widgets and keep what they say."""
+    known = {trace.name: trace for trace in held.all_traces()}
+    with st.sidebar:
+        name = None
+        if known:
+            # A trace read meanwhile becomes the one that is looked at; see `look_at`.
+            deep.seed("trace", next(iter(known)), among=known)
+            if st.session_state["trace"] not in known:
+                st.session_state["trace"] = next(iter(known))
+            name = st.selectbox("Trace", list(known), key="trace")
+        deep.seed("model", "llama3-8b")
+        model = st.selectbox(
+            "Model (or the path of a config.json)",
+            list(dict.fromkeys([NO_MODEL, *preset_names(), st.session_state["model"]])),
+            key="model",
+            accept_new_options=True,
+            help="Whose KV cache: sizes are then told in GiB too.",
+        )
+        hbm = asked("hbm", "HBM", "80GiB", units.parse_size, "Sizes also as multiples of it.")
+        deep.seed("latency", DEFAULT_PROFILE)
+        latency = st.selectbox(
+            "Latency profile",
+            list(dict.fromkeys([*PRESETS, st.session_state["latency"]])),
+            key="latency",
+            accept_new_options=True,
+            help="How long prefill takes: a preset, or the file that `kvscope calibrate` wrote.",
+        )
+        deep.remember("trace", "model", "latency")
+        st.caption(f"Store: {held.database()}")
+    chosen = Chosen(
+        trace=known[name] if name else None,
+        model=resolve_model(model) if model and model != NO_MODEL else None,
+        hbm_bytes=hbm,
+        profile=load_profile(latency or DEFAULT_PROFILE),
+    )
+    st.session_state["chosen"] = chosen
+    return chosen
+
+
+def chosen() -> Chosen:
+    """What is chosen beside the pages."""
+    found: Chosen = st.session_state["chosen"]
+    return found
+
+
+def trace(title: str, *, hashes: bool = True) -> Trace:
+    """The page's head, and the trace that it is about; the page ends here where it cannot be."""
+    st.title(title)
+    found = chosen().trace
+    if found is None:
+        st.info("The store holds no traces yet: the page Overview reads one.")
+        st.stop()
+    st.caption(f"**{found.name}**: {trace_in_words(found)}")
+    if hashes and not found.has_hashes:
+        st.info(
+            "This trace tells lengths and arrivals only; without block hashes nothing can be said"
+            " about reuse. The page Overview says what it does tell."
+        )
+        st.stop()
+    return found
+
+
+def asked(
+    key: str, label: str, default: str, parse: Callable[[str], Any], words: str
+) -> Any | None:
+    """A value typed with its unit; a sentence under the box where it cannot be read."""
+    deep.seed(key, default)
+    text = st.text_input(label, key=key, help=words)
+    deep.remember(key)
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except KvscopeError as error:
+        st.error(str(error))
+        st.stop()

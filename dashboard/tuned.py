@@ -1,0 +1,88 @@
+"""What the page Recommendation runs: `kvscope tune` with its defaults, for an SLO."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from job import Job
+
+from kvscope.characterize.windows import round_windows
+from kvscope.cli.parameters import parse_policies, parse_variants
+from kvscope.cli.tune_options import DEFAULT_POLICIES
+from kvscope.facts import Trace
+from kvscope.kv_size import ModelKv
+from kvscope.show.assumed import assumptions
+from kvscope.show.tuning import Tuned
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.latency import LatencyProfile
+from kvscope.simulate.workload import setting_of
+from kvscope.store.prompts import Prompts
+from kvscope.tune.evaluate import Stopped
+from kvscope.tune.file import write_recommendation
+from kvscope.tune.objective import Target
+from kvscope.tune.question import Question
+from kvscope.tune.recommend import tune
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What is asked: the target, and what else the options of `kvscope tune` would say."""
+
+    trace: Trace
+    target: Target
+    capacity_blocks: int | None
+    model: ModelKv | None
+    hbm_bytes: int | None
+    profile: LatencyProfile
+
+
+def recommend(job: Job, asking: Asking, prompts: Prompts) -> Tuned | None:
+    """The procedure; None where it was stopped."""
+    trace, target = asking.trace, asking.target
+    question = Question(
+        target=target,
+        variants=tuple(parse_variants(parse_policies(DEFAULT_POLICIES), [])),
+        capacity_blocks=asking.capacity_blocks,
+    )
+    setting = setting_of(standard(), asking.profile, slo_s=target.slo_s)
+    try:
+        tuning = tune(
+            prompts,
+            setting,
+            question,
+            round_windows(trace),
+            lineage=trace.lineage,
+            progress=job.steps,
+            stop=job.stop,
+        )
+    except Stopped:
+        return None
+    found = Tuned(trace, asking.model, asking.hbm_bytes, asking.profile, tuning)
+    given: Mapping[str, object] = {
+        "--latency": asking.profile.name,
+        "--model": asking.model,
+        "--capacity": asking.capacity_blocks,
+        "--percentile": target.percentile,
+        "--warmup, --judge": None,
+        "--policies": None,
+    }
+    return replace(found, assumptions=assumptions(found, given, DEFAULT_POLICIES))
+
+
+def as_file(found: Tuned) -> str:
+    """The text of recommendation.toml."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recommendation.toml"
+        write_recommendation(
+            path,
+            found.tuning,
+            trace=found.trace.name,
+            block_size=found.trace.block_size,
+            profile=found.profile,
+            flags=found.flags,
+            capacity_bytes=found.bytes_in(found.tuning.recommended.trial.capacity_blocks),
+        )
+        return path.read_text(encoding="utf-8")

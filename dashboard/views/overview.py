@@ -1,0 +1,134 @@
+"""Overview: which traces there are, what is in the one that is chosen, what to do next."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import frame
+import held
+import render
+import streamlit as st
+
+from kvscope import units
+from kvscope.errors import KvscopeError
+from kvscope.facts import Trace
+from kvscope.ingest.pipeline import UnusableLinesError, ingest
+from kvscope.ingest.told import bad_lines_in_words
+from kvscope.show import report
+from kvscope.show.analysis import Analysis
+from kvscope.show.sections import traffic
+from kvscope.show.words import definition_in_words
+from kvscope.store import traces
+
+
+def page() -> None:
+    """Headline numbers first, then the traces themselves."""
+    if frame.chosen().trace is None:
+        st.title("Overview")
+        st.info("The store holds no traces yet: name a file, or upload one.")
+        _add()
+        return
+    trace = frame.trace("Overview", hashes=False)
+    found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
+    _numbers(found)
+    render.show([report.headline(found)], titles=False)
+    told = traffic.sections(found.characterization)
+    render.show(one for one in told if one.title != "Conversations")
+    _next()
+    st.subheader("Traces in the store")
+    _traces()
+    with st.expander("Add a trace"):
+        _add()
+
+
+def _numbers(found: Analysis) -> None:
+    """The few numbers that most questions begin with, each with what it counts."""
+    trace, caching = found.trace, found.caching
+    numbers = [("Requests", units.format_count(trace.requests), "Lines that could be used.")]
+    if caching is not None:
+        nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
+        words = definition_in_words(caching.definition)
+        size = (
+            units.format_size(nine.capacity_bytes)
+            if nine.capacity_bytes is not None
+            else f"{units.format_count(nine.capacity_blocks)} blocks"
+        )
+        numbers += [
+            ("Ideal hit rate", units.format_share(caching.ideal, 2), f"Infinite cache, {words}."),
+            ("LRU for 90% of it", size, f"The least capacity; {words}."),
+            (
+                "Later turns",
+                units.format_share(found.characterization.contribution.multi_turn_request_share),
+                "Share of the requests that go on with a conversation.",
+            ),
+        ]
+    else:
+        mean = found.characterization.lengths.input_tokens.mean
+        numbers.append(("Mean input", f"{units.format_count(mean)} tokens", "Of all requests."))
+    for column, (label, value, words) in zip(st.columns(len(numbers)), numbers, strict=True):
+        column.metric(label, value, help=words, border=True)
+
+
+def _next() -> None:
+    st.subheader("What next")
+    st.page_link("views/capacity.py", label="How large must the cache be? Move the slider")
+    st.page_link("views/lab.py", label="What would another eviction policy give? Replay it")
+    st.page_link("views/recommendation.py", label="What should I set for my SLO? Tune")
+
+
+def _traces() -> None:
+    known = held.all_traces()
+    st.dataframe(
+        {
+            "name": [one.name for one in known],
+            "format": [one.format for one in known],
+            "requests": [one.requests for one in known],
+            "accesses": [one.accesses for one in known],
+            "span": [units.format_duration(one.span_s) for one in known],
+            "conversations": [one.lineage for one in known],
+            "bad lines": [one.bad_lines for one in known],
+            "read from": [one.source for one in known],
+        },
+        hide_index=True,
+        key="traces",
+    )
+
+
+def _add() -> None:
+    """A path, or a file from the browser; either is read as `kvscope ingest` would."""
+    with st.form("add", border=False):
+        path = st.text_input("Path on this machine", key="path", placeholder="trace.jsonl.gz")
+        upload = st.file_uploader("or a file", key="upload")
+        wanted = st.form_submit_button("Read it")
+    if not wanted:
+        return
+    if upload is None and not path:
+        st.warning("Name a path, or choose a file.")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if upload is not None:
+            path = str(Path(folder) / Path(upload.name).name)
+            Path(path).write_bytes(upload.getvalue())
+        trace = _read(path)
+    if trace is not None:
+        st.session_state["memory"]["trace"] = trace.name
+        st.query_params["trace"] = trace.name
+        del st.session_state["trace"]  # the sidebar asks again
+        st.rerun()
+
+
+def _read(path: str) -> Trace | None:
+    try:
+        with st.spinner(f"Reading {path}"), held.opened(write=True) as store:
+            found = ingest(store, path)
+            traces.mark_used(store, found.trace)
+    except KvscopeError as error:
+        st.error(render.plain(str(error)))
+        if isinstance(error, UnusableLinesError):
+            st.code("\n".join(bad_lines_in_words(error.rejects)), language=None)
+        return None
+    return found.trace
+
+
+page()

@@ -1,0 +1,116 @@
+"""Recommendation: what to set for an SLO, what it gains and costs, how sure that is."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import deep
+import frame
+import held
+import job
+import render
+import streamlit as st
+import tuned
+
+from kvscope import units
+from kvscope.facts import Trace
+from kvscope.show.sections import tuning as sections
+from kvscope.show.tuning import Tuned
+from kvscope.tune.file import Recommendation, read_recommendation
+from kvscope.tune.flags import Flags, flags
+from kvscope.tune.objective import Target
+
+
+def page() -> None:
+    """A question of one line; the verdict; or a file that was written before."""
+    trace = frame.trace("Recommendation")
+    ask, read = st.tabs(["Tune", "Read a recommendation.toml"])
+    with ask:
+        asking = _asking(trace)
+        prompts = held.lru(trace).prompts
+        if st.button("Tune", type="primary", key="tune", disabled=asking is None):
+            job.start("tune", lambda one: (asking, tuned.recommend(one, asking, prompts)))
+        done = job.finished("tune")
+        if done is not None:
+            _show(*done.result, now=asking)
+    with read:
+        _read()
+
+
+def _asking(trace: Trace) -> tuned.Asking | None:
+    left, middle, right = st.columns(3)
+    with left:
+        slo = frame.asked("slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to keep.")
+    with middle:
+        deep.seed("percentile", "p95", among=("p50", "p90", "p95", "p99"))
+        rank = st.selectbox("Percentile", ("p50", "p90", "p95", "p99"), key="percentile")
+        deep.remember("percentile")
+    with right:
+        blocks = frame.asked(
+            "have",
+            "Capacity you have (blocks)",
+            "",
+            units.parse_tokens,
+            "Empty: where LRU gets half of the hits that there are.",
+        )
+    if not slo:
+        return None
+    chosen = frame.chosen()
+    target = Target(slo, units.parse_percentile(rank))
+    return tuned.Asking(trace, target, blocks, chosen.model, chosen.hbm_bytes, chosen.profile)
+
+
+def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) -> None:
+    if found is None:
+        st.warning("Stopped before the search was finished.")
+        return
+    if asked != now:
+        st.info("This is what was asked before; Tune answers what stands above.")
+    verdict, *rest = sections.sections(found, explain=True)
+    render.show([verdict])
+    _flags(found.flags)
+    st.download_button(
+        "Download recommendation.toml",
+        tuned.as_file(found),
+        "recommendation.toml",
+        "application/toml",
+        key="download",
+        on_click="ignore",
+    )
+    render.show(rest)
+
+
+def _flags(told: Flags) -> None:
+    """What to tell each engine, with a button that copies it."""
+    for engine, text in (("SGLang", told.sglang), ("vLLM", told.vllm)):
+        if text:
+            st.caption(f"Flags for {engine}")
+            st.code(text, language="bash", wrap_lines=True)
+
+
+def _read() -> None:
+    upload = st.file_uploader("recommendation.toml, as `kvscope tune` writes it", key="toml")
+    if upload is None:
+        st.caption("A file that was written before, to read and to take its flags from.")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recommendation.toml"
+        path.write_bytes(upload.getvalue())
+        found = read_recommendation(path)
+    _told(found)
+
+
+def _told(found: Recommendation) -> None:
+    target = found.target
+    words = (
+        f"{found.verdict}, for the trace {found.trace}: {found.policy.name} at"
+        f" {units.format_count(found.capacity_tokens)} tokens, to keep"
+        f" {units.format_percentile(target.percentile)} TTFT within"
+        f" {units.format_duration(target.slo_s)} ({found.profile.name})."
+    )
+    st.markdown(render.plain(words))
+    _flags(flags(found.policy, found.capacity_tokens))
+
+
+page()

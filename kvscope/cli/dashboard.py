@@ -1,0 +1,152 @@
+"""`kvscope dashboard`: all of it, to look at, in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvscope.cli.diagnostics import note
+from kvscope.cli.loading import ingest_reported
+from kvscope.cli.options import DEFAULT_DB, Db
+from kvscope.cli.values import parsed_by, whole
+from kvscope.errors import KvscopeError, StoreBusyError, UsageError
+from kvscope.paths import data_folder
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
+_SAMPLE = "to-c.jsonl.gz"
+_PATIENCE_S = 5.0
+_BLUE = "#0072B2"  # of the charts
+
+Port = Annotated[
+    int, typer.Option("--port", metavar="N", parser=parsed_by(whole(1)), help="Where it listens.")
+]
+Host = Annotated[
+    str,
+    typer.Option("--host", metavar="ADDRESS", help="Who may look: by default only this machine."),
+]
+
+
+def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAULT_HOST) -> None:
+    """Show the store's traces in a browser, and try out policies, capacities and SLOs there.
+
+    An empty store gets a sample trace. Runs until Ctrl-C.
+    """
+    if importlib.util.find_spec("streamlit") is None:
+        raise KvscopeError(
+            "needs Streamlit, which is not installed",
+            where="kvscope dashboard",
+            remedy="install it with: pip install 'kvscope[dashboard]'",
+        )
+    _refuse_taken(host, port)
+    with _lasting(db) as path:
+        _fill(path)
+        _serve(path, host, port)
+
+
+@contextmanager
+def _lasting(db: str) -> Iterator[str]:
+    """The store's path; one in memory becomes a file for as long as the dashboard runs."""
+    if db != ":memory:":
+        yield db
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(Path(folder) / "memory.duckdb")
+
+
+def _fill(db: str) -> None:
+    """Put a sample trace into an empty store."""
+    from kvscope.store import traces
+    from kvscope.store.db import open_store
+
+    try:
+        with open_store(db) as store:
+            if not traces.all_traces(store):
+                note(f"{db} holds no traces yet: it gets a sample")
+                ingest_reported(store, str(data_folder("sample_traces") / _SAMPLE))
+    except StoreBusyError as error:  # the pages will say so too, until it is free
+        note(str(error))
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Raise UsageError where nothing can listen, before anything is started."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"cannot listen there ({error})", where=f"{host}:{port}", remedy="choose another --port"
+        ) from error
+
+
+def _command(db: str, host: str, port: int) -> list[str]:
+    settings = {
+        "server.address": host,
+        "server.port": port,
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
+        "client.showErrorDetails": "none",
+        "client.toolbarMode": "viewer",
+        "theme.primaryColor": _BLUE,
+    }
+    options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    app = str(data_folder("dashboard") / "app.py")
+    return [sys.executable, "-m", "streamlit", "run", app, *options, "--", "--db", db]
+
+
+def _serve(db: str, host: str, port: int) -> None:
+    """Run Streamlit until it ends, or until Ctrl-C or SIGTERM, which end it cleanly."""
+    note(f"open http://{host}:{port} (Ctrl-C ends it)")
+    environment = os.environ | {"PYTHONPATH": _importable()}
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server = subprocess.Popen(
+        _command(db, host, port),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # it would only repeat the address
+        env=environment,
+        start_new_session=True,  # Ctrl-C comes here alone
+    )
+    try:
+        code = server.wait()
+    except KeyboardInterrupt:
+        note("the dashboard ends")
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _end(server)
+    if code:
+        raise KvscopeError(
+            f"ended with code {code}", where="streamlit", remedy="its own words stand above"
+        )
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _importable() -> str:
+    """This very kvscope first, wherever it was imported from."""
+    import kvscope
+
+    here = str(Path(kvscope.__file__).resolve().parents[1])
+    known = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([here, known] if known else [here])
