@@ -149,4 +149,5 @@ def tune(page: Page, folder: Path) -> None:
         page.get_by_role("button", name="Download recommendation.toml").click()
     saved.value.save_as(folder / "recommendation.toml")
     assert "verdict = " in (folder / "recommendation.toml").read_text()
-    page.get_by_test_id("stCodeCopyButton").first.click()
+    page.get_by_test_id("stCode").first.hover()
+    page.get_by_role("button", name="Copy to clipboard").first.click()

@@ -62,12 +62,7 @@ def curve(
         y=found.ideal, line_dash="dot", annotation_text=f"infinite cache {found.ideal:.1%}"
     )
     if working_set_blocks:
-        chart.add_vline(
-            x=working_set_blocks * unit.per_block,
-            line_dash="dot",
-            annotation_text="working set, peak",
-            annotation_position="bottom left",
-        )
+        style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
     chart.update_xaxes(type="log")
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart

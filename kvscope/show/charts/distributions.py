@@ -63,7 +63,7 @@ def cdf(found: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
             hovertemplate="p%{y:.0%}: %{x:.3~g} ms",
         )
     if slo_s is not None:
-        chart.add_vline(x=slo_s * 1e3, line_dash="dot", annotation_text="SLO")
+        style.mark(chart, slo_s * 1e3, "SLO")
     chart.update_xaxes(type="log")
     chart.update_yaxes(tickformat=".0%", range=[0, 1.01])
     return chart

@@ -6,6 +6,7 @@ Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
 from __future__ import annotations
 
 from html import escape
+from math import log10
 
 import plotly.graph_objects as go
 
@@ -44,3 +45,18 @@ def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
     chart.update_xaxes(title_text=x)
     chart.update_yaxes(title_text=y)
     return chart
+
+
+def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
+    """A vertical line at `x`, its text beside it, also on a logarithmic axis."""
+    chart.add_vline(x=x, line_dash="dot")
+    # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
+    chart.add_annotation(
+        x=log10(x) if log else x,
+        y=1,
+        yref="paper",
+        text=text,
+        showarrow=False,
+        xanchor="right",
+        yanchor="top",
+    )

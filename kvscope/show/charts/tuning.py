@@ -112,9 +112,7 @@ def capacities(found: Tuned) -> go.Figure:
             line=policy_line(name),
         )
     _slo(chart, found)
-    chart.add_vline(
-        x=found.tuning.capacity_blocks, line_dash="dot", annotation_text="the capacity you have"
-    )
+    style.mark(chart, max(found.tuning.capacity_blocks, 1), "the capacity you have")
     chart.update_xaxes(type="log")
     return chart
 
@@ -130,6 +128,7 @@ def pareto(trials: list[Trial], view: View) -> list[Trial]:
 
 def _slo(chart: go.Figure, found: Tuned, *, vertical: bool = False) -> None:
     slo_ms = found.tuning.target.slo_s * 1e3
-    (chart.add_vline if vertical else chart.add_hline)(
-        **{"x" if vertical else "y": slo_ms}, line_dash="dot", annotation_text="SLO"
-    )
+    if vertical:
+        style.mark(chart, slo_ms, "SLO")
+    else:
+        chart.add_hline(y=slo_ms, line_dash="dot", annotation_text="SLO")
