@@ -115,6 +115,7 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
     assert 0 < predicted.hit_tokens.sum() < whole.hit_tokens.sum()  # the bound was felt
 
 
+@pytest.mark.clock
 def test_sixteen_at_once_few_hits_are_off(
     server: VllmServer, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
@@ -127,6 +128,7 @@ def test_sixteen_at_once_few_hits_are_off(
     assert share < 0.01
 
 
+@pytest.mark.clock
 def test_calibration_predicts_the_replay(
     server: VllmServer, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
