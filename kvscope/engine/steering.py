@@ -130,7 +130,7 @@ class Steering(Observer):
         if served is None or served.hit_blocks >= 0:
             return
         served.hit_blocks = hit_tokens // self.block_size
-        if self.policy.adaptive:
+        if self.policy.adaptive and self.policy.adapts(self.p):
             self._recent.append(served.prompt_tokens - hit_tokens)
             self._admitted += 1
             if self._admitted % ADAPT_EVERY == 0:
