@@ -13,7 +13,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.facts import Run
 from kvscope.policies.registry import POLICIES
-from kvscope.simulate import sweep
+from kvscope.simulate import kept, sweep
 from kvscope.simulate.workload import Asked, Workload
 from kvscope.store import runs as stored
 from tests.cli.replayed import BLOCK, simulated, write_profile, write_trace
@@ -295,7 +295,7 @@ def test_the_same_run_is_not_repeated(
     assert replayed == [3]
     simulated(capsys, *asked, "--capacity-blocks", "1", "--slo", "1s")
     assert replayed == [3, 1]
-    monkeypatch.setattr(sweep, "sources_digest", lambda: "another")
+    monkeypatch.setattr(kept, "sources_digest", lambda: "another")
     simulated(capsys, *asked, "--capacity-blocks", "1,2")
     assert replayed == [3, 1, 1, 2]
 

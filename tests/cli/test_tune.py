@@ -97,7 +97,7 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
         f"SGLang: --radix-eviction-policy tlru --tlru-threshold {found[1]}"
         " --tlru-next-prompt-estimate 0 --max-total-tokens 5600" in words
     )
-    assert "vLLM's own prefix cache has no tlru" in words
+    assert "--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler --block-size 16" in words
 
 
 def test_keep_lru(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
@@ -172,7 +172,7 @@ def test_the_document_keeps_its_contract(
     assert best["expected"]["violations"] == 0
     assert best["expected"]["meets_slo"] is True
     assert set(best["flags"]) == {"sglang", "vllm"}
-    assert best["flags"]["vllm"] is None
+    assert "KvscopeScheduler" in best["flags"]["vllm"]
     assert found["split"] == {
         "warmup_requests": 80,
         "chosen_on_requests": 160,
