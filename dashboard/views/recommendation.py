@@ -70,6 +70,7 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
     verdict, *rest = sections.sections(found, explain=True)
     render.show([verdict])
     _flags(found.flags)
+    _instead(found)
     st.download_button(
         "Download recommendation.toml",
         tuned.as_file(found),
@@ -87,6 +88,18 @@ def _flags(told: Flags) -> None:
         if text:
             st.caption(f"Flags for {engine}")
             st.code(text, language="bash", wrap_lines=True)
+
+
+def _instead(found: Tuned) -> None:
+    """Flags for an engine that does not have what is recommended."""
+    other = found.next_best_for_sglang()
+    if not found.flags.sglang and other is not None:
+        st.caption("SGLang does not have it; the best that it has")
+        st.code(found.flags_for(other).sglang, language="bash", wrap_lines=True)
+    least = found.tuning.least_lru
+    if not found.flags.vllm and least is not None:
+        st.caption("vLLM evicts by LRU; with the least capacity that keeps the SLO then")
+        st.code(found.flags_at(least.chosen).vllm, language="bash", wrap_lines=True)
 
 
 def _read() -> None:
