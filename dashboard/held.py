@@ -20,6 +20,7 @@ from kvscope.simulate.lru_at import LruAnywhere, lru_anywhere
 from kvscope.store import runs, traces
 from kvscope.store.db import DEFAULT_PATH, Store, open_store
 from kvscope.store.prompts import load_prompts
+from kvscope.validate.kept import Kept, kept_validations
 
 _ONE_AT_A_TIME = threading.Lock()  # DuckDB refuses a file that is open in another mode
 
@@ -61,6 +62,12 @@ def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
         for one in runs.all_runs(store, trace):
             by_setting.setdefault(one.run.setting, []).append(one.run)
     return by_setting
+
+
+def validations(trace: Trace) -> tuple[Kept, ...]:
+    """What `kvscope validate` stored of the trace, the latest first."""
+    with opened() as store:
+        return kept_validations(store, trace)
 
 
 def _key(trace: Trace) -> str:

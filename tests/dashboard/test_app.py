@@ -23,6 +23,8 @@ from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams
 from tests.dashboard.chats import write_chats
+from tests.serving.fake import Behaviour, fake_server
+from tests.validate.test_command import PROFILE, TAKES
 
 DASHBOARD = data_folder("dashboard")
 PAGES = ("reuse", "time", "space", "capacity", "lab", "recommendation", "validation")
@@ -176,6 +178,28 @@ def test_lab(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     created = [one["created_at"] for one in document["results"]]
     again = told(capsys, "runs", "chats", "--db", db)
     assert sorted(created) == sorted(one["created_at"] for one in again["runs"])
+
+
+def test_validation(
+    tmp_path: Path, db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """What `kvscope validate` measured on a server stands beside its prediction, as in --json."""
+    profile = tmp_path / "latency.toml"
+    profile.write_text(PROFILE)
+    asked = ["--sequential", "--max-requests", "40", "--latency", str(profile), "--policies", "lru"]
+    with fake_server(Behaviour(**TAKES)) as url:
+        run(["validate", "--db", db, "--url", url, *asked, "--slo", "50ms", "--json"])
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    app = shown(db, monkeypatch, "validation")
+    assert not app.exception
+    assert not app.info
+    figures, by_request = (one.value.to_numpy().tolist() for one in app.dataframe)
+    for row, side in zip(figures, ("predicted", "measured"), strict=True):
+        assert row[0] == f"lru 1 {side}"
+        assert row[1] == units.format_count(told[side]["hit_tokens"])
+        assert row[5] == units.format_duration(told[side]["ttft_ms"]["p95"] / 1e3)
+    assert by_request[0][3] == units.format_count(told["mismatched_requests"])
+    assert "the fake's own" in words(app)
 
 
 def test_what_is_wrong_is_a_sentence(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import plotly.graph_objects as go
 
 from kvscope.show.charts import style
-from kvscope.validate.facts import Validation
+from kvscope.validate.facts import RunFacts
 
 _POINTS = 400
 
 
-def distributions(found: Validation, policy: str) -> go.Figure:
-    """The share of requests with a TTFT up to each value, as predicted and as measured."""
-    runs = [run for run in found.runs if run.policy == policy]
+def distributions(runs: Sequence[RunFacts], slo_s: float | None, policy: str) -> go.Figure:
+    """The share of requests with a TTFT up to each value, as predicted and as measured.
+
+    At least one request of the policy was counted.
+    """
+    runs = [run for run in runs if run.policy == policy]
     chart = style.figure(f"TTFT with {policy}", "TTFT (ms)", "share of requests")
     share = np.linspace(0, 1, _POINTS)
     sides = (
@@ -28,8 +33,8 @@ def distributions(found: Validation, policy: str) -> go.Figure:
             mode="lines",
             line=style.line(number),
         )
-    if found.slo_s is not None:
-        chart.add_vline(x=found.slo_s * 1e3, line_dash="dot", annotation_text="SLO")
+    if slo_s is not None:
+        style.mark(chart, slo_s * 1e3, "SLO")
     chart.update_xaxes(type="log")
     chart.update_yaxes(tickformat=".0%")
     return chart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from kvscope import units
@@ -12,7 +13,8 @@ from kvscope.show.section import Section
 from kvscope.show.sections.run_cells import in_ms, in_s
 from kvscope.show.table import Table
 from kvscope.show.words import counted
-from kvscope.validate.facts import Figures, RunFacts, Validation
+from kvscope.validate.facts import EngineFacts, Figures, RunFacts, Validation
+from kvscope.validate.kept import Kept
 
 _PASSED = {True: "yes", False: "no", None: "cannot tell"}
 _OPENING = {
@@ -24,7 +26,23 @@ _OPENING = {
 
 def sections(found: Validation) -> list[Section]:
     """The verdict, every run, and what it was measured on."""
-    return [_verdict(found), _runs(found), _engine(found)]
+    after = f"of the requests after the first {found.warmup:,}, which fill the cache"
+    return [_verdict(found), _runs(found.runs, found.slo_s, after), _engine(found)]
+
+
+def kept(found: Kept) -> list[Section]:
+    """A validation as the store has it: the verdict, every run, and the engine."""
+    words = [_OPENING[found.verdict]]
+    if found.ended:
+        words.append(f"It ended early: {found.ended}.")
+    words += [
+        *_engine_in_words(found.engine),
+        f"Requests were sent {found.pace}; {_outputs_in_words(found.forced_outputs)}",
+        f"TTFT was predicted with {found.latency}; {found.tolerance:.0%} off is tolerated.",
+    ]
+    title = f"{found.created_at:%Y-%m-%d %H:%M} UTC: {found.verdict}"
+    runs = _runs(found.runs, found.slo_s, "of the counted requests")
+    return [Section(title, tuple(words)), runs]
 
 
 def html_report(trace: Trace, found: Validation) -> str:
@@ -47,27 +65,27 @@ def _mark(passed: str) -> str:
     return {"yes": "ok:", "no": "NOT:", "cannot tell": "?:"}[passed]
 
 
-def _runs(found: Validation) -> Section:
+def _runs(runs: Sequence[RunFacts], slo_s: float | None, counted_ones: str) -> Section:
     from kvscope.show.charts import validation as charts
 
     rows: list[tuple[str, ...]] = []
-    for run in found.runs:
+    for run in runs:
         rows += [_row(run, "predicted", run.predicted), _row(run, "measured", run.measured)]
     columns = ("run", "hit tokens", "hit rate", "TTFT p50", "p90", "p95", "p99", "TEL", "over SLO")
     mismatches = Table(
         "Request by request",
         ("run", "counted", "hit as predicted", "mismatched", "tokens off", "no answer"),
-        tuple(_mismatch(run) for run in found.runs),
+        tuple(_mismatch(run) for run in runs),
     )
-    slo = "" if found.slo_s is None else f"; SLO {units.format_duration(found.slo_s)}"
+    slo = "" if slo_s is None else f"; SLO {units.format_duration(slo_s)}"
     table = Table(
         "Prediction beside measurement",
         columns,
         tuple(rows),
-        note=f"of the requests after the first {found.warmup:,}, which fill the cache{slo}",
+        note=f"{counted_ones}{slo}",
     )
-    names = dict.fromkeys(run.policy for run in found.runs)
-    figures = tuple(partial(charts.distributions, found, name) for name in names)
+    names = dict.fromkeys(run.policy for run in runs if run.counted.any())
+    figures = tuple(partial(charts.distributions, runs, slo_s, name) for name in names)
     return Section("Runs", tables=(table, mismatches), figures=figures)
 
 
@@ -101,17 +119,12 @@ def _mismatch(run: RunFacts) -> tuple[str, ...]:
 
 
 def _engine(found: Validation) -> Section:
-    engine, part = found.engine, found.part
-    version = f" {engine.version}" if engine.version else ""
-    where = f" on {engine.device}" if engine.device else ""
-    pool = f"{counted(engine.blocks, 'block')} of {engine.block_size} tokens"
+    part = found.part
     words = [
-        f"{engine.name}{version}{where}, model {engine.model}, {pool}.",
+        *_engine_in_words(found.engine),
         f"{len(part.prompts.leaf):,} of {part.of:,} requests were sent, {found.pace}.",
         f"TTFT was predicted with the latency profile {found.latency}.",
-        "Outputs were forced to be those that later turns carry."
-        if found.forced_outputs
-        else "Outputs were the engine's own: what later turns carry of them counts as not hit.",
+        _outputs_in_words(found.forced_outputs).capitalize(),
     ]
     left = [
         f"{count:,} {why}"
@@ -124,9 +137,21 @@ def _engine(found: Validation) -> Section:
     ]
     if left:
         words.append(f"Left out: {', '.join(left)}.")
-    if engine.flags:
-        words.append(f"Started with {' '.join(engine.flags)}")
     for run in found.runs:
         if run.flags:
             words.append(f"{run.policy}: {' '.join(run.flags)}")
     return Section("Measured on", tuple(dict.fromkeys(words)))
+
+
+def _engine_in_words(engine: EngineFacts) -> list[str]:
+    version = f" {engine.version}" if engine.version else ""
+    where = f" on {engine.device}" if engine.device else ""
+    pool = f"{counted(engine.blocks, 'block')} of {engine.block_size} tokens"
+    words = [f"{engine.name}{version}{where}, model {engine.model}, {pool}."]
+    return [*words, f"Started with {' '.join(engine.flags)}"] if engine.flags else words
+
+
+def _outputs_in_words(forced: bool) -> str:
+    if forced:
+        return "outputs were forced to be those that later turns carry."
+    return "outputs were the engine's own: what later turns carry of them counts as not hit."
