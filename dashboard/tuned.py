@@ -10,14 +10,13 @@ from pathlib import Path
 from job import Job
 
 from kvscope.characterize.windows import round_windows
-from kvscope.cli.parameters import parse_policies, parse_variants
-from kvscope.cli.tune_options import DEFAULT_POLICIES
 from kvscope.facts import Trace
 from kvscope.kv_size import ModelKv
 from kvscope.show.assumed import assumptions
 from kvscope.show.tuning import Tuned
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.latency import LatencyProfile
+from kvscope.simulate.parameters import CONTENDERS, parse_policies, parse_variants
 from kvscope.simulate.workload import setting_of
 from kvscope.store.prompts import Prompts
 from kvscope.tune.evaluate import Stopped
@@ -44,7 +43,7 @@ def recommend(job: Job, asking: Asking, prompts: Prompts) -> Tuned | None:
     trace, target = asking.trace, asking.target
     question = Question(
         target=target,
-        variants=tuple(parse_variants(parse_policies(DEFAULT_POLICIES), [])),
+        variants=tuple(parse_variants(parse_policies(CONTENDERS), [])),
         capacity_blocks=asking.capacity_blocks,
     )
     setting = setting_of(standard(), asking.profile, slo_s=target.slo_s)
@@ -69,7 +68,7 @@ def recommend(job: Job, asking: Asking, prompts: Prompts) -> Tuned | None:
         "--warmup, --judge": None,
         "--policies": None,
     }
-    return replace(found, assumptions=assumptions(found, given, DEFAULT_POLICIES))
+    return replace(found, assumptions=assumptions(found, given, CONTENDERS))
 
 
 def as_file(found: Tuned) -> str:

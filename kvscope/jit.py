@@ -52,21 +52,16 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _OWN = "kvscope."
 _callable: set[Callable[..., Any]] = set()
-_MARKS = (b"kvscope.jit", b"kvscope.policies")
-_PLAIN = "engine"
+_MARK = b"kvscope.jit"
+_POLICIES = "policies"
 
 
 def sources_hash(package: Path) -> str:
-    """Digest of every source below `package` that takes part in compilation (16 hex digits).
-
-    What an engine runs (`package`/engine) calls policies as they are and compiles nothing.
-    """
+    """Digest of every source below `package` that takes part in compilation (16 hex digits)."""
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
-        if path.is_relative_to(package / _PLAIN):
-            continue
-        if any(mark in text for mark in _MARKS):
+        if _MARK in text or path.is_relative_to(package / _POLICIES):
             digest.update(path.relative_to(package).as_posix().encode())
             digest.update(text)
     return digest.hexdigest()

@@ -14,13 +14,13 @@ import replays
 import streamlit as st
 
 from kvscope import units
-from kvscope.cli.parameters import parse_variants
 from kvscope.facts import Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.show.charts import distributions
 from kvscope.show.section import Section
 from kvscope.show.sections import simulation
 from kvscope.simulate.definitions import standard
+from kvscope.simulate.parameters import parse_variants
 from kvscope.simulate.workload import setting_of
 
 USUAL = ["lru", "tlru", "wa", "belady"]

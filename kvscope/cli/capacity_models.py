@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvscope.cli.parameters import ALL, parse_policies
-from kvscope.cli.simulate_options import DEFAULT_POLICIES
 from kvscope.errors import UsageError
+from kvscope.simulate.parameters import ALL, REPLAYED, parse_policies
 
 if TYPE_CHECKING:
     from kvscope.facts import CapacityModel, RunSetting, TierMode
@@ -80,7 +79,7 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
 
     Raises UsageError for one that is named and that the capacity model cannot run.
     """
-    named = parse_policies(text or DEFAULT_POLICIES)
+    named = parse_policies(text or REPLAYED)
     fits = _fits(setting)
     unfit = [policy.name for policy in named if not fits(policy)]
     if text in {None, ALL} or not unfit:

@@ -98,7 +98,7 @@ def remove(
 
 
 def _policies(text: str | None) -> frozenset[str] | None:
-    from kvscope.cli.parameters import parse_policies
+    from kvscope.simulate.parameters import parse_policies
 
     if text is None:
         return None

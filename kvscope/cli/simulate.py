@@ -29,7 +29,6 @@ from kvscope.cli.options import (
     Warmup,
     with_reading,
 )
-from kvscope.cli.parameters import parse_variants, refitted
 from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import (
     DEFAULT_POINTS,
@@ -53,6 +52,7 @@ from kvscope.cli.simulate_options import (
     Tiers,
 )
 from kvscope.errors import ExitCode
+from kvscope.simulate.parameters import parse_variants, refitted
 
 if TYPE_CHECKING:
     from kvscope.facts import Run, RunSetting, Trace

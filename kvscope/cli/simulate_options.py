@@ -8,8 +8,8 @@ import typer
 
 from kvscope import units
 from kvscope.cli.values import amount, listed, parsed_by, positive, whole
+from kvscope.simulate.parameters import REPLAYED
 
-DEFAULT_POLICIES = "lru,tlru,wa,belady,tail-belady"
 DEFAULT_POINTS = 5
 
 Policies = Annotated[
@@ -18,7 +18,7 @@ Policies = Annotated[
         "--policies",
         metavar="NAME,...",
         help="Which policies to replay; all takes every one that the capacity model can run.",
-        show_default=DEFAULT_POLICIES,
+        show_default=REPLAYED,
     ),
 ]
 Capacity = Annotated[

@@ -28,11 +28,9 @@ from kvscope.cli.options import (
     TraceArgument,
     with_reading,
 )
-from kvscope.cli.parameters import ALL, parse_policies, parse_variants
 from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import Isolate, Latency, Params, RateScale
 from kvscope.cli.tune_options import (
-    DEFAULT_POLICIES,
     Capacity,
     CapacityBlocks,
     CapacityRange,
@@ -48,6 +46,7 @@ from kvscope.cli.tune_options import (
 )
 from kvscope.cli.values import STANDARD_STREAM
 from kvscope.errors import ExitCode, UsageError
+from kvscope.simulate.parameters import ALL, CONTENDERS, parse_policies, parse_variants
 
 if TYPE_CHECKING:
     from kvscope.facts import RunSetting, Trace
@@ -132,7 +131,7 @@ def tune(
         "--warmup, --judge": None if warmup is None and judge is None else True,
         "--policies": policies,
     }
-    tuned = replace(tuned, assumptions=assumptions(tuned, given, DEFAULT_POLICIES))
+    tuned = replace(tuned, assumptions=assumptions(tuned, given, CONTENDERS))
     _report(tuned, explain=explain, as_json=as_json, html=html, path=path)
 
 
@@ -161,7 +160,7 @@ def _model_of(profile: LatencyProfile) -> str | None:
 
 def _contenders(policies: str | None, param: list[str] | None) -> list[Variant]:
     """What may replace LRU. Raises UsageError for what knows the future."""
-    named = parse_policies(policies or DEFAULT_POLICIES)
+    named = parse_policies(policies or CONTENDERS)
     for policy in named:
         if policy.hindsight and policies != ALL:
             raise UsageError(

@@ -9,8 +9,7 @@ import typer
 from kvscope import units
 from kvscope.cli.values import amount, parsed_by, positive, target
 from kvscope.errors import UsageError
-
-DEFAULT_POLICIES = "tlru,etlru,threshold-lru,wa,ttl"
+from kvscope.simulate.parameters import CONTENDERS
 
 
 def _percentile(text: str) -> float:
@@ -101,7 +100,7 @@ Policies = Annotated[
         "--policies",
         metavar="NAME,...",
         help="What may replace LRU.",
-        show_default=DEFAULT_POLICIES,
+        show_default=CONTENDERS,
     ),
 ]
 View = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ import typer
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.engine_options import (
-    CPU_BLOCK,
-    GPU_BLOCK,
     TEN_MINUTES_S,
     EngineBlockSize,
     EngineModel,
@@ -44,6 +41,7 @@ from kvscope.cli.options import (
 )
 from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import Latency, RateScale, Slo
+from kvscope.cli.validate_engine import Wanted, engine_for, forced
 from kvscope.cli.validate_options import (
     EngineBlocks,
     InFlight,
@@ -64,44 +62,15 @@ if TYPE_CHECKING:
     from threading import Event
 
     from kvscope.facts import Trace
-    from kvscope.serving.client import Endpoint
-    from kvscope.serving.interpreter import Interpreter
     from kvscope.simulate.latency import LatencyProfile
     from kvscope.store.db import Store
-    from kvscope.store.prompts import Prompts
     from kvscope.tune.file import Recommendation
-    from kvscope.validate.facts import EngineFacts, Validation
+    from kvscope.validate.facts import Validation
     from kvscope.validate.policies import PolicyRun
     from kvscope.validate.replay import Pace
     from kvscope.validate.share import Part
-    from kvscope.validate.validate import Open
 
 DEFAULT_RECOMMENDATION = "recommendation.toml"
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What was typed, but for the trace."""
-
-    url: str | None
-    model: str | None
-    served_model: str | None
-    python: str | None
-    policies: str
-    recommendation: str | None
-    blocks: int | None
-    block_size: int | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    flags: tuple[str, ...]
-    outputs: str | None
-    share: float
-    minutes: float | None
-    max_requests: int | None
-    start_s: float
-    timeout_s: float
-    log_path: str | None
-    seed: int
 
 
 @with_reading
@@ -149,7 +118,7 @@ def validate(
             remedy="a server that runs already, or the model to start vLLM with",
         )
     pace = _pace(sequential, in_flight, asked.above_zero(rate_scale))
-    wanted = _Wanted(
+    wanted = Wanted(
         url=url,
         model=model,
         served_model=served_model,
@@ -208,7 +177,7 @@ def _pace(sequential: bool, in_flight: int | None, rate_scale: float) -> Pace:
 def _validated(
     store: Store,
     trace: Trace,
-    wanted: _Wanted,
+    wanted: Wanted,
     pace: Pace,
     latency: str | None,
     slo_s: float | None,
@@ -229,7 +198,7 @@ def _validated(
         from kvscope.tune.objective import Target
 
         target = Target(slo_s)
-    engine, opened, part, has = _engine(prompts, wanted, advice, stop)
+    engine, opened, part, has = engine_for(prompts, wanted, advice, stop)
     overlapped = has is not None and has.device == "cuda"
     question = Asked(
         part=part,
@@ -242,7 +211,7 @@ def _validated(
             async_scheduling=overlapped and "--no-async-scheduling" not in wanted.flags,
         ),
         block_size=engine.block_size,
-        forced=_forced(wanted),
+        forced=forced(wanted),
         target=target,
         slo_s=slo_s if slo_s is not None else target.slo_s if target else None,
         warmup=warmup,
@@ -257,7 +226,7 @@ def _validated(
     )
 
 
-def _recommendation(wanted: _Wanted) -> tuple[Recommendation | None, Path | None]:
+def _recommendation(wanted: Wanted) -> tuple[Recommendation | None, Path | None]:
     """What `kvscope tune` wrote: the file that is named, or the one that lies here, if any."""
     from kvscope.tune.file import read_recommendation
 
@@ -283,12 +252,8 @@ def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfi
     return asked.profile(latency)
 
 
-def _forced(wanted: _Wanted) -> bool:
-    return (wanted.outputs or ("bounded" if wanted.url else "forced")) == "forced"
-
-
 def _runs(
-    wanted: _Wanted, advice: Recommendation | None, path: Path | None, *, overlapped: bool
+    wanted: Wanted, advice: Recommendation | None, path: Path | None, *, overlapped: bool
 ) -> list[PolicyRun]:
     from kvscope.validate.policies import PolicyRun, lru, recommended
 
@@ -300,108 +265,6 @@ def _runs(
     if wanted.policies == "lru" or best.policy.name == "lru":
         return [lru()]
     return [best] if wanted.policies == "recommendation" else [lru(), best]
-
-
-def _engine(
-    prompts: Prompts, wanted: _Wanted, advice: Recommendation | None, stop: Event
-) -> tuple[EngineFacts, Open, Part, Interpreter | None]:
-    if wanted.url is not None:
-        return (*_running(prompts, wanted, advice), None)
-    from kvscope.serving.interpreter import with_vllm
-    from kvscope.serving.server import Launch, config_of
-    from kvscope.validate.facts import EngineFacts
-    from kvscope.validate.validate import own_vllm
-
-    model = str(wanted.model)
-    has, config = with_vllm(wanted.python), config_of(model) or {}
-    size = wanted.block_size or (GPU_BLOCK if has.device == "cuda" else CPU_BLOCK)
-    blocks = _blocks(wanted, advice, size)
-    part = _part(prompts, wanted, _least(config.get("max_position_embeddings"), blocks * size))
-    tokens = part.prompts.input_tokens + part.prompts.output_tokens
-    launch = Launch(
-        model,
-        block_size=size,
-        blocks=blocks,
-        max_model_len=int(tokens.max()) + 1,
-        max_num_seqs=wanted.max_num_seqs,
-        max_num_batched_tokens=wanted.max_num_batched_tokens,
-        forced_outputs=_forced(wanted),
-        flags=wanted.flags,
-    )
-    device = has.device_name or has.device
-    note(f"vLLM {has.vllm} on {device}, {blocks:,} blocks of {size} tokens")
-    opened = own_vllm(
-        launch,
-        has,
-        start_s=wanted.start_s,
-        timeout_s=wanted.timeout_s,
-        log_path=wanted.log_path,
-        stop=stop,
-    )
-    flags = tuple(launch.options(has))
-    return EngineFacts("vLLM", has.vllm, device, model, blocks, size, flags), opened, part, has
-
-
-def _running(
-    prompts: Prompts, wanted: _Wanted, advice: Recommendation | None
-) -> tuple[EngineFacts, Open, Part]:
-    from kvscope.serving.client import Endpoint
-    from kvscope.validate.facts import EngineFacts
-    from kvscope.validate.validate import running_already
-
-    endpoint = Endpoint(str(wanted.url), timeout_s=wanted.timeout_s)
-    served = endpoint.served(wanted.served_model)
-    size, blocks = _pool(endpoint, wanted)
-    part = _part(prompts, wanted, _least(served.max_model_len, blocks * size))
-    facts = EngineFacts("server", endpoint.version(), None, served.model, blocks, size)
-    return facts, running_already(endpoint, served), part
-
-
-def _pool(endpoint: Endpoint, wanted: _Wanted) -> tuple[int, int]:
-    """Block size and usable blocks: as typed, or as the server's metrics have them."""
-    from kvscope.serving.metrics import block_pool
-
-    told = block_pool(endpoint.metrics())
-    size = wanted.block_size or (told and told.block_size)
-    blocks = wanted.blocks or (told and told.usable_blocks)
-    if not size or not blocks:
-        raise UsageError(
-            "the server does not tell its blocks",
-            where="--blocks, --engine-block-size",
-            remedy="say how many it has, and how large they are",
-        )
-    return size, blocks
-
-
-def _blocks(wanted: _Wanted, advice: Recommendation | None, size: int) -> int:
-    """How many blocks vLLM gets: as typed, or what is recommended, scaled as the trace."""
-    if wanted.blocks is not None:
-        return wanted.blocks
-    if advice is None:
-        raise UsageError(
-            "how large is the cache?", where="--blocks", remedy="say it, or --recommendation"
-        )
-    blocks = max(1, round(advice.capacity_tokens * wanted.share / size))
-    if wanted.share < 1:
-        note(f"the cache is scaled down as the trace is, to {blocks:,} blocks of {size} tokens")
-    return blocks
-
-
-def _least(told: object, tokens: int) -> int:
-    return min(told - 1, tokens) if isinstance(told, int) else tokens
-
-
-def _part(prompts: Prompts, wanted: _Wanted, longest: int) -> Part:
-    from kvscope.validate.share import part
-
-    return part(
-        prompts,
-        share=wanted.share,
-        seconds=None if wanted.minutes is None else 60 * wanted.minutes,
-        most=wanted.max_requests,
-        longest=longest,
-        seed=wanted.seed,
-    )
 
 
 def _say(part: Part, forced: bool) -> None:

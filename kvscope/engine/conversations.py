@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvscope.engine.observer import Request
 from kvscope.engine.prefixes import Key
+from kvscope.vllm_xargs import TURN, TYPE
 
 UNKNOWN = "unknown"
 MOST_REMEMBERED = 1 << 16  # sessions, and conversations known by their hashes
@@ -36,7 +37,7 @@ def told(request: Request) -> Told:
     """What `request` says; labels that are no plain words count as unknown."""
     params = request.sampling_params
     extra: Mapping[str, Any] = (params.extra_args if params is not None else None) or {}
-    kind, turn = str(extra.get("kvscope_type", UNKNOWN)), extra.get("kvscope_turn")
+    kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)
     whole = isinstance(turn, int | float) and not isinstance(turn, bool) and 1 <= turn < 1 << 31
     return Told(
         session=request.session_id,

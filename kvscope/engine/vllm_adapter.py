@@ -1,16 +1,18 @@
 """All that knows vLLM: its scheduler with kvscope's observers around it. Imported in vLLM alone.
 
 Nothing of vLLM is replaced but the queue of free blocks, and for policies that evict leaves three
-methods of the block pool are listened to.
+methods of the block pool are listened to. Beside it, a logits processor for `kvscope validate`.
 
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler), vllm/v1/core/block_pool.py
-(BlockPool), vllm/config/scheduler.py (SchedulerConfig.get_scheduler_cls).
+(BlockPool), vllm/config/scheduler.py (SchedulerConfig.get_scheduler_cls),
+vllm/v1/sample/logits_processor/__init__.py (AdapterLogitsProcessor).
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import vllm
@@ -18,6 +20,7 @@ from vllm.config import SchedulerConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from kvscope.engine.observer import Observer, log
 from kvscope.engine.recording import Recording
@@ -25,6 +28,7 @@ from kvscope.engine.settings import settings
 from kvscope.engine.steering import Steering
 from kvscope.errors import EngineError
 from kvscope.policies.base import Policy
+from kvscope.vllm_xargs import OUTPUTS
 
 SUPPORTED = ("0.32.", "0.33.")
 _FULL = (FullAttentionSpec, MLAAttentionSpec)
@@ -220,3 +224,31 @@ def register() -> None:
 
     get_scheduler_cls.by_kvscope = True  # type: ignore[attr-defined]
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+class ForcedOutputs(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM has no types
+    """A request that names its output tokens gets exactly those: one is possible at each place.
+
+        --logits-processors kvscope.engine.vllm_adapter:ForcedOutputs
+
+    and in a request `"vllm_xargs": {"kvscope_outputs": [17, 4, ...]}`. Made-up weights say nothing
+    that a trace's next turn could carry on, so they are told what to say.
+    """
+
+    def is_argmax_invariant(self) -> bool:
+        """It changes which token is likeliest."""
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> Callable[..., Any] | None:
+        """What forces the output of one request; None where it asks for nothing."""
+        wanted = (params.extra_args or {}).get(OUTPUTS)
+        if not wanted:
+            return None
+
+        def force(outputs: list[int], logits: Any) -> Any:
+            if len(outputs) < len(wanted):
+                logits.fill_(float("-inf"))
+                logits[int(wanted[len(outputs)])] = 0.0
+            return logits
+
+        return force

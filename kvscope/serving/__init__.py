@@ -1,5 +1,5 @@
 """Inference servers from the outside: how one is started, asked and stopped.
 
-Nothing here knows traces, policies or latency profiles. `forced_outputs` and `guard` run in other
-processes and import nothing else of kvscope.
+Nothing here knows traces, policies or latency profiles. `guard` runs in a process of its own and
+imports nothing else of kvscope.
 """

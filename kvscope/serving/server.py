@@ -30,7 +30,7 @@ TAIL_LINES = 15
 _STEP_S = 0.1
 _GIB = 2**30
 _HOST = "127.0.0.1"
-_FORCED = "kvscope.serving.forced_outputs:ForcedOutputs"
+_FORCED = "kvscope.engine.vllm_adapter:ForcedOutputs"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
 

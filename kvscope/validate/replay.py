@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kvscope.errors import EngineError
 from kvscope.serving.client import Answer, Endpoint, Pending, completion
-from kvscope.serving.extras import OUTPUTS, TURN, TYPE
 from kvscope.validate.tokens import TokenTrace
+from kvscope.vllm_xargs import OUTPUTS, TURN, TYPE
 
 MOST_AT_ONCE = 512
 HOPELESS = 5  # so many refusals from the first request on: none will be served

@@ -7,8 +7,8 @@ import pytest
 
 from kvscope.errors import EngineError, UsageError
 from kvscope.serving.client import Endpoint, completion
-from kvscope.serving.extras import OUTPUTS
 from kvscope.serving.metrics import BlockPool, block_pool
+from kvscope.vllm_xargs import OUTPUTS
 from tests.serving.fake import Behaviour, fake_server
 
 

@@ -20,7 +20,6 @@ from kvscope.calibrate.measure import measure
 from kvscope.calibrate.targets import ServerTarget
 from kvscope.policies.lru import Lru
 from kvscope.serving.client import completion
-from kvscope.serving.extras import OUTPUTS
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.metrics import BlockPool, block_pool
 from kvscope.serving.server import Launch, VllmServer
@@ -31,6 +30,7 @@ from kvscope.store.prompts import Prompts
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
+from kvscope.vllm_xargs import OUTPUTS
 from tests.validate.test_tokens import chats
 
 pytestmark = [

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvscope.simulate.variants import Variant
 
 ALL = "all"
+REPLAYED = "lru,tlru,wa,belady,tail-belady"  # where nobody says which policies to look at
+CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # nor which may replace LRU
 _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 

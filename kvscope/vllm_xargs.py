@@ -1,4 +1,4 @@
-"""The names by which requests tell more than OpenAI's own fields, shared by both sides."""
+"""Names in a request's `vllm_xargs`, which tell an engine more than OpenAI's own fields do."""
 
 OUTPUTS = "kvscope_outputs"  # the tokens to answer
 TYPE, TURN = "kvscope_type", "kvscope_turn"  # for policies that tell categories apart
