@@ -1,0 +1,168 @@
+"""`kvscope simulate` as its user sees it: numbers, the JSON contract, the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.policies.registry import POLICIES
+from tests.cli.replayed import BLOCK, simulated
+
+Streams = pytest.CaptureFixture[str]
+
+
+def by_policy(document: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:
+    """The results of one policy by capacity."""
+    return {one["capacity_blocks"]: one for one in document["results"] if one["policy"] == name}
+
+
+def test_the_document_keeps_its_contract(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Scripts depend on these keys; they may only grow."""
+    document = simulated(capsys, trace, *options, "--capacity-blocks", "2", "--slo", "1s")
+    assert document["command"] == "simulate"
+    assert document["trace"]["name"] == "tiny"
+    assert document["slo_ms"] == 1000
+    assert document["latency"]["per_token_ms"] == 1
+    assert len(document["results"]) == 5
+    for result in document["results"]:
+        assert set(result) >= {
+            "policy",
+            "params",
+            "capacity_blocks",
+            "capacity_bytes",
+            "requests",
+            "hit_tokens",
+            "total_tokens",
+            "token_hit_rate",
+            "block_hit_rate",
+            "request_hit_rate",
+            "uncached_tokens",
+            "ttft_ms",
+            "tel_ms",
+            "violations",
+            "evictions",
+            "hindsight",
+        }
+        assert set(result["uncached_tokens"]) == {"p50", "p90", "p95", "p99"}
+        assert set(result["ttft_ms"]) == {"p50", "p90", "p95", "p99"}
+        assert result["capacity_model"] == "cache"
+        policy = next(one for one in POLICIES if one.name == result["policy"])
+        assert set(result["params"]) == {parameter.name for parameter in policy.parameters}
+        assert result["hindsight"] == policy.hindsight
+
+
+def test_the_numbers_are_the_hand_computed_ones(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """LRU keeps the stranger's block, the optimum does not; TTFT is 10 ms and 1 ms a token."""
+    document = simulated(
+        capsys,
+        trace,
+        *options,
+        *("--policies", "lru,belady", "--capacity-blocks", "1,2,3", "--slo", "1s"),
+    )
+    lru, belady = by_policy(document, "lru"), by_policy(document, "belady")
+    assert [lru[at]["token_hit_rate"] for at in (1, 2, 3)] == pytest.approx([0, 1 / 7, 2 / 7])
+    assert [belady[at]["hit_tokens"] for at in (1, 2, 3)] == [BLOCK, 2 * BLOCK, 2 * BLOCK]
+    assert lru[3]["ttft_ms"] == {"p50": 1034, "p90": 1034, "p95": 1034, "p99": 1034}
+    assert lru[1]["uncached_tokens"]["p99"] == 4 * BLOCK
+    assert lru[1]["ttft_ms"]["p99"] == 10 + 4 * BLOCK
+    assert lru[3]["tel_ms"] == pytest.approx(34 + 34)
+    assert lru[3]["violations"] == 2
+    assert lru[3]["request_hit_rate"] == pytest.approx(1 / 3)
+    assert lru[3]["misses"]["evicted_tokens"] == 0
+    assert lru[1]["misses"]["evicted_tokens"] == 2 * BLOCK
+    (category,) = lru[3]["categories"][-1:]
+    assert category["requests"] + sum(one["requests"] for one in lru[3]["categories"][:-1]) == 3
+
+
+def test_sizes_follow_the_model(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """Vicuna-7B keeps 524,288 bytes a token: a block of 512 is 256 MiB."""
+    document = simulated(
+        capsys,
+        trace,
+        *options,
+        *("--policies", "lru", "--model", "vicuna-7b", "--capacity", "512MiB,768MiB"),
+    )
+    assert [one["capacity_blocks"] for one in document["results"]] == [2, 3]
+    assert [one["capacity_bytes"] for one in document["results"]] == [2**29, 3 * 2**28]
+    assert [one["capacity_tokens"] for one in document["results"]] == [2 * BLOCK, 3 * BLOCK]
+
+
+def test_points_end_where_lru_loses_nothing(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """The largest capacity of a spread gives LRU its ideal hit rate; it is added to those named."""
+    document = simulated(capsys, trace, *options, "--policies", "lru", "--points", "3")
+    assert document["results"][-1]["capacity_blocks"] == 3
+    assert document["results"][-1]["token_hit_rate"] == pytest.approx(2 / 7)
+    both = ("--points", "1", "--capacity-blocks", "1")
+    more = simulated(capsys, trace, *options, "--policies", "lru", *both)
+    assert [one["capacity_blocks"] for one in more["results"]] == [1, 3]
+
+
+def test_parameters_take_units_and_make_variants(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Every combination of the values given is replayed; the others are as found or as declared."""
+    document = simulated(
+        capsys,
+        trace,
+        *options,
+        *("--policies", "tlru,ttl", "--capacity-blocks", "2", "--slo", "1s"),
+        *("--param", "tlru.next_prompt_tokens=0,1k", "--param", "tlru.leaves=leaf,any"),
+        *("--param", "ttl.ttl_s=500ms,10m"),
+    )
+    tlru = [one for one in document["results"] if one["policy"] == "tlru"]
+    assert {(one["params"]["next_prompt_tokens"], one["leaves"]) for one in tlru} == {
+        (0, "leaf"),
+        (0, "any"),
+        (1000, "leaf"),
+        (1000, "any"),
+    }
+    assert {one["params"]["xi_tokens"] for one in tlru} == {990}
+    ttl = [one for one in document["results"] if one["policy"] == "ttl"]
+    assert [one["params"]["ttl_s"] for one in ttl] == [0.5, 600]
+    assert [one["hit_tokens"] for one in ttl] == [0, BLOCK]
+
+
+def test_what_follows_from_the_slo_is_said(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """The xi that an SLO gives is told on stderr, unless one was chosen."""
+    asked = ["simulate", trace, *options, "--capacity-blocks", "2", "--slo", "1s"]
+    assert run([*asked, "--policies", "tlru"]) == 0
+    assert "xi_tokens is 990, what by hand computes in 1000 ms" in capsys.readouterr().err
+    assert run([*asked, "--policies", "tlru", "--param", "tlru.xi_tokens=5"]) == 0
+    assert "xi_tokens is" not in capsys.readouterr().err
+
+
+def test_the_first_screen_says_who_wins(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Hit rate, tail and what the optimum leaves, with the capacity in every unit."""
+    asked = ["simulate", trace, *options, "--capacity-blocks", "2", "--slo", "1s"]
+    assert run([*asked, "--model", "vicuna-7b", "--policies", "lru,tlru,belady"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Best hit rate without knowing the future: lru at 1 of 1 capacity." in told
+    assert "The optimum would hit +14.3 pp beyond the best of them." in told
+    assert "2 1,024 0.5 GiB lru 14.3% 14.3% +0.0 pp 28.6% +14.3 pp" in told
+    assert "At 2 blocks, 1,024 tokens, 0.5 GiB" in told
+    assert "belady* 28.57%" in told
+    assert "knows the future" in told
+
+
+def test_the_report_is_one_file(
+    trace: str, options: tuple[str, ...], tmp_path: Path, capsys: Streams
+) -> None:
+    """`--html` writes the page beside the terminal's report."""
+    target = tmp_path / "policies.html"
+    asked = ["simulate", trace, *options, "--policies", "lru,belady", "--capacity-blocks", "2"]
+    assert run([*asked, "--html", str(target)]) == 0
+    assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert f"report written to {target}" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""`kvscope tune` asked from a test, and traces to ask it about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.ingest.base import Request
+
+Streams = pytest.CaptureFixture[str]
+HERE = ("--capacity-blocks", "350")
+HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
+
+
+def write_trace(path: Path, trace: list[Request], kind: str = "text") -> Path:
+    """The requests as JSONL in the Bailian form."""
+    rows = [
+        {
+            "chat_id": one.chat_id,
+            "parent_chat_id": one.parent_chat_id,
+            "timestamp": one.arrival_s,
+            "input_length": one.input_tokens,
+            "output_length": one.output_tokens,
+            "type": kind,
+            "turn": at // 20 + 1,
+            "hash_ids": one.hash_ids,
+        }
+        for at, one in enumerate(trace)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def write_untold(path: Path, trace: list[Request]) -> Path:
+    """The requests as JSONL in the Mooncake form, which knows no conversations."""
+    rows = [
+        {
+            "timestamp": round((one.arrival_s or 0) * 1e3),
+            "input_length": one.input_tokens,
+            "output_length": one.output_tokens,
+            "hash_ids": one.hash_ids,
+        }
+        for one in trace
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def told(capsys: Streams, *arguments: str) -> str:
+    """What `kvscope tune` prints, in one line."""
+    code = run(["tune", *arguments])
+    written = capsys.readouterr()
+    assert code == 0, written.err
+    return " ".join(written.out.split())
+
+
+def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
+    """The JSON document of `kvscope tune`."""
+    code = run(["tune", *arguments, "--json"])
+    written = capsys.readouterr()
+    assert code == 0, written.err
+    found: dict[str, Any] = json.loads(written.out, parse_constant=_no_constant)
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")

@@ -1,0 +1,25 @@
+"""A trace and the options that every question has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.replayed import write_profile
+from tests.cli.tune.asked import HOSTILE, write_trace
+from tests.tune.examples import in_turn
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Twenty conversations in turn, of a hostile type."""
+    return str(write_trace(tmp_path_factory.mktemp("tune") / "turns.jsonl", in_turn(), HOSTILE))
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A store of its own, 10 ms and 1 ms a token, tlru alone; files go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    profile = str(write_profile(tmp_path))
+    return ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policies", "tlru")

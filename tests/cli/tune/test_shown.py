@@ -1,0 +1,78 @@
+"""What `kvscope tune` says in the terminal and in its report."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from tests.cli.tune.asked import HERE, HOSTILE, told, write_trace
+from tests.tune.examples import in_turn
+
+Streams = pytest.CaptureFixture[str]
+
+
+def test_the_report_is_self_contained_and_escaped(
+    tmp_path: Path, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """One file, nothing from the network, and no trace's name or type becomes markup."""
+    name = "a<b>&'c"
+    nasty = str(write_trace(tmp_path / f"{name}.jsonl", in_turn(), HOSTILE))
+    told(capsys, nasty, *options, "--slo", "200ms", *HERE, "--html", "r.html")
+    page = Path("r.html").read_text(encoding="utf-8")
+    head = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert "a&lt;b&gt;&amp;&#x27;c" in head
+    assert name not in head
+    assert HOSTILE not in page
+    assert "<img" not in head
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", head)
+    assert head.count('class="figure"') == 4
+    assert "Recommendation: switch" in head
+
+
+def test_explain_says_why(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """The target against xi, all that was tried, and who pays."""
+    asked = (trace, *options, "--slo", "200ms", *HERE)
+    plain, words = told(capsys, *asked), told(capsys, *asked, "--explain")
+    for title in ("Why this xi", "Tried in the part to choose on", "Who gains and who pays"):
+        assert title in words
+        assert title not in plain
+    assert "LRU now, and tlru xi_tokens=" in words
+
+
+def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """Without --latency: which preset, and what another speed of prefill would change."""
+    asked = (trace, *options[:2], "--policies", "tlru", "--slo", "30ms")
+    words = told(capsys, *asked)
+    assert "--latency llama2-7b-a100: a preset, 8.2ms + 60.9 us a token" in words
+    assert "Were prefill 2 times as fast: " in words
+    assert "Were prefill 0.5 times as fast: " in words
+    assert "--capacity" in words
+    given = told(capsys, trace, *options, "--slo", "200ms", *HERE)
+    assert "Were prefill" not in given
+    assert "--latency" not in given
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_narrow_terminals(
+    trace: str,
+    options: tuple[str, ...],
+    capsys: Streams,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    """Every part is there, and at 80 columns no line is longer than the terminal is wide."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(["tune", trace, *options, "--slo", "200ms", *HERE, "--explain"]) == 0
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    words = " ".join(out.split())
+    assert "Switch to tlru" in words
+    assert "Why this xi" in words
+    # the first line is data for pipes as well, and stays one
+    longest = max(len(line) for line in out.splitlines()[1:])
+    assert columns < 80 or longest <= columns
