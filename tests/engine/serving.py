@@ -64,7 +64,7 @@ def conversations(serve: Serve, requests: int, seed: int) -> Iterator[dict[str, 
             if roll > 0.9:
                 history = history[: int(rng.integers(1, len(history)))]
             prompt = history + tokens(50)
-        outputs = 1 + int(rng.poisson(20))
+        outputs = 1 + int(rng.poisson(60 if rng.random() < 0.08 else 3))
         gap_s = float(rng.integers(1, 60))
         served.append(serve(prompt, outputs, session=session, kind=kind, gap_s=gap_s))
         yield served[-1]

@@ -14,11 +14,14 @@ from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
 from tests.validate.chats import write_chats
 
 
-def chats(folder: Path, requests: int = 120, alive: int = 12) -> Prompts:
+def chats(
+    folder: Path, requests: int = 120, alive: int = 12, *, gap_s: float = 0.3
+) -> Prompts:
     from kvscope.ingest.pipeline import ingest
 
+    path = write_chats(folder / "chats.jsonl", requests, alive=alive, gap_s=gap_s)
     with open_store(MEMORY) as store:
-        trace = ingest(store, str(write_chats(folder / "chats.jsonl", requests, alive=alive))).trace
+        trace = ingest(store, str(path)).trace
         return load_prompts(store, trace)
 
 
