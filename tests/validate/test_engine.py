@@ -51,6 +51,7 @@ POLICIES: tuple[Policy, ...] = (
     Wa({"refit_s": 60}),
 )
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
+ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -81,7 +82,7 @@ def launch(folder: Path, run: PolicyRun) -> VllmServer:
         max_num_batched_tokens=SETTINGS.max_num_batched_tokens,
         forced_outputs=True,
         flags=run.flags,
-        environment=run.environment,
+        environment={**ONE_CORE, **run.environment},
     )
     return VllmServer(wanted, with_vllm(sys.executable), start_s=240)
 
@@ -156,7 +157,8 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"base_ms = 5\nper_token_ms = 0.03\n"
     )
     run = recommended(read_recommendation(file), file, overlapped=False, told_time=True)
-    prompts, pace = chats(tmp_path, 300, ALIVE, gap_s=3.0), Pace("sequential")
+    prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)
+    pace = Pace("sequential")
     with launch(tmp_path, run) as server:
         predicted, measured = replayed(server, prompts, pace, run.policy)
         log = server.log()
