@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import Policy
+from kvscope.policies.base import REFIT, REFIT_S, Policy
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
 from kvscope.simulate.estimates import tables_for
@@ -17,6 +17,7 @@ from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
 
 _LEAST_STEP_S = 1e-6
+_NO_TIME_S = 1e-15  # lost in a time of seconds
 _SPEEDS = np.geomspace(1 / 16, 16, 33).tolist()
 
 
@@ -41,13 +42,15 @@ def predict(
 ) -> Prediction:
     """The prediction for `sent`, requests in the engine's own blocks.
 
-    One after the other, hits do not depend on time, and TTFT is the profile's of what was not hit.
+    One after the other, requests come and go at once at their times in the trace, which a policy's
+    clock follows, and TTFT is the profile's of what was not hit.
     At the recorded times the model's own steps say which requests meet. So many at once, the next
     one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
     follows from them on a model that is as fast as the engine was just then.
     """
     if pace.kind == "sequential":
-        found = _served(sent, policy, replace(settings, max_num_seqs=1), profile)
+        alone = replace(settings, max_num_seqs=1)
+        found = _replayed(sent, policy, alone, StepCost(base_s=_NO_TIME_S))
         hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
         return Prediction(hit_tokens, np.where(found.oversized, np.nan, ttft_s))
@@ -69,7 +72,15 @@ def _served(
 ) -> EngineReplay:
     """What the model of the engine does with the requests."""
     cost = StepCost.of(replace(profile, base_s=max(profile.base_s, _LEAST_STEP_S)))
-    tables = tables_for(traffic(sent, standard()), type(policy))
+    return _replayed(sent, policy, settings, cost)
+
+
+def _replayed(
+    sent: Prompts, policy: Policy, settings: EngineSettings, cost: StepCost
+) -> EngineReplay:
+    """The same, a step taking what `cost` says."""
+    refit_s = policy.values.get(REFIT.name, REFIT_S)
+    tables = tables_for(traffic(sent, standard()), type(policy), refit_s)
     return replay_engine(sent, policy, settings, cost, tables=tables)
 
 
