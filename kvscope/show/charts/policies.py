@@ -96,6 +96,19 @@ def over_time(found: Simulation, capacity_blocks: int) -> go.Figure:
     return chart
 
 
+def trade_off(found: Simulation, capacity_blocks: int) -> go.Figure:
+    """The tail against the median, at one capacity: every run as a point."""
+    from kvscope.show.charts.trade_off import Point, trade_off
+
+    name = names(found.runs)
+    points = [
+        Point(run.policy, name(run), run.outcome.ttft_ms.p50, run.outcome.ttft_ms.p95)
+        for run in found.at(capacity_blocks)
+    ]
+    title = f"Median against tail at {capacity_blocks:,} blocks"
+    return trade_off(title, "p50 TTFT", "p95 TTFT", points)
+
+
 def _series(found: Simulation) -> Iterator[tuple[str, list[Run], str]]:
     """Runs that differ in capacity alone: their name, themselves, their marker."""
     name = names(found.runs)
