@@ -58,9 +58,7 @@ def curve(
         name="chosen",
         marker={"color": style.VERMILION, "size": 13, "symbol": "circle-open", "line_width": 3},
     )
-    chart.add_hline(
-        y=found.ideal, line_dash="dot", annotation_text=f"infinite cache {found.ideal:.1%}"
-    )
+    style.level(chart, found.ideal, f"infinite cache {found.ideal:.1%}")
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
     chart.update_xaxes(type="log")

@@ -49,7 +49,7 @@ def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
 
 def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
     """A vertical line at `x`, its text beside it, also on a logarithmic axis."""
-    chart.add_vline(x=x, line_dash="dot")
+    chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
     chart.add_annotation(
         x=log10(x) if log else x,
@@ -59,4 +59,15 @@ def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
         showarrow=False,
         xanchor="right",
         yanchor="top",
+    )
+
+
+def level(chart: go.Figure, y: float, text: str) -> None:
+    """A horizontal line at `y`, its text above its left end."""
+    chart.add_hline(
+        y=y,
+        line_dash="dot",
+        line_color=GREY,  # to be seen on white and on black
+        annotation_text=text,
+        annotation_position="top left",
     )

@@ -10,6 +10,11 @@ import plotly.graph_objects as go
 from kvscope.show.charts import style
 from kvscope.show.charts.policies import policy_line
 
+_SYMBOLS = {"solid": "circle", "dot": "square", "dashdot": "diamond"} | {
+    "dash": "circle-open",
+    "longdash": "square-open",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -58,7 +63,5 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def symbol(policy: str) -> str:
-    """Hollow for those that know the future, as their lines are dashed."""
-    return (
-        "circle-open" if "dash" in str(policy_line(policy)["dash"]).split("dashdot") else "circle"
-    )
+    """Hollow for those that know the future, whose lines are dashed."""
+    return _SYMBOLS[str(policy_line(policy)["dash"])]

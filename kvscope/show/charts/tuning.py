@@ -41,11 +41,7 @@ def distributions(found: Tuned) -> go.Figure:
             hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
         )
     _slo(chart, found, vertical=True)
-    chart.add_hline(
-        y=tuning.target.percentile,
-        line_dash="dot",
-        annotation_text=units.format_percentile(tuning.target.percentile),
-    )
+    style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
     chart.update_xaxes(type="log")
     chart.update_yaxes(tickformat=".0%")
     return chart
@@ -112,4 +108,4 @@ def _slo(chart: go.Figure, found: Tuned, *, vertical: bool = False) -> None:
     if vertical:
         style.mark(chart, slo_ms, "SLO")
     else:
-        chart.add_hline(y=slo_ms, line_dash="dot", annotation_text="SLO")
+        style.level(chart, slo_ms, "SLO")

@@ -28,11 +28,6 @@ def sensitivity(title: str, measure: str, by_policy: Mapping[str, Points]) -> go
     return chart
 
 
-def level(chart: go.Figure, ms: float, text: str) -> None:
-    """A line across: what does not depend on xi."""
-    chart.add_hline(y=ms, line_dash="dot", annotation_text=text, annotation_position="top left")
-
-
 def chosen(chart: go.Figure, xi_tokens: float, ms: float) -> None:
     """The point that is looked at."""
     chart.add_scatter(

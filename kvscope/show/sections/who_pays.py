@@ -10,9 +10,12 @@ from kvscope.facts import Outcome, Percentiles, Run
 from kvscope.show.section import Section
 from kvscope.show.sections.run_cells import in_ms
 from kvscope.show.table import Table
+from kvscope.show.words import counted
 
 TITLE = "Who gains and who pays"
 _APART = 0.01  # of the time before: less is no change
+_NAMED = 6  # categories in a sentence
+_NOTE = "the largest categories first; p95 of a category with few requests says little"
 
 ByCategory = Mapping[str, Outcome]
 
@@ -28,9 +31,13 @@ def section(
     after: ByCategory,
     times: Callable[[Outcome], Percentiles] = lambda outcome: outcome.ttft_ms,
 ) -> Section:
-    """Both percentiles of every category, before and after; `times` picks the view of TTFT."""
+    """Both percentiles of every category, before and after, the largest category first.
+
+    `times` picks the view of TTFT.
+    """
     from kvscope.show.charts import who_pays as charts
 
+    before = dict(sorted(before.items(), key=lambda item: -item[1].requests))
     then = {name: times(after[name]) for name in before}
     now = {name: times(outcome) for name, outcome in before.items()}
     rows = tuple(
@@ -49,7 +56,7 @@ def section(
     return Section(
         TITLE,
         _in_words(now, then),
-        tables=(Table(title, columns, rows),),
+        tables=(Table(title, columns, rows, _NOTE),),
         figures=(partial(charts.changes, title, now, then),),
     )
 
@@ -60,10 +67,7 @@ def _in_words(now: Mapping[str, Percentiles], then: Mapping[str, Percentiles]) -
         moved = {name: _change(now[name], then[name], which) for name in now}
         gain = [name for name, change in moved.items() if change < -_APART]
         pay = [name for name, change in moved.items() if change > _APART]
-        sentences.append(
-            f"{which}: {_listed(gain)} {'gains' if len(gain) == 1 else 'gain'},"
-            f" {_listed(pay)} {'pays' if len(pay) == 1 else 'pay'}."
-        )
+        sentences.append(f"{which} falls for {_listed(gain)}; it rises for {_listed(pay)}.")
     return tuple(sentences)
 
 
@@ -74,4 +78,7 @@ def _change(now: Percentiles, then: Percentiles, which: str) -> float:
 
 
 def _listed(names: list[str]) -> str:
-    return "; ".join(names) if names else "none"
+    if not names:
+        return "no category"
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")

@@ -9,14 +9,14 @@ from kvscope import units
 from kvscope.facts import Percentiles, Run
 from kvscope.show.section import Section
 from kvscope.show.sections.run_cells import in_ms, run_cells, run_columns
-from kvscope.show.simulation import BASELINE, Simulation, value_in_words
+from kvscope.show.simulation import BASELINE, Simulation
 from kvscope.show.table import Table
 from kvscope.simulate.workload import profile_of
 from kvscope.tune.space import XI
 
 _ABOUT = (
-    "xi: how many tokens the next turn may compute and still be in time. A larger one gives up more"
-    " of each history, so more conversations fit.",
+    "xi: how many tokens the next turn may compute and still be in time.",
+    "A larger one gives up more of each history, so that more conversations fit.",
 )
 
 
@@ -59,6 +59,7 @@ def change_in_words(percentile: str, now: Percentiles, then: Percentiles) -> str
 
 
 def _figure(found: Simulation, percentile: str, at_xi: float) -> object:
+    from kvscope.show.charts import style
     from kvscope.show.charts import xi as charts
 
     runs = by_xi(found.runs)
@@ -69,9 +70,9 @@ def _figure(found: Simulation, percentile: str, at_xi: float) -> object:
     chart = charts.sensitivity(title, f"{percentile} TTFT", {first.policy: points})
     for run in found.runs:
         if run.policy == BASELINE:
-            charts.level(chart, getattr(run.outcome.ttft_ms, percentile), BASELINE)
+            style.level(chart, getattr(run.outcome.ttft_ms, percentile), BASELINE)
     if found.setting.slo_s is not None:
-        charts.level(chart, found.setting.slo_s * 1e3, "SLO")
+        style.level(chart, found.setting.slo_s * 1e3, "SLO")
     if at_xi in runs:
         charts.chosen(chart, at_xi, getattr(runs[at_xi].outcome.ttft_ms, percentile))
     return chart
