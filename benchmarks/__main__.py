@@ -9,28 +9,35 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, curve, end_to_end, peers, replays, scaling, traces
+from benchmarks import ROOT, curve, dashboard, end_to_end, peers, replays, scaling, traces
 from benchmarks.table import Table, record
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 PARTS = ("end-to-end", "peers", "curve", "replays")
+PAGES = {"dashboard": ROOT / "docs" / "dashboard.md"}  # parts that are asked for by name
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
 def main() -> None:
     """The command line."""
     told = _parser().parse_args()
-    tables = [table for part in told.only or PARTS for table in _measured(part, told)]
-    words = f"{_circumstances(told)}\n\n" + "\n".join(table.markdown() for table in tables)
-    print(words)
-    if told.record:
-        record(PAGE, words)
+    by_page: dict[Path, list[Table]] = {}
+    for part in told.only or PARTS:
+        by_page.setdefault(PAGES.get(part, PAGE), []).extend(_measured(part, told))
+    for page, tables in by_page.items():
+        words = f"{_circumstances(told)}\n\n" + "\n".join(table.markdown() for table in tables)
+        print(words)
+        if told.record:
+            record(page, words)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--only", action="append", choices=PARTS, help="one part (repeat for more; default: all)"
+        "--only",
+        action="append",
+        choices=(*PARTS, *PAGES),
+        help="one part (repeat for more; default: all but the dashboard)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, interleaved")
     parser.add_argument(
@@ -43,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="keeps generated traces"
     )
     parser.add_argument(
-        "--record", action="store_true", help=f"also write the tables into {PAGE.name}"
+        "--record",
+        action="store_true",
+        help=f"also write the tables into {PAGE.name}, the dashboard's into its own page",
     )
     return parser
 
@@ -51,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
 def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     folder = told.folder.resolve()
     t6 = traces.t6(folder)
+    if part == "dashboard":
+        return dashboard.tables([traces.t03(folder), t6], told.rounds)
     if part == "peers":
         return [peers.table([traces.published(folder), t6], told.rounds)]
     if part == "curve":

@@ -67,13 +67,14 @@ def curve(
 
 
 def _others(chart: go.Figure, unit: Unit, runs: Sequence[Run]) -> None:
-    """The runs that are not on the curve anyway, a colour a policy."""
+    """The runs that are not on the curve anyway: of each policy the setting with most of them."""
     name = names(runs)
-    by_name: dict[str, list[Run]] = {}
+    by_policy: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         if not is_plain_lru(run):
-            by_name.setdefault(name(run), []).append(run)
-    for label, likes in by_name.items():
+            by_policy.setdefault(run.policy, {}).setdefault(name(run), []).append(run)
+    for by_name in by_policy.values():
+        label, likes = max(by_name.items(), key=lambda item: len(item[1]))
         chart.add_scatter(
             x=[run.capacity_blocks * unit.per_block for run in likes],
             y=[hit_rate(run.setting, run.outcome) for run in likes],

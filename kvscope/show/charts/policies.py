@@ -20,10 +20,10 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "
 
 def policy_line(policy: str) -> dict[str, object]:
     """Colour and dash of a policy; those that know the future are dashed, and no others."""
-    known = next((one for one in POLICIES if one.name == policy), None)
-    hindsight = known is not None and known.hindsight
-    likes = [one.name for one in POLICIES if one.hindsight == hindsight]
-    likes.sort(key=lambda name: _SEEN_MOST.index(name) if name in _SEEN_MOST else len(likes))
+    hindsight = any(one.name == policy and one.hindsight for one in POLICIES)
+    known = [one.name for one in POLICIES if one.hindsight == hindsight]
+    likes = [name for name in _SEEN_MOST if name in known]
+    likes += [name for name in known if name not in likes]
     number = likes.index(policy) if policy in likes else len(likes)
     rounds = number // len(style.SERIES)
     dashes = ("dash", "longdash") if hindsight else ("solid", "dot", "dashdot")

@@ -29,7 +29,7 @@ def over_time(found: Characterization) -> go.Figure:
                 x=hours, y=rates, name=name, line=style.line(number), secondary_y=True
             )
     chart.update_layout(style.figure("Traffic and ideal hit rate over time", "", "").layout)
-    chart.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.12})
+    chart.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.2})
     chart.update_xaxes(title_text="time since the trace's start (h)")
     chart.update_yaxes(title_text="requests/s", secondary_y=False)
     chart.update_yaxes(
