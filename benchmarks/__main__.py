@@ -13,31 +13,26 @@ from benchmarks import ROOT, curve, dashboard, end_to_end, peers, replays, scali
 from benchmarks.table import Table, record
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PARTS = ("end-to-end", "peers", "curve", "replays")
-PAGES = {"dashboard": ROOT / "docs" / "dashboard.md"}  # parts that are asked for by name
+PARTS = ("end-to-end", "peers", "curve", "replays", "scaling", "dashboard")
+PAGES = {"dashboard": ROOT / "docs" / "dashboard.md"}  # parts that have a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
 def main() -> None:
-    """The command line."""
+    """The command line: each part is printed, and recorded if so wished, as soon as it is done."""
     told = _parser().parse_args()
-    by_page: dict[Path, list[Table]] = {}
     for part in told.only or PARTS:
-        by_page.setdefault(PAGES.get(part, PAGE), []).extend(_measured(part, told))
-    for page, tables in by_page.items():
-        words = f"{_circumstances(told)}\n\n" + "\n".join(table.markdown() for table in tables)
-        print(words)
+        tables = "\n".join(table.markdown() for table in _measured(part, told))
+        words = f"{_circumstances(part, told)}\n\n{tables}"
+        print(words, flush=True)
         if told.record:
-            record(page, words)
+            record(PAGES.get(part, PAGE), words, part)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--only",
-        action="append",
-        choices=(*PARTS, *PAGES),
-        help="one part (repeat for more; default: all but the dashboard)",
+        "--only", action="append", choices=PARTS, help="one part (repeat for more; default: all)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, interleaved")
     parser.add_argument(
@@ -69,8 +64,9 @@ def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     if part == "replays":
         named = traces.published(folder)
         beside = [replays.tables(one, folder, told.rounds) for one in (named, t6)]
+        return [table for both in beside for table in both]
+    if part == "scaling":
         return [
-            *(table for both in beside for table in both),
             scaling.limits(t6, folder, told.rounds),
             scaling.growth(told.largest, told.rounds),
         ]
@@ -78,11 +74,13 @@ def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     return end_to_end.tables([t6, *large], told.rounds)
 
 
-def _circumstances(told: argparse.Namespace) -> str:
+def _circumstances(part: str, told: argparse.Namespace) -> str:
     """When, where, with what and how: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    asked = [f"--only {part}" for part in told.only or ()] + ["--t63"] * told.t63
-    command = " ".join(["python -m benchmarks", *asked, f"--rounds {told.rounds}"])
+    asked = ["--t63"] * (told.t63 and part == "end-to-end")
+    if part == "scaling":
+        asked.append(f"--largest {told.largest}")
+    command = " ".join([f"python -m benchmarks --only {part}", *asked, f"--rounds {told.rounds}"])
     day = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
     machine = f"{_cores()} cores of {_processor()}, {platform.system()}"
     python = f"Python {platform.python_version()}"

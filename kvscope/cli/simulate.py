@@ -11,6 +11,7 @@ import typer
 
 from kvscope.cli import asked, output, recommended
 from kvscope.cli.diagnostics import note
+from kvscope.cli.first_use import compiled_beside
 from kvscope.cli.interrupts import stop_on_interrupt
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
@@ -139,7 +140,7 @@ def simulate(
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
-    with open_store(db) as store:
+    with open_store(db) as store, compiled_beside([one.policy for one in variants]):
         found = load_trace(store, trace, reading)
         named = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
         if told:
