@@ -9,11 +9,12 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, curve, end_to_end, peers, replays, scaling, traces
+from benchmarks import ROOT, curve, dashboard, end_to_end, peers, replays, scaling, traces
 from benchmarks.table import Table, record
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PARTS = ("end-to-end", "peers", "curve", "replays", "scaling")
+PARTS = ("end-to-end", "peers", "curve", "replays", "scaling", "dashboard")
+PAGES = {"dashboard": ROOT / "docs" / "dashboard.md"}  # parts that have a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
@@ -25,7 +26,7 @@ def main() -> None:
         words = f"{_circumstances(part, told)}\n\n{tables}"
         print(words, flush=True)
         if told.record:
-            record(PAGE, words, part)
+            record(PAGES.get(part, PAGE), words, part)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="keeps generated traces"
     )
     parser.add_argument(
-        "--record", action="store_true", help=f"also write the tables into {PAGE.name}"
+        "--record",
+        action="store_true",
+        help=f"also write the tables into {PAGE.name}, the dashboard's into its own page",
     )
     return parser
 
@@ -52,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     folder = told.folder.resolve()
     t6 = traces.t6(folder)
+    if part == "dashboard":
+        return dashboard.tables([traces.t03(folder), t6], told.rounds)
     if part == "peers":
         return [peers.table([traces.published(folder), t6], told.rounds)]
     if part == "curve":
