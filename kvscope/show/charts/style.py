@@ -55,7 +55,11 @@ def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
 @cache
 def _template() -> go.layout.Template:
     """Axes and background as in plotly_white, which is copied for each chart and is large."""
-    axis = {"gridcolor": "#EBF0F8", "linecolor": "#EBF0F8", "zerolinecolor": "#EBF0F8"}
+    axis: dict[str, object] = {
+        "gridcolor": "#EBF0F8",
+        "linecolor": "#EBF0F8",
+        "zerolinecolor": "#EBF0F8",
+    }
     axis |= {"automargin": True, "ticks": "", "zerolinewidth": 2, "title": {"standoff": 15}}
     return go.layout.Template(
         layout={
