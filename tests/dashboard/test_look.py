@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.dashboard.browsing import PATIENCE_MS, READY, Page, serving, visit
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
+from tests.dashboard.browsing import PATIENCE_MS, READY, Page, serving, visit
 from tests.dashboard.chats import write_chats
 from tests.dashboard.chromium import FLAGS, chromium
 
@@ -46,8 +46,9 @@ _PALE = """least => {
     while (walker.nextNode()) {
         const text = walker.currentNode.textContent.trim(), node = walker.currentNode.parentElement;
         const box = node.getBoundingClientRect();
-        if (!text || !box.width || node.closest('[disabled], script, style, noscript, title')) continue;
-        if (node.closest('.icicle, .sankey, .hoverlayer')) continue;  // text on coloured shapes
+        if (!text || !box.width) continue;
+        if (node.closest('[disabled], [data-testid=stIconMaterial], script, style, title')) continue;
+        if (node.closest('.icicle, .hoverlayer, [role=slider]')) continue;  // lies elsewhere
         const style = getComputedStyle(node);
         if (style.visibility === 'hidden') continue;
         const ground = behind(node);

@@ -70,8 +70,8 @@ def test_overview_fills_an_empty_store(
     app.text_input(key="path").set_value(str(broken))
     app.button[0].click().run()
     assert not app.exception
-    assert "broken.jsonl" in app.error[0].value
-    assert "bad line" in app.error[0].value.replace("\\", "") or app.code
+    assert "broken.jsonl: 50 of " in app.error[0].value.replace("\\", "")
+    assert "JSON is malformed" in app.code[0].value
     app.text_input(key="path").set_value(str(trace))
     app.button[0].click().run()
     assert not app.exception
