@@ -32,7 +32,7 @@ h1 {font-size: 2rem !important}
 .stPlotlyChart :is([class*=tick], .infolayer, .cbaxis) text {fill: currentColor !important}
 </style>"""
 DARK = """<style>
-:is(button[kind=primary], [data-baseweb=tag]) * {color: #0b0b0b !important}
+:is(button[kind=primary], [data-tag], [data-tag] button) * {color: #0b0b0b !important}
 </style>"""
 
 

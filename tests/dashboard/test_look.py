@@ -47,8 +47,8 @@ _PALE = """least => {
         const text = walker.currentNode.textContent.trim(), node = walker.currentNode.parentElement;
         const box = node.getBoundingClientRect();
         if (!text || !box.width) continue;
-        if (node.closest('[disabled], [data-testid=stIconMaterial], script, style, title')) continue;
-        if (node.closest('.icicle, .hoverlayer, [role=slider]')) continue;  // lies elsewhere
+        if (node.closest('[disabled], [data-testid=stIconMaterial], script, style')) continue;
+        if (node.closest('.icicle, .hoverlayer, [data-testid=stSlider]')) continue;  // lies elsewhere
         const style = getComputedStyle(node);
         if (style.visibility === 'hidden') continue;
         const ground = behind(node);
@@ -91,6 +91,7 @@ def page(address: str, scheme: str) -> Iterator[Page]:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
         tab.set_default_timeout(PATIENCE_MS)
+        tab.add_init_script("delete window.showSaveFilePicker")  # nobody is there to answer it
         tab.goto(address)
         tab.get_by_text("chats: bailian trace, 600 requests").wait_for()
         tab.wait_for_selector(READY)
@@ -143,7 +144,7 @@ def test_charts_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
     chart = page.get_by_test_id("stPlotlyChart").first
     chart.hover()
     with page.expect_download() as saved:
-        chart.locator("[data-title^='Download plot as']").click()
+        chart.get_by_role("button", name="Download plot as a PNG").click()
     saved.value.save_as(tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     table = page.get_by_test_id("stDataFrame").first
