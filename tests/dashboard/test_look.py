@@ -48,7 +48,8 @@ _PALE = """least => {
         const box = node.getBoundingClientRect();
         if (!text || !box.width) continue;
         if (node.closest('[disabled], [data-testid=stIconMaterial], script, style')) continue;
-        if (node.closest('.icicle, .hoverlayer, [data-testid=stSlider]')) continue;  // lies elsewhere
+        // what lies on coloured shapes, or beside what it is a part of
+        if (node.closest('.icicle, .hoverlayer, [data-testid=stSlider]')) continue;
         const style = getComputedStyle(node);
         if (style.visibility === 'hidden') continue;
         const ground = behind(node);
@@ -59,6 +60,8 @@ _PALE = """least => {
     }
     return found;
 }"""
+
+_NO_PICKER = "delete Window.prototype.showSaveFilePicker"  # nobody is there to answer it
 
 _FOCUSED = """() => {
     const node = document.activeElement;
@@ -91,7 +94,7 @@ def page(address: str, scheme: str) -> Iterator[Page]:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
         tab.set_default_timeout(PATIENCE_MS)
-        tab.add_init_script("delete window.showSaveFilePicker")  # nobody is there to answer it
+        tab.add_init_script(_NO_PICKER)
         tab.goto(address)
         tab.get_by_text("chats: bailian trace, 600 requests").wait_for()
         tab.wait_for_selector(READY)
