@@ -16,6 +16,7 @@ PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
 SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = "Blues"
+_PALE = "#EBF0F8"
 
 
 def label(text: str) -> str:
@@ -55,7 +56,7 @@ def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
 @cache
 def _template() -> go.layout.Template:
     """Axes and background as in plotly_white, which is copied for each chart and is large."""
-    axis = {"gridcolor": "#EBF0F8", "linecolor": "#EBF0F8", "zerolinecolor": "#EBF0F8"}
+    axis: dict[str, object] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), _PALE)
     axis |= {"automargin": True, "ticks": "", "zerolinewidth": 2, "title": {"standoff": 15}}
     return go.layout.Template(
         layout={
