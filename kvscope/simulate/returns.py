@@ -96,8 +96,7 @@ class _Counts:
         at = ((row * CLASSES + self._of[who]) * AGES + age)[some]
         spent = (blocks * (wait_s - began_s(age)))[some]
         self._seconds += np.bincount(at, spent, minlength=cells)
-        counted: Floats = np.bincount(at, blocks[some], minlength=cells)
-        return counted
+        return np.bincount(at, blocks[some], minlength=cells).astype(np.float64)
 
     def seen(self) -> Waits:
         """All of it."""
