@@ -167,8 +167,8 @@ def _gittins(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     index = float(row[bisect_right(begins, asked.silence_s(one))])
     if not deep or xi == 0:
         return (index,)
-    beyond = math.exp(-xi / mean) if mean else 0.0
-    return (index * max(beyond, 0.02),)
+    beyond = mean / (mean + xi)  # its square: Lomax of shape 2 with that mean
+    return (index * max(beyond * beyond, 0.02),)
 
 
 def _belady(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
