@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import ROOT
+from benchmarks.gaps_ablation import ablation
 from benchmarks.gaps_engine import in_engine
 from benchmarks.judged import Figure, Floats, Judged
 from benchmarks.measure import note
@@ -99,11 +100,14 @@ def tables() -> Iterator[Table]:
     if named:
         folder = Path(named)
         note("mooncake")
-        yield gaps(Judged("Mooncake conversation", folder / MOONCAKE))
+        mooncake = Judged("Mooncake conversation", folder / MOONCAKE)
+        yield gaps(mooncake)
+        yield ablation(mooncake)
         note("agent sessions")
         read = ReadOptions(session_arrivals=SESSIONS_PER_S)
         sessions = Judged("Agent sessions", folder / SESSIONS, read)
         yield gaps(sessions)
+        yield ablation(sessions)
         note("agent sessions in the engine")
         yield in_engine(sessions)
     for name in SAMPLES:

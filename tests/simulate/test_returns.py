@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 
 from kvscope.policies.gittins import AGES, CLASSES, Gittins, ages_of
 from kvscope.policies.returns import began_s
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.engine import EngineSettings, StepCost
+from kvscope.simulate.engine.replay import machine_for
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import replay
 from kvscope.simulate.returns import classes_of, return_tables, waits_seen
-from kvscope.simulate.traffic import Traffic
+from kvscope.simulate.traffic import Traffic, traffic
+from tests.golden.samples import sample
 from tests.oracles.replay import left_behind
 from tests.policies.traffics import traffics
 
@@ -87,3 +91,14 @@ def test_the_policy_is_replayed_by_its_own_classes() -> None:
     one, two = (replay(each, Gittins(), 6, tables=tables) for each in (of, other))
     assert one.hit_blocks.tolist() == two.hit_blocks.tolist()
     assert tables.seen(other).category.tolist() == tables.classes.tolist()
+
+
+def test_an_engine_sees_the_classes_too() -> None:
+    """Its requests carry the classes of the tables, not the categories of the trace."""
+    prompts = sample("agent")
+    tables = return_tables(traffic(prompts, standard()))
+    settings_, cost = EngineSettings(4_000), StepCost(base_s=0.01)
+    machine = machine_for(prompts, Gittins(), settings_, cost, tables=tables)
+    assert tables.classes is not None
+    assert machine.requests.category.tolist() == tables.classes.tolist()
+    assert int(machine.state[0].lanes) == 2 * CLASSES
