@@ -211,9 +211,11 @@ class Steering(Observer):
 
 def lane_policy(policy: Policy) -> LanePolicy:
     """A policy that an engine can follow; UsageError for others."""
-    if isinstance(policy, LanePolicy) and not policy.hindsight:
+    if isinstance(policy, LanePolicy) and policy.in_plugin and not policy.hindsight:
         return policy
     why = "knows the future" if policy.hindsight else "has no recency lists"
+    if isinstance(policy, LanePolicy) and not policy.in_plugin:
+        why = "asks for more than the plugin learns"
     raise UsageError(
         f"{policy.name} {why}, so no engine can follow it",
         where="policy",
