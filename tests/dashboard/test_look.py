@@ -53,8 +53,12 @@ _PALE = """least => {
         if (node.closest('.icicle, .hoverlayer, [data-testid=stSlider]')) continue;
         const style = getComputedStyle(node);
         if (style.visibility === 'hidden') continue;
-        const ground = behind(node);
-        const ink = over(parts(node instanceof SVGElement ? style.fill : style.color), ground);
+        const ground = behind(node), written = node instanceof SVGElement ? style.fill : style.color;
+        const [r, g, b, alpha] = parts(written);
+        let seen = alpha ?? 1;
+        for (let at = node; at; at = at.parentElement) seen *= getComputedStyle(at).opacity;
+        if (!seen) continue;
+        const ink = over([r, g, b, seen], ground);
         const [high, low] = [light(ink), light(ground)].sort((a, b) => b - a);
         const ratio = (high + 0.05) / (low + 0.05);
         if (ratio < least) found.push([text.slice(0, 40), Math.round(ratio * 100) / 100]);
