@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvscope.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
-TableKind = Literal["reuse", "next-prompts"]
+TableKind = Literal["reuse", "next-prompts", "returns"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]
 
@@ -164,7 +164,8 @@ class LanePolicy(PathPolicy):
     """
 
     lanes: ClassVar[int] = 1
-    by_category: ClassVar[bool] = False  # one lane a category instead
+    by_category: ClassVar[bool] = False  # a lane for each row of its table instead
+    in_plugin: ClassVar[bool] = True  # whether an engine's plugin can tell it what it asks for
     adaptive: ClassVar[bool] = False
 
     @staticmethod

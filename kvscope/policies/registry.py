@@ -11,6 +11,7 @@ from kvscope.policies.belady import Belady
 from kvscope.policies.etlru import Etlru
 from kvscope.policies.fifo import Fifo
 from kvscope.policies.gdfs import Gdfs
+from kvscope.policies.gittins import Gittins
 from kvscope.policies.lfu import Lfu
 from kvscope.policies.lru import Lru
 from kvscope.policies.s3fifo import S3Fifo
@@ -37,6 +38,7 @@ POLICIES: tuple[type[Policy], ...] = (
     TLru,
     Etlru,
     Wa,
+    Gittins,
     Ttl,
     TLruEnd,
     TLruLength,

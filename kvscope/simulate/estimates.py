@@ -17,6 +17,7 @@ from kvscope.policies.base import REFIT_S, Policy
 from kvscope.policies.reuse import WINDOW_REFITS, reuse_values
 from kvscope.simulate.refits import categories_of, refits_of, seen_by
 from kvscope.simulate.replay import NO_TABLES, Tables
+from kvscope.simulate.returns import return_tables
 from kvscope.simulate.traffic import Traffic
 
 FIT_SHARE = 0.2
@@ -55,9 +56,12 @@ def tables_for(traffic: Traffic, policy: type[Policy], refit_s: float = REFIT_S)
     """The tables that a policy wants, refitted every `refit_s` on six times as long before."""
     if policy.table is None:
         return NO_TABLES
-    return {"reuse": reuse_tables, "next-prompts": next_prompt_tables}[policy.table](
-        traffic, refit_s
-    )
+    tables = {
+        "reuse": reuse_tables,
+        "next-prompts": next_prompt_tables,
+        "returns": return_tables,
+    }
+    return tables[policy.table](traffic, refit_s)
 
 
 def reuse_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:

@@ -53,7 +53,7 @@ def refitted(variant: Variant, refit_s: float) -> Variant:
     """
     from kvscope.policies.base import REFIT
 
-    if REFIT not in variant.policy.parameters:
+    if all(one.name != REFIT.name for one in variant.policy.parameters):
         return variant
     if not REFIT.low <= refit_s <= REFIT.high:
         raise UsageError(

@@ -52,11 +52,19 @@ class Replay:
 class Tables:
     """What a policy was told of the traffic's categories, and from which request on.
 
-    `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0.
+    `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
+    entries) take the place of the traffic's categories for policies with classes of their own.
     """
 
     since: NDArray[np.int64]
     values: NDArray[np.float64]
+    classes: NDArray[np.int32] | None = None
+
+    def seen(self, traffic: Traffic) -> Traffic:
+        """The traffic as the policy sees it."""
+        if self.classes is None:
+            return traffic
+        return traffic._replace(category=self.classes[: len(traffic.category)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ def replay(
     them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
     refuse an insertion.
     """
+    traffic = tables.seen(traffic)
     if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
     past = past or history(traffic)

@@ -63,7 +63,7 @@ def _sglang(policy: Policy, tokens: int) -> str | None:
 
 
 def _vllm(policy: Policy, tokens: int) -> str | None:
-    if not isinstance(policy, LanePolicy) or policy.hindsight:
+    if not isinstance(policy, LanePolicy) or policy.hindsight or not policy.in_plugin:
         return None
     blocks = -(-tokens // VLLM_BLOCK_TOKENS) + 1
     size = f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"

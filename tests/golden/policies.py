@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvscope.policies.base import Policy
+from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.replay import NO_TABLES, Tables, history, replay
@@ -26,13 +27,16 @@ def tables(policy: type[Policy], categories: int) -> Tables:
     """Fixed ones, with no estimate in between.
 
     Category k has for wa p = 0.3, 0.5 or 0.7, a rate of 1 / (20 (k + 1)) a second and a life of
-    60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely.
+    60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely; for
+    gittins an index of 1 / (10 (k + 1) + age's number) at each age, in both lanes.
     """
     if policy.table is None:
         return NO_TABLES
     numbers = range(1, categories + 1)
     if policy.name == "wa":
         rows = [(0.1 + 0.2 * (1 + (k - 1) % 3), 1.0 / (20 * k), 60.0 * k) for k in numbers]
+    elif policy.name == "gittins":
+        rows = [tuple(1.0 / (10 * k + age) for age in range(AGES)) for k in numbers for _ in "ds"]
     else:
         rows = [(32.0 * k, 256.0, 1024.0) for k in numbers]
     return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import Leaves, Parameter, Policy
+from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
 from kvscope.simulate.replay import NO_TABLES, Replay, Tables, replay
 from kvscope.simulate.traffic import Traffic
@@ -60,16 +61,16 @@ def _choices(parameter: Parameter) -> tuple[float, ...]:
 
 @st.composite
 def tables(draw: st.DrawFn, policy: str) -> Tables:
-    """What `wa` and `etlru` are told of the categories, for one to three stretches of requests."""
-    if policy not in ("wa", "etlru"):
+    """What policies are told of the categories, for one to three stretches of requests."""
+    if policy not in _ROWS:
         return NO_TABLES
     periods = draw(st.integers(1, 3))
     later = draw(st.lists(st.integers(1, 9), min_size=periods - 1, max_size=periods - 1))
-    row = _WA_ROWS if policy == "wa" else _PROMPTS
-    values = draw(st.lists(row, min_size=periods * CATEGORIES, max_size=periods * CATEGORIES))
+    rows = CATEGORIES * (2 if policy == "gittins" else 1)
+    values = draw(st.lists(_ROWS[policy], min_size=periods * rows, max_size=periods * rows))
     return Tables(
         np.array([0, *sorted(later)], dtype=np.int64),
-        np.array(values, dtype=np.float64).reshape(periods, CATEGORIES, -1),
+        np.array(values, dtype=np.float64).reshape(periods, rows, -1),
     )
 
 
@@ -79,6 +80,11 @@ _WA_ROWS = st.tuples(
     st.sampled_from((0.0, 0.9, 3.3, 40.0)),
 )
 _PROMPTS = st.lists(st.integers(0, 12), min_size=3, max_size=3)
+_INDEX = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 3.0)), min_size=5, max_size=5).map(
+    lambda drawn: np.repeat(sorted(drawn, reverse=True), (5, 6, 7, 6, AGES - 24)).tolist()
+)
+"""Falls with age, at 0.3 s, 1.3 s, 6.3 s and 25 s."""
+_ROWS = {"wa": _WA_ROWS, "etlru": _PROMPTS, "gittins": _INDEX}
 
 
 def plain_tables(policy: type[Policy]) -> Tables:
@@ -87,7 +93,8 @@ def plain_tables(policy: type[Policy]) -> Tables:
         return NO_TABLES
     wa = ((0.5, 0.1, 10.0), (0.8, 0.02, 60.0), (0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
-    rows = wa if policy.name == "wa" else prompts
+    index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in range(1, 7))
+    rows = {"wa": wa, "etlru": prompts, "gittins": index}[policy.name]
     return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))
 
 

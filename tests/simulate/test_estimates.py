@@ -8,6 +8,7 @@ import pytest
 from kvscope.model.evidence import Evidence, Span
 from kvscope.model.exponential import Exponential
 from kvscope.policies.etlru import Etlru
+from kvscope.policies.gittins import AGES, CLASSES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.wa import RATE_PER_S, REUSE_PROBABILITY, Wa
 from kvscope.simulate.definitions import standard
@@ -18,6 +19,7 @@ from kvscope.simulate.estimates import (
     tables_for,
 )
 from kvscope.simulate.replay import NO_TABLES
+from kvscope.simulate.returns import return_tables
 from kvscope.simulate.traffic import Traffic, traffic
 from kvscope.store.prompts import Prompts
 from tests.golden.samples import SAMPLES, sample
@@ -47,7 +49,7 @@ def evidence_of(name: str) -> tuple[Evidence, Prompts]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("table", [reuse_tables, next_prompt_tables])
+@pytest.mark.parametrize("table", [reuse_tables, next_prompt_tables, return_tables])
 def test_a_table_does_not_change_with_the_future(name: str, table: object) -> None:
     """Those that hold for the first requests are the same when no more of them are known."""
     assert callable(table)
@@ -61,6 +63,8 @@ def test_a_table_does_not_change_with_the_future(name: str, table: object) -> No
         assert np.array_equal(past.since, whole.since[:rows])
         categories = past.values.shape[1]
         assert past.values == pytest.approx(whole.values[:rows, :categories], rel=1e-6)
+        if whole.classes is not None:
+            assert np.array_equal(past.classes, whole.classes[:requests])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -102,7 +106,7 @@ def test_conversations_are_recovered() -> None:
 def test_before_anything_is_seen_all_are_alike() -> None:
     """The first row knows no category from another; and so for a trace of one request."""
     of = told("to-c")
-    for table in (reuse_tables, next_prompt_tables):
+    for table in (reuse_tables, next_prompt_tables, return_tables):
         values = table(of).values[0]
         assert np.all(values == values[0])
         assert table(first(of, 1)).values.shape[0] == 1
@@ -125,4 +129,5 @@ def test_tables_for_who_reads_them() -> None:
     assert tables_for(of, Lru) is NO_TABLES
     assert tables_for(of, Wa).values.shape[2] == 3
     assert tables_for(of, Etlru).values.shape[2] == 16
+    assert tables_for(of, Gittins).values.shape[1:] == (2 * CLASSES, AGES)
     assert len(tables_for(of, Wa, 60.0).since) > len(tables_for(of, Wa).since)

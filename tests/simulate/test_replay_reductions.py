@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
 from kvscope.policies.base import Policy
+from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import by_name
 from kvscope.simulate.curve import lru_curve
 from kvscope.simulate.replay import NO_TABLES, Tables, replay
@@ -81,6 +83,29 @@ def test_wa_with_one_category_is_lru(of: Traffic, reused: float, rate: float, li
     of = of._replace(category=np.zeros_like(of.category))
     table = Tables(np.zeros(1, dtype=np.int64), np.array([[[reused, rate, life]]]))
     _assert_equal(of, by_name("wa")(), by_name("lru")(), table)
+
+
+@QUICK
+@given(traffics(), st.lists(st.floats(0, 10), min_size=AGES, max_size=AGES))
+def test_gittins_with_one_class_is_lru(of: Traffic, falling: list[float]) -> None:
+    """With xi = 0 every block is needed, and an index that falls with age keeps their order."""
+    table = _alike(np.sort(falling)[::-1])
+    gittins = by_name("gittins")({"xi_tokens": 0.0})
+    _assert_equal(of, gittins, by_name("lru")(), table)
+
+
+@QUICK
+@given(traffics(), st.integers(0, 16), st.integers(0, 16))
+def test_gittins_without_memory_is_tlru(of: Traffic, xi: int, mean: int) -> None:
+    """Where all return at one rate, what starts after L - xi is worth less, whatever its age."""
+    gittins = by_name("gittins")({"xi_tokens": xi, "next_prompt_tokens": mean})
+    tlru = by_name("tlru")({"xi_tokens": xi, "next_prompt_tokens": 0})
+    _assert_equal(of, gittins, tlru, _alike(np.full(AGES, 0.25)))
+
+
+def _alike(index: NDArray[np.float64]) -> Tables:
+    """The same index for every class."""
+    return Tables(np.zeros(1, dtype=np.int64), np.tile(index, (1, 2 * CATEGORIES, 1)))
 
 
 @QUICK

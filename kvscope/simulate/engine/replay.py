@@ -94,7 +94,7 @@ def machine_for(
 ) -> Machine:
     """An idle engine that waits for the trace's first request; arguments as in `replay_engine`."""
     kind = lane_class(policy)
-    known = engine_traffic(prompts, rate_scale)
+    known = tables.seen(engine_traffic(prompts, rate_scale))
     if kind.table and tables.values.shape[1] <= known.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
     return idle_machine(

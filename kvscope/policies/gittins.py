@@ -1,0 +1,103 @@
+"""Gittins index: what is least likely to return soon, and least needed then, leaves first."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
+
+KNOWN_SHARES = (0.01, 0.1, 0.5, 0.9)  # of a prompt's full blocks, touched before
+SINCE_S = (30.0, 120.0)  # that the deepest of those waited
+OUTPUT_TOKENS = (256, 512)
+OUTPUTS = len(OUTPUT_TOKENS) + 1
+WAITS = len(SINCE_S) + 1
+CLASSES = (1 + (len(KNOWN_SHARES) + 1) * WAITS) * OUTPUTS
+
+LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
+
+WINDOW_REFITS = 18  # so many times a refit's distance is the past that it looks at
+_REFIT = Parameter(
+    REFIT.name,
+    REFIT.default,
+    f"seconds between two fits of the policy's table, each to {WINDOW_REFITS} times as long before",
+    low=REFIT.low,
+    high=REFIT.high,
+)
+_THIRD, _TWO_THIRDS = 2.0 ** (-2 / 3), 2.0 ** (-1 / 3)
+_XI, _NEXT_PROMPT = 0, 1
+_LEAST_NEED = 0.02  # so that those whom nobody needs in time still leave by their index
+
+
+class Gittins(LanePolicy):
+    """The highest rate of returns that can be had by keeping a block, times how it is needed.
+
+    Key (index_c(t) * need, r, -d). index_c(t) is the Gittins index: the maximum over H of
+    P(T <= t + H | T > t) / E[min(T - t, H) | T > t], T the time until a block that a request of
+    class c touched is touched again, t the time since. The class is what is known when the request
+    has been served: the share of its prompt that had been seen before, how long ago that was, and
+    how long the output became. The table has two rows a class with the index at each age
+    (`ages_of`), for deep blocks and for shallow ones.
+    Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
+    those after it by one with Q > xi - (L - x) tokens. They count as the last of them, the next to
+    leave: P(Q > xi) = (1 + xi / mean)^-2, at least 0.02. That tail is a Pareto's of the second kind
+    (Lomax) with shape 2: next prompts are mostly short and at times very long. At xi = 0 all blocks
+    are needed: plain hits.
+    Within a class the oldest block alone is weighed: exact as long as the index falls with age.
+    Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
+    Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.
+    """
+
+    name = "gittins"
+    aliases = ("return-index",)
+    summary = "weighs each class's oldest block by how soon it returns and how it is needed"
+    source = "Gittins 1979; need after the T-LRU paper"
+    leaves = "leaf"
+    by_category = True
+    in_plugin = False
+    table = "returns"
+    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, _REFIT)
+
+    @staticmethod
+    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+        """A lane for what starts at or after token L - xi, one for the rest; both by class."""
+        needed = turn.history_tokens - p[_XI]
+        return first_safe_depth(needed, block_size), 2 * turn.category, 2 * turn.category + 1
+
+    @staticmethod
+    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+        """Index times need."""
+        age = 0
+        if idle_s >= LEAST_S:
+            part, octave = math.frexp(idle_s / LEAST_S)  # a third of the time of a logarithm
+            third = 0 if part < _THIRD else 1 if part < _TWO_THIRDS else 2
+            age = min(AGES_AN_OCTAVE * (octave - 1) + third + 1, AGES - 1)
+        index = float(table[lane, age])
+        if lane % 2 == 1 or p[_XI] <= 0.0:
+            return index
+        beyond = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
+        return index * max(beyond * beyond, _LEAST_NEED)
+
+
+def classes(
+    known_share: Floats, since_s: Floats, output_tokens: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """The class of requests of whose prompts a share was known, last touched `since_s` ago.
+
+    Where nothing was known `since_s` does not matter.
+    """
+    known = np.searchsorted(KNOWN_SHARES, known_share, side="right")
+    since = np.searchsorted(SINCE_S, since_s, side="right")
+    pair = np.where(known_share > 0, 1 + known * WAITS + since, 0)
+    output = np.searchsorted(OUTPUT_TOKENS, output_tokens, side="right")
+    return (pair * OUTPUTS + output).astype(np.int32)
+
+
+def ages_of(idle_s: Floats) -> NDArray[np.int64]:
+    """The age, as a column of the table, of blocks untouched for `idle_s`."""
+    octaves = np.log2(np.maximum(idle_s, LEAST_S) / LEAST_S)
+    ages = np.where(idle_s < LEAST_S, 0, (octaves * AGES_AN_OCTAVE).astype(np.int64) + 1)
+    return np.minimum(ages, AGES - 1)

@@ -1,0 +1,107 @@
+"""What a trace tells `Gittins`: the class of every request, and how soon each class returns."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import REFIT_S
+from kvscope.policies.gittins import AGES, CLASSES, WINDOW_REFITS, ages_of, classes
+from kvscope.policies.returns import Waits, began_s, return_values
+from kvscope.simulate.handovers import Handovers, handovers
+from kvscope.simulate.refits import Refits, refits_of
+from kvscope.simulate.replay import Tables
+from kvscope.simulate.traffic import Traffic
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def return_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
+    """The classes of all requests, and each class's index by age as every refit sees it.
+
+    A refit sees the blocks touched within `WINDOW_REFITS` times `refit_s` before it. Blocks that
+    were not touched for as long are forgotten: they count as new, as they would to an engine that
+    remembers no more.
+    """
+    moved = handovers(traffic)
+    refits = refits_of(traffic, refit_s)
+    of = classes_of(traffic, moved, WINDOW_REFITS * refit_s)
+    waits = waits_seen(traffic, moved, refits, refit_s, of)
+    return Tables(refits.since, return_values(waits), of)
+
+
+def classes_of(traffic: Traffic, moved: Handovers, memory_s: float) -> NDArray[np.int32]:
+    """Each request's class, by what was known of its prompt's full blocks before it came."""
+    requests = len(traffic.leaf)
+    full = traffic.input_tokens // traffic.block_size
+    giver, taker = moved.giver, moved.taker
+    since_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
+    seen = (since_s <= memory_s) & (moved.start < full[taker])
+    known, waited_s = np.zeros(requests), np.zeros(requests)
+    known[taker[seen]] = moved.end[seen]  # the deepest stretch is written last and stays
+    waited_s[taker[seen]] = since_s[seen]
+    share = np.minimum(known, full) / np.maximum(full, 1)
+    return classes(share, waited_s, traffic.history_tokens - traffic.input_tokens)
+
+
+def waits_seen(
+    traffic: Traffic, moved: Handovers, refits: Refits, refit_s: float, of: NDArray[np.int32]
+) -> Waits:
+    """Every refit's window; a touch is within those of the next `WINDOW_REFITS` refits."""
+    giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    blocks = (moved.end - moved.start).astype(np.float64)
+    gap_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
+    held = (traffic.length + traffic.anonymous).astype(np.float64)
+    everybody = np.arange(len(held))
+    counts = _Counts(refits, of)
+    for ahead in range(1, WINDOW_REFITS + 1):
+        age_s = np.maximum((refits.bin + ahead) * refit_s - traffic.arrival_s, 0.0)
+        counts.ask(everybody, ahead)
+        counts.wait(everybody, ahead, age_s, held)
+        in_time = refits.bin[taker] < refits.bin[giver] + ahead
+        who, many = giver[in_time], blocks[in_time]
+        counts.wait(who, ahead, age_s[who], -many)
+        counts.come_back(who, ahead, gap_s[in_time], many)
+    return counts.seen()
+
+
+class _Counts:
+    """Sums by refit, class and age."""
+
+    def __init__(self, refits: Refits, of: NDArray[np.int32]) -> None:
+        self._refits, self._of = refits, of
+        self._shape = (len(refits.number), CLASSES, AGES)
+        self._requests = np.zeros(len(refits.number))
+        self._returned, self._waiting, self._seconds = np.zeros((3, int(np.prod(self._shape))))
+
+    def ask(self, who: Ints, ahead: int) -> None:
+        """Requests that are in the window of the refit that many ahead."""
+        row, some = self._refits.row(self._refits.bin[who] + ahead)
+        at = row[some]
+        self._requests += np.bincount(at, np.ones(len(at)), minlength=len(self._requests))
+
+    def wait(self, who: Ints, ahead: int, age_s: Floats, blocks: Floats) -> None:
+        """Blocks that wait for `age_s` since requests `who`; fewer than 0 do so no longer."""
+        self._waiting += self._cells(who, ahead, age_s, blocks)
+
+    def come_back(self, who: Ints, ahead: int, gap_s: Floats, blocks: Floats) -> None:
+        """Blocks that `who` touched and that were touched again after `gap_s`."""
+        self._returned += self._cells(who, ahead, gap_s, blocks)
+
+    def _cells(self, who: Ints, ahead: int, wait_s: Floats, blocks: Floats) -> Floats:
+        """Blocks by cell; their time in it is added up here."""
+        row, some = self._refits.row(self._refits.bin[who] + ahead)
+        age, cells = ages_of(wait_s), len(self._seconds)
+        at = ((row * CLASSES + self._of[who]) * AGES + age)[some]
+        spent = (blocks * (wait_s - began_s(age)))[some]
+        self._seconds += np.bincount(at, spent, minlength=cells)
+        return np.bincount(at, blocks[some], minlength=cells).astype(np.float64)
+
+    def seen(self) -> Waits:
+        """All of it."""
+        returned, waiting, seconds = (
+            np.maximum(one, 0.0).reshape(self._shape)
+            for one in (self._returned, self._waiting, self._seconds)
+        )
+        return Waits(returned, waiting, seconds, self._requests)
