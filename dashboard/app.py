@@ -27,8 +27,8 @@ STYLE = """<style>
 h1 {font-size: 2rem !important}
 [data-testid=stPageLink] p {text-decoration: underline}
 /* Streamlit's greys are too pale for small text, in charts most of all. */
-[data-testid=stCaptionContainer] {color: inherit !important}
-[data-testid=stCaptionContainer] * {color: inherit !important; opacity: 0.9}
+[data-testid=stCaptionContainer], [data-testid=stCaptionContainer] * {
+    color: inherit !important; opacity: 0.9 !important}
 .stPlotlyChart :is([class*=tick], .infolayer, .cbaxis) text {fill: currentColor !important}
 </style>"""
 DARK = """<style>

@@ -64,9 +64,12 @@ def replay(job: Job, asking: Asking, prompts: Prompts) -> Replays:
         grid = kept.grid(workload, asking.capacities_blocks, None, USUAL_POINTS)
         asked = [Asked(policy, at) for at in grid for policy in policies]
     made = _made(job, asking.trace, workload, values, asked)
-    if made.found.runs and not job.stop.is_set():
-        with job.steps("spreading TTFT"):
-            spread(made, middle(made.found))
+    with job.steps("spreading TTFT over the requests", len(made.found.capacities)) as advance:
+        for at in made.found.capacities:
+            if job.stop.is_set():  # what is missing is made when it is looked at
+                break
+            spread(made, at)
+            advance(1)
     return made
 
 

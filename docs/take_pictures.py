@@ -102,8 +102,11 @@ def _what_xi_does(page: Page) -> None:
     page.get_by_role("tab", name="What xi does").click()
     page.get_by_role("button", name="Replay every xi").click()
     page.get_by_role("heading", name="What xi does").wait_for()
+    page.mouse.move(800, 600)
+    page.mouse.wheel(0, 420)
     page.wait_for_timeout(_DRAWN_MS)
     page.screenshot(path=PICTURES / "dashboard-xi.png")
+    page.mouse.wheel(0, -2_000)
 
 
 def _until_it_answers(server: subprocess.Popen[bytes]) -> None:

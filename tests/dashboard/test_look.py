@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
-from tests.dashboard.browsing import PATIENCE_MS, READY, Page, serving, visit
+from tests.dashboard.browsing import READY, Page, serving, visit
 from tests.dashboard.chats import write_chats
 from tests.dashboard.chromium import FLAGS, chromium
 
@@ -18,6 +18,7 @@ CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
 _PAGES = ("Reuse", "Time", "Space", "Capacity", "Policy lab", "Recommendation", "Validation")
+_PATIENCE_MS = 60_000  # nothing is replayed here
 _ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
 _FEWEST_CHARTS = {"Overview": 1, "Reuse": 3, "Time": 4, "Space": 3, "Capacity": 2}
 
@@ -53,7 +54,11 @@ _PALE = """least => {
         const style = getComputedStyle(node);
         if (style.visibility === 'hidden') continue;
         const ground = behind(node);
-        const ink = over(parts(node instanceof SVGElement ? style.fill : style.color), ground);
+        const [r, g, b, alpha] = parts(node instanceof SVGElement ? style.fill : style.color);
+        let seen = alpha ?? 1;
+        for (let at = node; at; at = at.parentElement) seen *= getComputedStyle(at).opacity;
+        if (!seen) continue;
+        const ink = over([r, g, b, seen], ground);
         const [high, low] = [light(ink), light(ground)].sort((a, b) => b - a);
         const ratio = (high + 0.05) / (low + 0.05);
         if (ratio < least) found.push([text.slice(0, 40), Math.round(ratio * 100) / 100]);
@@ -61,7 +66,8 @@ _PALE = """least => {
     return found;
 }"""
 
-_NO_PICKER = "delete Window.prototype.showSaveFilePicker"  # nobody is there to answer it
+# Nobody is there to answer what asks where to save.
+_NO_PICKER = "delete window.showSaveFilePicker; delete Window.prototype.showSaveFilePicker"
 
 _FOCUSED = """() => {
     const node = document.activeElement;
@@ -93,7 +99,7 @@ def page(address: str, scheme: str) -> Iterator[Page]:
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
-        tab.set_default_timeout(PATIENCE_MS)
+        tab.set_default_timeout(_PATIENCE_MS)
         tab.add_init_script(_NO_PICKER)
         tab.goto(address)
         tab.get_by_text("chats: bailian trace, 600 requests").wait_for()
@@ -144,16 +150,17 @@ def test_the_keyboard_reaches_every_control(page: Page) -> None:
 def test_charts_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
     """A chart as PNG, a table as CSV, by the buttons above them."""
     visit(page, "Capacity")
+    page.get_by_role("heading", name="Definitions").wait_for()
+    page.wait_for_selector(READY)
     chart = page.get_by_test_id("stPlotlyChart").first
+    chart.locator(".main-svg").first.wait_for()
     chart.hover()
     with page.expect_download() as saved:
         chart.get_by_role("button", name="Download plot as a PNG").click()
     saved.value.save_as(tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     table = page.get_by_test_id("stDataFrame").first
-    table.scroll_into_view_if_needed()
-    table.hover()
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Download as CSV").first.click()
+        table.get_by_role("button", name="Download as CSV").press("Enter")
     saved.value.save_as(tmp_path / "table.csv")
     assert "evicted" in (tmp_path / "table.csv").read_text()
