@@ -79,7 +79,7 @@ class Gittins(LanePolicy):
         if lane % 2 == 1 or p[_XI] <= 0.0:
             return index
         beyond = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
-        return index * max(beyond * beyond, _LEAST_NEED)
+        return float(index * max(beyond * beyond, _LEAST_NEED))
 
 
 def classes(
