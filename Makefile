@@ -33,6 +33,8 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev,dashboard]'
 	@$(PY) -m compileall -q kvscope
+	@echo "Compiling the kernels of the usual policies ..."
+	@$(PY) -m kvscope.simulate.ahead
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 

@@ -9,22 +9,24 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, curve, end_to_end, peers, replays, scaling, traces
+from benchmarks import ROOT, curve, dashboard, end_to_end, peers, replays, scaling, traces
 from benchmarks.table import Table, record
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PARTS = ("end-to-end", "peers", "curve", "replays")
+PARTS = ("end-to-end", "peers", "curve", "replays", "scaling", "dashboard")
+PAGES = {"dashboard": ROOT / "docs" / "dashboard.md"}  # parts that have a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
 def main() -> None:
-    """The command line."""
+    """The command line: each part is printed, and recorded if so wished, as soon as it is done."""
     told = _parser().parse_args()
-    tables = [table for part in told.only or PARTS for table in _measured(part, told)]
-    words = f"{_circumstances(told)}\n\n" + "\n".join(table.markdown() for table in tables)
-    print(words)
-    if told.record:
-        record(PAGE, words)
+    for part in told.only or PARTS:
+        tables = "\n".join(table.markdown() for table in _measured(part, told))
+        words = f"{_circumstances(part, told)}\n\n{tables}"
+        print(words, flush=True)
+        if told.record:
+            record(PAGES.get(part, PAGE), words, part)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="keeps generated traces"
     )
     parser.add_argument(
-        "--record", action="store_true", help=f"also write the tables into {PAGE.name}"
+        "--record",
+        action="store_true",
+        help=f"also write the tables into {PAGE.name}, the dashboard's into its own page",
     )
     return parser
 
@@ -51,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     folder = told.folder.resolve()
     t6 = traces.t6(folder)
+    if part == "dashboard":
+        return dashboard.tables([traces.t03(folder), t6], told.rounds)
     if part == "peers":
         return [peers.table([traces.published(folder), t6], told.rounds)]
     if part == "curve":
@@ -58,8 +64,9 @@ def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     if part == "replays":
         named = traces.published(folder)
         beside = [replays.tables(one, folder, told.rounds) for one in (named, t6)]
+        return [table for both in beside for table in both]
+    if part == "scaling":
         return [
-            *(table for both in beside for table in both),
             scaling.limits(t6, folder, told.rounds),
             scaling.growth(told.largest, told.rounds),
         ]
@@ -67,11 +74,13 @@ def _measured(part: str, told: argparse.Namespace) -> list[Table]:
     return end_to_end.tables([t6, *large], told.rounds)
 
 
-def _circumstances(told: argparse.Namespace) -> str:
+def _circumstances(part: str, told: argparse.Namespace) -> str:
     """When, where, with what and how: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    asked = [f"--only {part}" for part in told.only or ()] + ["--t63"] * told.t63
-    command = " ".join(["python -m benchmarks", *asked, f"--rounds {told.rounds}"])
+    asked = ["--t63"] * (told.t63 and part == "end-to-end")
+    if part == "scaling":
+        asked.append(f"--largest {told.largest}")
+    command = " ".join([f"python -m benchmarks --only {part}", *asked, f"--rounds {told.rounds}"])
     day = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
     machine = f"{_cores()} cores of {_processor()}, {platform.system()}"
     python = f"Python {platform.python_version()}"

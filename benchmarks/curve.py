@@ -8,6 +8,7 @@ from statistics import median
 from benchmarks.measure import interleaved, measure, note, python
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
+from kvscope.store.sql import migrations
 
 CAPACITY_BLOCKS = 50_000
 AIM = 5.0
@@ -18,9 +19,12 @@ AGREEMENT = 1e-12
 def prepared(trace: TraceFile, folder: Path) -> tuple[Path, Path]:
     """The trace as a kvscope store, and its accesses in libCacheSim's format."""
     name = trace.path.name.split(".", maxsplit=1)[0]
-    store, accesses = folder / f"{name}.duckdb", folder / f"{name}.oracleGeneral"
+    newest, _ = migrations()[-1]
+    kept = folder / f"schema-{newest}"  # a store of an older one cannot be read
+    store, accesses = kept / f"{name}.duckdb", kept / f"{name}.oracleGeneral"
     if not accesses.exists():
-        measure(python("work_accesses", trace.path, folder))
+        kept.mkdir(parents=True, exist_ok=True)
+        measure(python("work_accesses", trace.path, kept))
     return store, accesses
 
 

@@ -224,7 +224,7 @@ def main() -> None:
     words = "\n".join([command, "", *(table.markdown() for table in tables(samples))])
     print(words)
     if told.record:
-        record(PAGE, words)
+        record(PAGE, words, "paper")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BEGIN = "<!-- measured: begin (written by `make bench BENCH=--record`) -->"
-END = "<!-- measured: end -->"
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -34,10 +31,11 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in figures)]
 
 
-def record(page: Path, text: str) -> None:
-    """Put `text` between the marks of `page`. Raises ValueError if it has no marks."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"{page}: lacks the marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+def record(page: Path, text: str, part: str) -> None:
+    """Put `text` between the marks of `part` in `page`. Raises ValueError if it has none."""
+    begin, end = f"<!-- measured: {part} -->", f"<!-- measured: {part}, end -->"
+    before, mark, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, last, after = rest.partition(end)
+    if not (mark and last):
+        raise ValueError(f"{page}: lacks the marks {begin} and {end}")
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")

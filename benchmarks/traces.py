@@ -31,13 +31,18 @@ def t63(folder: Path) -> TraceFile:
     return _generated(folder, "t63", 10 * T6_REQUESTS)
 
 
+def t03(folder: Path) -> TraceFile:
+    """About 320,000 accesses: a twentieth of t6."""
+    return _generated(folder, "t03", T6_REQUESTS // 20)
+
+
 def published(folder: Path) -> TraceFile:
     """The Mooncake conversation trace if KVSCOPE_TRACES names its folder, else a small stand-in."""
     named = os.environ.get("KVSCOPE_TRACES")
     if named and (Path(named) / MOONCAKE).is_file():
         return TraceFile("mooncake", Path(named) / MOONCAKE, 512)
     note(f"no {MOONCAKE} in the folder KVSCOPE_TRACES: a generated trace stands in for it")
-    return _generated(folder, "t03", T6_REQUESTS // 20)
+    return t03(folder)
 
 
 def _generated(folder: Path, name: str, requests: int) -> TraceFile:

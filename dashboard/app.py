@@ -22,7 +22,18 @@ PAGES = (  # file below views/, title
     ("recommendation", "Recommendation"),
     ("validation", "Validation"),
 )
-STYLE = "<style>.stMainBlockContainer {padding-top: 2.5rem} h1 {font-size: 2rem !important}</style>"
+STYLE = """<style>
+.stMainBlockContainer {padding-top: 2.5rem}
+h1 {font-size: 2rem !important}
+[data-testid=stPageLink] p {text-decoration: underline}
+/* Streamlit's greys are too pale for small text, in charts most of all. */
+[data-testid=stCaptionContainer] {color: inherit !important}
+[data-testid=stCaptionContainer] * {color: inherit !important; opacity: 0.9}
+.stPlotlyChart :is([class*=tick], .infolayer, .cbaxis) text {fill: currentColor !important}
+</style>"""
+DARK = """<style>
+:is(button[kind=primary], [data-tag], [data-tag] button) * {color: #0b0b0b !important}
+</style>"""
 
 
 def main() -> None:
@@ -34,7 +45,7 @@ def main() -> None:
             for file, title in PAGES
         ]
     )
-    st.html(STYLE)
+    st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
     try:
         frame.choose()
         page.run()

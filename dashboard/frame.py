@@ -11,7 +11,7 @@ import held
 import streamlit as st
 
 from kvscope import units
-from kvscope.errors import KvscopeError
+from kvscope.errors import KvscopeError, UsageError
 from kvscope.facts import Trace
 from kvscope.kv_size import ModelKv, resolve_model
 from kvscope.kv_size.presets import preset_names
@@ -108,3 +108,23 @@ def asked(
     except KvscopeError as error:
         st.error(str(error))
         st.stop()
+
+
+def blocks(text: str) -> int:
+    """A capacity in blocks: a number of them, or a size, for which a model has to be chosen."""
+    try:
+        return units.parse_tokens(text)
+    except UsageError as error:
+        if not any(letter in "bB" for letter in text):
+            raise
+        size, (trace, model) = units.parse_size(text), (chosen().trace, chosen().model)
+        if trace is None or model is None:
+            raise UsageError(
+                "bytes need a model", where=text, remedy="choose one at the side, or write blocks"
+            ) from error
+        return max(model.blocks_in(size, trace.block_size), 1)
+
+
+def blocks_listed(text: str) -> tuple[int, ...]:
+    """Capacities in blocks, ascending, each once: 5000,20000 or 10GiB,20GiB."""
+    return tuple(sorted({blocks(part.strip()) for part in text.split(",") if part.strip()}))

@@ -9,19 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import streamlit as st
+from job import Job
 
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.facts import Run, RunSetting, Trace
 from kvscope.kv_size import ModelKv
+from kvscope.model.evidence import load_evidence
 from kvscope.model.facts import Fit
-from kvscope.model.fit import fit
+from kvscope.model.fit import fit_to
 from kvscope.show.analysis import Analysis, analyze, resized
 from kvscope.simulate.lru_at import LruAnywhere, lru_anywhere
 from kvscope.store import runs, traces
 from kvscope.store.db import DEFAULT_PATH, Store, open_store
 from kvscope.store.prompts import load_prompts
+from kvscope.tune.evaluate import Stopped
 from kvscope.validate.kept import Kept, kept_validations
 
+_MOST_FITS = 4
+_FITS: dict[str, Fit] = {}  # made by jobs, which run outside Streamlit's threads
 _ONE_AT_A_TIME = threading.Lock()  # DuckDB refuses a file that is open in another mode
 
 
@@ -93,15 +98,26 @@ def prefixes(trace: Trace) -> tuple[Prefix, ...]:
     return _prefixes(_key(trace), trace)
 
 
-def fitted(trace: Trace) -> Fit:
-    """What `kvscope fit` finds."""
-    return _fitted(_key(trace), trace)
+def known_fit(trace: Trace) -> Fit | None:
+    """What `kvscope fit` finds, if somebody here has asked for it before."""
+    return _FITS.get(_key(trace))
 
 
-@st.cache_resource(show_spinner="Fitting models of reuse: once", max_entries=4)
-def _fitted(key: str, _trace: Trace) -> Fit:
+def fitted(job: Job, trace: Trace) -> Fit:
+    """The fit itself, which may take long. Raises Stopped."""
+
+    def step(what: str) -> None:
+        job.label = f"fitting {what}"
+        if job.stop.is_set():
+            raise Stopped("stopped before the fit was finished")
+
     with opened() as store:
-        return fit(store, _trace)
+        evidence = load_evidence(store, trace)
+    found = fit_to(evidence, trace, step=step)
+    while len(_FITS) >= _MOST_FITS:
+        _FITS.pop(next(iter(_FITS)), None)
+    _FITS[_key(trace)] = found
+    return found
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)

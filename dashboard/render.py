@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import streamlit as st
 
+from kvscope.show.glossary import meaning
 from kvscope.show.section import Section
 from kvscope.show.table import Table
 
@@ -24,7 +25,7 @@ def show(sections: Iterable[Section], *, titles: bool = True, within: str = "") 
     """Draw the sections, one below the other; `within` tells two of one title on a page apart."""
     for section in sections:
         if titles:
-            st.subheader(section.title)
+            st.subheader(section.title, help=meaning(section.title))
         if section.sentences:
             st.markdown("  \n".join(plain(sentence) for sentence in section.sentences))
         charts(section, f"{within} {section.title}")
@@ -65,18 +66,21 @@ def tables(found: tuple[Table, ...], key: str) -> None:
 
 
 def _table(one: Table, key: str) -> None:
-    # Blanks of different length, as two columns of one name would be one.
+    # Bars made of characters are for terminals. Blanks of different length tell columns of one
+    # name apart, which would be one otherwise.
+    shown = [at for at, title in enumerate(one.columns) if title or not at]
     names: list[str] = []
-    for title in one.columns:
-        name = title or " "
+    for at in shown:
+        name = one.columns[at] or " "
         while name in names:
             name += " "
         names.append(name)
-    cells = list(zip(*one.rows, strict=True)) or [()] * len(names)
-    right = {name: st.column_config.TextColumn(alignment="right") for name in names[1:]}
-    st.dataframe(
-        dict(zip(names, cells, strict=True)),
-        hide_index=True,
-        key=f"table {key}",
-        column_config={name: one for name, one in right.items() if name.strip()},
-    )
+    columns = {
+        name: st.column_config.TextColumn(
+            alignment="left" if at == 0 else "right", help=meaning(one.columns[at])
+        )
+        for at, name in zip(shown, names, strict=True)
+        if name.strip()
+    }
+    cells = {name: [row[at] for row in one.rows] for at, name in zip(shown, names, strict=True)}
+    st.dataframe(cells, hide_index=True, key=f"table {key}", column_config=columns)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import held
 import numpy as np
@@ -12,14 +12,20 @@ from job import Job
 from kvscope.characterize.windows import round_windows
 from kvscope.errors import StoreBusyError
 from kvscope.facts import Run, RunSetting, Trace
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.registry import by_name
 from kvscope.show.charts.distributions import Distribution, distribution
 from kvscope.show.simulation import Simulation, names, ordered
 from kvscope.simulate import kept
 from kvscope.simulate.capacity_models import replayed
+from kvscope.simulate.modelled import over_tiers
 from kvscope.simulate.sweep import sweep
-from kvscope.simulate.variants import Variant, bind, found_values
+from kvscope.simulate.variants import Found, Variant, bind, found_values
 from kvscope.simulate.workload import WINDOWS, Asked, Workload
 from kvscope.store.prompts import Prompts
+from kvscope.tune import xi
+from kvscope.tune.objective import Target
 
 USUAL_POINTS = 5
 
@@ -32,29 +38,80 @@ class Asking:
     setting: RunSetting
     variants: tuple[Variant, ...]
     capacities_blocks: tuple[int, ...]
-    points: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """What came of it; `complete` is False where it was stopped."""
+    """What came of it; `complete` is False where it was stopped. `ttft` fills as it is looked at.
+
+    The workload is kept, since stored runs have percentiles but not each request's TTFT.
+    """
 
     found: Simulation
     complete: bool
-    at_blocks: int
-    ttft: tuple[Distribution, ...]
+    workload: Workload
+    values: Mapping[str, Found]
+    ttft: dict[int, tuple[Distribution, ...]] = field(default_factory=dict)
 
 
 def replay(job: Job, asking: Asking, prompts: Prompts) -> Replays:
-    """The runs asked for, from the store or replayed and kept; then TTFT request by request."""
-    trace = asking.trace
-    workload = Workload(prompts, asking.setting, round_windows(trace, WINDOWS))
-    values = found_values(workload.turns, workload.profile, asking.setting.slo_s)
+    """The runs asked for, from the store or replayed and kept."""
+    workload, values = _ready(asking, prompts)
     policies = [bind(variant, values) for variant in asking.variants]
-    grid = kept.grid(workload, asking.capacities_blocks, asking.points, USUAL_POINTS)
-    asked = [Asked(policy, at) for at in grid for policy in policies]
+    if asking.setting.tiers:
+        asked = [over_tiers(workload, policy, values) for policy in policies]
+    else:
+        grid = kept.grid(workload, asking.capacities_blocks, None, USUAL_POINTS)
+        asked = [Asked(policy, at) for at in grid for policy in policies]
+    made = _made(job, asking.trace, workload, values, asked)
+    if made.found.runs and not job.stop.is_set():
+        with job.steps("spreading TTFT"):
+            spread(made, middle(made.found))
+    return made
+
+
+def over_xi(job: Job, asking: Asking, prompts: Prompts) -> Replays:
+    """The first variant with every xi worth a look, at the first capacity; LRU beside it."""
+    workload, values = _ready(asking, prompts)
+    at, target = asking.capacities_blocks[0], Target(asking.setting.slo_s or 0.0)
+    with job.steps("looking where xi matters"):
+        policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
+    asked = [Asked(policy, at) for policy in policies]
+    return _made(job, asking.trace, workload, values, asked)
+
+
+def middle(found: Simulation) -> int:
+    """The capacity to begin with."""
+    return found.capacities[len(found.capacities) // 2]
+
+
+def spread(made: Replays, capacity_blocks: int) -> tuple[Distribution, ...]:
+    """How TTFT spreads over the requests, of each run at one capacity."""
+    if capacity_blocks not in made.ttft:
+        name = names(made.found.runs)
+        spreads = [
+            distribution(name(run), run.policy, _ttft_ms(made, run))
+            for run in made.found.at(capacity_blocks)
+        ]
+        made.ttft[capacity_blocks] = tuple(spreads)
+    return made.ttft[capacity_blocks]
+
+
+def _ready(asking: Asking, prompts: Prompts) -> tuple[Workload, Mapping[str, Found]]:
+    workload = Workload(prompts, asking.setting, round_windows(asking.trace, WINDOWS))
+    return workload, found_values(workload.turns, workload.profile, asking.setting.slo_s)
+
+
+def _made(
+    job: Job,
+    trace: Trace,
+    workload: Workload,
+    values: Mapping[str, Found],
+    asked: Sequence[Asked],
+) -> Replays:
+    setting = workload.setting
     with held.opened() as store:
-        wanted = kept.wanted(store, trace, workload.setting, asked)
+        wanted = kept.wanted(store, trace, setting, asked)
     runs = list(wanted.known)
     with job.steps("compiling and preparing"):
         workload.prepare([one.policy for one in wanted.missing])
@@ -62,11 +119,9 @@ def replay(job: Job, asking: Asking, prompts: Prompts) -> Replays:
         for run in sweep(workload, wanted.missing, stop=job.stop):
             runs.append(_keep(job, trace, run))
             advance(1)
-    found = Simulation(trace, None, asking.setting, ordered(runs), workload.curve)
-    middle = grid[len(grid) // 2]
-    with job.steps("spreading TTFT"):
-        ttft = _ttft(job, workload, [one for one in asked if one.capacity_blocks == middle], found)
-    return Replays(found, len(runs) == wanted.count, middle, ttft)
+    curve = None if setting.tiers else workload.curve
+    found = Simulation(trace, None, setting, ordered(runs), curve)
+    return Replays(found, len(runs) == wanted.count, workload, values)
 
 
 def _keep(job: Job, trace: Trace, run: Run) -> Run:
@@ -79,23 +134,14 @@ def _keep(job: Job, trace: Trace, run: Run) -> Run:
         return run
 
 
-def _ttft(
-    job: Job, workload: Workload, asked: Sequence[Asked], found: Simulation
-) -> tuple[Distribution, ...]:
-    """How TTFT spreads over the requests, of each run at one capacity."""
-    name = names(found.runs)
-    by_policy = {
-        (run.policy, run.leaves, tuple(run.params.items())): name(run)
-        for run in found.runs
-        if asked and run.capacity_blocks == asked[0].capacity_blocks
-    }
-    made = []
-    for one in asked:
-        params = tuple((key, float(value)) for key, value in one.policy.values.items())
-        label = by_policy.get((one.policy.name, one.policy.evicts, params))
-        if label is None or job.stop.is_set():
-            continue
-        served = replayed(workload, one).served
-        times = np.asarray(served.ttft_s[served.first :])
-        made.append(distribution(label, one.policy.name, times[np.isfinite(times)] * 1e3))
-    return tuple(made)
+def _ttft_ms(made: Replays, run: Run) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    policy = by_name(run.policy)(dict(run.params), run.leaves)
+    asked = (
+        over_tiers(made.workload, policy, made.values)
+        if run.setting.tiers
+        else Asked(policy, run.capacity_blocks)
+    )
+    made.workload.prepare([policy])
+    served = replayed(made.workload, asked).served
+    times = served.ttft_s[served.first :]
+    return times[np.isfinite(times)] * 1e3

@@ -14,7 +14,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from kvscope.cli.app import run
 from kvscope.paths import data_folder
@@ -90,9 +90,20 @@ def _dashboard(browser: Browser, db: Path) -> None:
             page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
             page.wait_for_timeout(_DRAWN_MS)
             page.screenshot(path=PICTURES / f"dashboard-{name.split()[-1].lower()}.png")
+            if name == "Policy lab":
+                _what_xi_does(page)
     finally:
         server.terminate()
         server.wait()
+
+
+def _what_xi_does(page: Page) -> None:
+    """The lab's other question."""
+    page.get_by_role("tab", name="What xi does").click()
+    page.get_by_role("button", name="Replay every xi").click()
+    page.get_by_role("heading", name="What xi does").wait_for()
+    page.wait_for_timeout(_DRAWN_MS)
+    page.screenshot(path=PICTURES / "dashboard-xi.png")
 
 
 def _until_it_answers(server: subprocess.Popen[bytes]) -> None:

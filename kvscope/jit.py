@@ -81,6 +81,11 @@ def _kernel_cache() -> Path:
 numba.config.CACHE_DIR = str(_kernel_cache())
 
 
+def nothing_compiled() -> bool:
+    """Whether the cache folder is empty, as before these sources are used for the first time."""
+    return next(Path(numba.config.CACHE_DIR).rglob("*.nbi"), None) is None
+
+
 def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
@@ -167,21 +172,6 @@ def lowest_bit(word: np.uint64) -> int:
 
 _callable.add(lowest_bit)
 overload(lowest_bit)(lambda word: lambda word: trailing_zeros(word))  # noqa: ARG005, PLW0108
-
-
-def copy_columns(old: Any, new: Any) -> None:
-    """Write the columns of `old` into the first of `new`, two dimensions each.
-
-    In kernels a slice that is assigned brings the text of an error with it, which compiles longer
-    than most kernels do.
-    """
-    rows, columns = old.shape
-    for row in range(rows):
-        for column in range(columns):
-            new[row, column] = old[row, column]
-
-
-callable_in_kernels(copy_columns)
 
 
 def once(factory: F) -> F:

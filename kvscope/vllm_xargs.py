@@ -2,3 +2,4 @@
 
 OUTPUTS = "kvscope_outputs"  # the tokens to answer
 TYPE, TURN = "kvscope_type", "kvscope_turn"  # for policies that tell categories apart
+ARRIVAL = "kvscope_arrival_s"  # when a trace that is replayed has the request

@@ -7,17 +7,23 @@ import bisect
 import deep
 import frame
 import held
+import job
 import numpy as np
 import render
+import replays
 import streamlit as st
 
 from kvscope import units
 from kvscope.facts import Run, Trace
+from kvscope.policies.belady import Belady
+from kvscope.policies.wa import Wa
 from kvscope.show.charts import capacity as charts
 from kvscope.show.sections import caching
 from kvscope.show.sections.sizes import multiple
 from kvscope.show.words import definition_in_words
 from kvscope.simulate.lru_at import LruAnywhere
+from kvscope.simulate.variants import Variant
+from kvscope.simulate.workload import setting_of
 
 STEPS = 200
 
@@ -30,6 +36,7 @@ def page() -> None:
         st.info("No prompt begins as an earlier one did: a cache of any size hits nothing.")
         st.stop()
     _read_off(trace, lru)
+    _replay_others(trace, lru)
     found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
     render.show(caching.sections(found)[1:])
 
@@ -63,11 +70,24 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
         f" {render.plain(definition_in_words(lru.definition))}. Working set: blocks that will be"
         " used again. "
         + (
-            "Points: runs that the store keeps."
+            "Points: runs that the store keeps, of each policy the setting with most of them."
             if runs
-            else "Other policies appear here once the Policy lab has replayed them."
+            else "Other policies appear here once they have been replayed, below or in the Policy"
+            " lab."
         )
     )
+
+
+def _replay_others(trace: Trace, lru: LruAnywhere) -> None:
+    """The optimum, and the policy that knows the traffic, where nobody replayed them yet."""
+    if {"wa", "belady"} <= {run.policy for run in _comparable(trace, lru)}:
+        return
+    setting = setting_of(lru.definition, frame.chosen().profile)
+    asking = replays.Asking(trace, setting, (Variant(Wa), Variant(Belady)), ())
+    words = "belady knows the future: no policy hits more. Runs are kept in the store."
+    if st.button("Replay wa and the optimum (belady)", key="others", help=words):
+        job.start("others", lambda one: replays.replay(one, asking, lru.prompts))
+    job.finished("others")
 
 
 def _steps(lru: LruAnywhere) -> list[int]:
@@ -123,7 +143,7 @@ def _unit(trace: Trace) -> charts.Unit:
 
 def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
     """The stored runs that count hits as the curve does, in one cache, of the whole trace."""
-    return [
+    stored = [
         run
         for setting, runs in held.stored_runs(trace).items()
         if setting.definition == lru.definition
@@ -133,6 +153,17 @@ def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
         and setting.capacity_model == "cache"
         for run in runs
     ]
+    known = {(run.policy, run.capacity_blocks) for run in stored}
+    return stored + [run for run in _fresh(trace) if (run.policy, run.capacity_blocks) not in known]
+
+
+def _fresh(trace: Trace) -> tuple[Run, ...]:
+    """What was replayed on this page; another process may have kept the store from taking it."""
+    made = job.current("others")
+    if made is None or made.result is None or made.result.found.trace != trace:
+        return ()
+    runs: tuple[Run, ...] = made.result.found.runs
+    return runs
 
 
 page()

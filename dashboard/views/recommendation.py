@@ -49,9 +49,9 @@ def _asking(trace: Trace) -> tuned.Asking | None:
     with right:
         blocks = frame.asked(
             "have",
-            "Capacity you have (blocks)",
+            "Capacity you have (blocks or a size)",
             "",
-            units.parse_tokens,
+            frame.blocks,
             "Empty: where LRU gets half of the hits that there are.",
         )
     if not slo:

@@ -26,7 +26,7 @@ from kvscope.paths import data_folder
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
 _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
-_BLUE = "#0072B2"  # of the charts
+_BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
 
 Port = Annotated[
     int, typer.Option("--port", metavar="N", parser=parsed_by(whole(1)), help="Where it listens.")
@@ -100,7 +100,8 @@ def _command(db: str, host: str, port: int) -> list[str]:
         "browser.gatherUsageStats": "false",
         "client.showErrorDetails": "none",
         "client.toolbarMode": "viewer",
-        "theme.primaryColor": _BLUE,
+        "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
+        "theme.dark.primaryColor": _SKY,
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     app = str(data_folder("dashboard") / "app.py")

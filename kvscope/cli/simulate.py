@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvscope.cli import asked, output, recommended
-from kvscope.cli.capacity_models import modelled, policies_for
 from kvscope.cli.diagnostics import note
+from kvscope.cli.first_use import compiled_beside
 from kvscope.cli.interrupts import stop_on_interrupt
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
@@ -52,6 +52,7 @@ from kvscope.cli.simulate_options import (
     Tiers,
 )
 from kvscope.errors import ExitCode
+from kvscope.simulate.modelled import modelled, over_tiers, policies_for
 from kvscope.simulate.parameters import parse_variants, refitted
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def simulate(
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
-    with open_store(db) as store:
+    with open_store(db) as store, compiled_beside([one.policy for one in variants]):
         found = load_trace(store, trace, reading)
         named = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
         if told:
@@ -149,7 +150,7 @@ def simulate(
         workload = _workload(store, found, setting)
         bound, values = _bound(workload, variants)
         if tiers is not None:
-            wanted = [_over_tiers(workload, policy, values) for policy in bound]
+            wanted = [over_tiers(workload, policy, values) for policy in bound]
         else:
             grid = kept.grid(workload, named, points, DEFAULT_POINTS)
             wanted = [Asked(policy, at) for at in grid for policy in bound]
@@ -178,22 +179,6 @@ def _bound(
     for name, one in used(variants, values).items():
         note(f"{name} is {value_in_words(name, one.value)}, {one.origin}")
     return [bind(variant, values) for variant in variants], values
-
-
-def _over_tiers(workload: Workload, policy: Policy, values: Mapping[str, Found]) -> Asked:
-    """The tiers of the setting, `policy` in those that name none."""
-    from kvscope.simulate.tier_spec import parse_tiers
-    from kvscope.simulate.variants import Variant, bind
-    from kvscope.simulate.workload import Asked
-
-    setting = workload.setting
-    tiers = parse_tiers(
-        setting.tiers,
-        block_bytes=setting.block_bytes,
-        bind=lambda kind: policy if kind is type(policy) else bind(Variant(kind), values),
-        default=type(policy),
-    )
-    return Asked(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
 def _run(

@@ -12,6 +12,7 @@ import typer
 
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
+from kvscope.cli.first_use import compiled_beside
 from kvscope.cli.interrupts import stop_on_interrupt
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
@@ -106,8 +107,10 @@ def tune(
     from kvscope.show.tuning import Tuned
     from kvscope.store.db import open_store
     from kvscope.tune.question import JUDGED, SCALES, WARMUP, Question
+    from kvscope.tune.tuner import CEILINGS
 
-    with open_store(db) as store:
+    replayed = [*(one.policy for one in variants), *CEILINGS]
+    with open_store(db) as store, compiled_beside(replayed):
         found = load_trace(store, trace, reading)
         have = _capacity(capacity, capacity_blocks, kv, found)
         low, high = _range(capacity_range, kv, found)

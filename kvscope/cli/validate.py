@@ -219,7 +219,8 @@ def _validated(
         repeats=repeats,
         seed=wanted.seed,
     )
-    runs = _runs(wanted, advice, path, overlapped=overlapped)
+    told_time = pace.kind == "sequential"
+    runs = _runs(wanted, advice, path, overlapped=overlapped, told_time=told_time)
     _say(part, question.forced)
     return validated(
         question, engine, runs, opened, progress=_steps, last_words=show_log, stop=stop
@@ -253,13 +254,18 @@ def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfi
 
 
 def _runs(
-    wanted: Wanted, advice: Recommendation | None, path: Path | None, *, overlapped: bool
+    wanted: Wanted,
+    advice: Recommendation | None,
+    path: Path | None,
+    *,
+    overlapped: bool,
+    told_time: bool,
 ) -> list[PolicyRun]:
     from kvscope.validate.policies import PolicyRun, lru, recommended
 
     if advice is None or path is None:
         return [lru()]
-    best = recommended(advice, path, overlapped=overlapped)
+    best = recommended(advice, path, overlapped=overlapped, told_time=told_time)
     if wanted.url is not None:  # which runs what it was started with
         return [PolicyRun(advice.policy) if wanted.policies == "recommendation" else lru()]
     if wanted.policies == "lru" or best.policy.name == "lru":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvscope.engine.observer import Request
 from kvscope.engine.prefixes import Key
-from kvscope.vllm_xargs import TURN, TYPE
+from kvscope.vllm_xargs import ARRIVAL, TURN, TYPE
 
 UNKNOWN = "unknown"
 MOST_REMEMBERED = 1 << 16  # sessions, and conversations known by their hashes
@@ -31,6 +31,7 @@ class Told(NamedTuple):
     session: str | None
     type: str
     turn: int | None
+    arrival_s: float | None = None  # by the clock of a trace that is replayed
 
 
 def told(request: Request) -> Told:
@@ -38,12 +39,18 @@ def told(request: Request) -> Told:
     params = request.sampling_params
     extra: Mapping[str, Any] = (params.extra_args if params is not None else None) or {}
     kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)
-    whole = isinstance(turn, int | float) and not isinstance(turn, bool) and 1 <= turn < 1 << 31
+    arrival_s = extra.get(ARRIVAL)
     return Told(
         session=request.session_id,
         type=kind if _TYPE.fullmatch(kind) else UNKNOWN,
-        turn=int(turn) if whole and turn is not None else None,
+        turn=int(turn) if _within(turn, 1, 1 << 31) else None,
+        arrival_s=float(arrival_s) if _within(arrival_s, 0, 1 << 53) else None,
     )
+
+
+def _within(value: Any, least: int, beyond: int) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and least <= value < beyond
 
 
 class Sessions:

@@ -11,6 +11,7 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, NamedTuple, TypeAlias
 
 from kvscope.engine.prefixes import Key, Prefixes
@@ -34,15 +35,13 @@ class Plan(NamedTuple):
 
 
 class Ring:
-    """The place before a list's first block and behind its last one, and the first one's worth."""
+    """The place before a list's first block and behind its last one."""
 
-    __slots__ = ("next_free_block", "prev_free_block", "scored", "tick", "worth")
+    __slots__ = ("next_free_block", "prev_free_block")
 
     def __init__(self) -> None:
         self.next_free_block: Any = self
         self.prev_free_block: Any = self
-        self.scored = self.tick = -1
-        self.worth = 0.0
 
     def __iter__(self) -> Iterator[Block]:
         block = self.next_free_block
@@ -59,6 +58,9 @@ class FreeBlocks:
     to the lane `usual`. `prefixes`, for policies that evict leaves, has to be told what is cached;
     then `forget` is called for each block that is taken, at once. `failed` is told of an error in
     `score`, and has to call `fall_back`.
+
+    Lanes stand in a heap by the worth of their oldest block, so that taking one block asks for one
+    score. Worths change as time passes: all lanes are scored anew for the first block of a step.
     """
 
     def __init__(
@@ -85,7 +87,10 @@ class FreeBlocks:
         self._forget = forget
         self._failed = failed
         self._parked: dict[Key, Block] = {}
-        self._tick = self._count = 0
+        self._count = 0
+        self._heap: list[tuple[float, int, int]] | None = None  # worth, age, lane
+        self._stands: dict[int, int] = {}  # the age with which each lane stands there
+        self._changed: set[int] = set()  # lanes whose oldest block may be another since
         self._freed = [0] * total
         self._freed_s = [0.0] * total
         self._lane = [0] * total
@@ -96,7 +101,7 @@ class FreeBlocks:
     def at(self, now_s: float) -> None:
         """It is now so late; worths are the same until this is called again."""
         self.now_s = now_s
-        self._tick += 1
+        self._heap = None
 
     def popleft(self) -> Block:
         """Take the first block."""
@@ -106,20 +111,28 @@ class FreeBlocks:
         """Take the first `count` blocks."""
         if count > self.num_free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
-        taken = []
-        unhashed = self.unhashed
-        for _ in range(count):
-            block = unhashed.next_free_block
-            if block is unhashed:
-                block = self._oldest_of_least_worth()
-                _unlink(block)
-                self.evictions += 1
-                if self._prefixes is not None:
-                    self._forget(block)  # now, as the next choice depends on it
-            else:
-                _unlink(block)
-            self.num_free_blocks -= 1
+        taken = self._unhashed(count)
+        for _ in range(count - len(taken)):
+            block = self._oldest_of_least_worth()
+            _unlink(block)
+            self.evictions += 1
+            if self._prefixes is not None:
+                self._forget(block)  # now, as the next choice depends on it
             taken.append(block)
+        self.num_free_blocks -= count
+        return taken
+
+    def _unhashed(self, most: int) -> list[Block]:
+        """Take so many blocks without a hash, or all there are."""
+        taken: list[Block] = []
+        ring = self.unhashed
+        block = ring.next_free_block
+        while len(taken) < most and block is not ring:
+            taken.append(block)
+            following = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            block = following
+        ring.next_free_block, block.prev_free_block = block, ring
         return taken
 
     def remove(self, block: Block) -> None:
@@ -129,6 +142,8 @@ class FreeBlocks:
         key = block.block_hash
         if self._parked and self._parked.get(key) is block:
             del self._parked[key]
+        if type(block.prev_free_block) is Ring:
+            self._changed.add(self._lane[block.block_id])
         _unlink(block)
         self.num_free_blocks -= 1
 
@@ -138,15 +153,20 @@ class FreeBlocks:
 
     def append_n(self, blocks: list[Block]) -> None:
         """Blocks with a hash become free, the first one to be taken first; `plan` says where."""
-        plan, now_s, count = self.plan, self.now_s, self._count
+        plan, now_s, count, lanes = self.plan, self.now_s, self._count, self.lanes
         for block in blocks:
             at = block.block_id
             lane = self.assigned.pop(at, self.usual) if plan is None else plan.lane(block)
-            while lane >= len(self.lanes):
-                self.lanes.append(Ring())
+            while lane >= len(lanes):
+                lanes.append(Ring())
+            ring = lanes[lane]
+            behind = ring.prev_free_block
+            if behind is ring:
+                self._changed.add(lane)
+            behind.next_free_block = ring.prev_free_block = block
+            block.prev_free_block, block.next_free_block = behind, ring
             count += 1
             self._freed[at], self._freed_s[at], self._lane[at] = count, now_s, lane
-            _link(block, self.lanes[lane].prev_free_block)
         self._count = count
         self.num_free_blocks += len(blocks)
 
@@ -170,6 +190,7 @@ class FreeBlocks:
 
     def expire(self, before_s: float) -> None:
         """Forget what was freed before then; such blocks are the first to be taken now."""
+        self._heap = None
         for ring in self.lanes:
             block = ring.next_free_block
             while block is not ring and self._freed_s[block.block_id] < before_s:
@@ -183,13 +204,16 @@ class FreeBlocks:
         """Some block holds `key` now, whose prefix is `above`."""
         if self._prefixes is not None:
             self._prefixes.gain(key, above)
-            self._unpark(key)  # the new one does for the children
+            if self._parked:
+                self._unpark(key)  # the new one does for the children
 
     def lost(self, key: Key) -> None:
         """A block that held `key` no longer does."""
         if self._prefixes is not None:
-            self._unpark(self._prefixes.lose(key))
-            self._unpark(key)
+            bare = self._prefixes.lose(key)
+            if self._parked:
+                self._unpark(bare)
+                self._unpark(key)
 
     def lost_all(self) -> None:
         """Nothing is cached any more."""
@@ -202,7 +226,7 @@ class FreeBlocks:
         """From now on the order is plain LRU, as if it had always been."""
         hashed = [block for ring in self._rings()[1:] for block in ring]
         hashed.sort(key=lambda block: self._freed[block.block_id])
-        self._prefixes = None
+        self._prefixes = self._heap = None
         self._parked.clear()
         self.assigned.clear()
         self.plan, self.usual = None, 0
@@ -227,26 +251,67 @@ class FreeBlocks:
         return chosen
 
     def _choose(self) -> Block | None:
-        chosen, lowest, age = None, 0.0, 0
-        several, tick, freed = len(self.lanes) > 1, self._tick, self._freed
-        for lane, ring in enumerate(self.lanes):
-            head = ring.next_free_block
-            if self._prefixes is not None:
-                while head is not ring and self._prefixes.has_orphans(head.block_hash):
-                    self._park(head)
-                    head = ring.next_free_block
-            if head is ring:
-                continue
-            at = head.block_id
-            if not several:
-                return head
-            if ring.tick != tick or ring.scored != freed[at]:
-                ring.worth = self._score(lane, self.now_s - self._freed_s[at])
-                ring.tick, ring.scored = tick, freed[at]
-            worth = ring.worth
-            if chosen is None or worth < lowest or (worth == lowest and freed[at] < age):
-                chosen, lowest, age = head, worth, freed[at]
+        """The oldest block of the lane where that one is worth least; of equals the oldest."""
+        if self._prefixes is not None:
+            self._pass_over(self._prefixes)
+        if len(self.lanes) == 1:
+            (ring,) = self.lanes
+            return None if ring.next_free_block is ring else ring.next_free_block
+        heap = self._heap
+        if heap is None:
+            heap = self._heap = [one for one in map(self._scored, range(len(self.lanes))) if one]
+            heapify(heap)
+            self._stands = {lane: age for _, age, lane in heap}
+            self._changed.clear()
+        chosen = self._first(heap)
+        if self._changed:
+            for lane in self._changed:
+                scored = self._scored(lane)
+                if scored is not None and self._stands.get(lane) != scored[1]:
+                    self._stands[lane] = scored[1]
+                    heappush(heap, scored)
+            self._changed.clear()
+            chosen = self._first(heap)
         return chosen
+
+    def _first(self, heap: list[tuple[float, int, int]]) -> Block | None:
+        """The block that the heap's first entry is of; entries whose block is gone are renewed."""
+        freed, lanes, stands = self._freed, self.lanes, self._stands
+        while heap:
+            _, age, lane = heap[0]
+            if stands.get(lane) != age:  # another entry has taken its place
+                heappop(heap)
+                continue
+            ring = lanes[lane]
+            block = ring.next_free_block
+            if block is ring:
+                heappop(heap)
+                del stands[lane]
+                continue
+            at = block.block_id
+            if freed[at] == age:
+                return block
+            stands[lane] = freed[at]
+            worth = self._score(lane, self.now_s - self._freed_s[at])
+            heapreplace(heap, (worth, freed[at], lane))
+        return None
+
+    def _scored(self, lane: int) -> tuple[float, int, int] | None:
+        """What the heap has of a lane: its oldest block's worth and age."""
+        ring = self.lanes[lane]
+        if ring.next_free_block is ring:
+            return None
+        at = ring.next_free_block.block_id
+        return self._score(lane, self.now_s - self._freed_s[at]), self._freed[at], lane
+
+    def _pass_over(self, prefixes: Prefixes) -> None:
+        """Set each lane's oldest blocks aside that cached ones are found through."""
+        for lane, ring in enumerate(self.lanes):
+            block = ring.next_free_block
+            while block is not ring and prefixes.has_orphans(block.block_hash):
+                self._park(block)
+                self._changed.add(lane)
+                block = ring.next_free_block
 
     def _park(self, block: Block) -> None:
         """Set a lane's oldest block aside until it has no cached child any more."""
@@ -260,8 +325,9 @@ class FreeBlocks:
         if block is None:
             return
         _unlink(block)
-        freed = self._freed
-        ring = self.lanes[self._lane[block.block_id]]
+        freed, lane = self._freed, self._lane[block.block_id]
+        self._changed.add(lane)
+        ring = self.lanes[lane]
         behind: Any = ring
         while (
             behind.next_free_block is not ring

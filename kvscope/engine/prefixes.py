@@ -8,46 +8,62 @@ from typing import TypeAlias
 Key: TypeAlias = Hashable  # an engine's hash of a block and of all that is before it
 
 
+class _Prefix:
+    """One key: the blocks that hold it, the keys right below it that are held, its own prefix."""
+
+    __slots__ = ("above", "children", "holders", "key")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.above: _Prefix | None = None
+        self.holders = self.children = 0
+
+
 class Prefixes:
-    """Counts, by key: the blocks that hold it, and the keys right below it that are held."""
+    """All keys that some block holds, or that are the prefix of one that is held."""
 
     def __init__(self) -> None:
-        self._holders: dict[Key, int] = {}
-        self._children: dict[Key, int] = {}
-        self._above: dict[Key, Key | None] = {}
+        self._known: dict[Key, _Prefix] = {}
 
     def gain(self, key: Key, above: Key | None) -> None:
         """One more block holds `key`, whose prefix is `above` (None: it begins a prompt)."""
-        holders = self._holders.get(key, 0)
-        self._holders[key] = holders + 1
-        if holders == 0:
-            self._above[key] = above
-            if above is not None:
-                self._children[above] = self._children.get(above, 0) + 1
+        known = self._known
+        one = known.get(key)
+        if one is None:
+            one = known[key] = _Prefix(key)
+        one.holders += 1
+        if one.holders == 1 and above is not None:
+            prefix = known.get(above)
+            if prefix is None:
+                prefix = known[above] = _Prefix(above)
+            prefix.children += 1
+            one.above = prefix
 
     def lose(self, key: Key) -> Key | None:
         """One block less holds `key`; the prefix that has no cached child any more, if any."""
-        holders = self._holders.get(key)
-        if holders is None:
+        one = self._known.get(key)
+        if one is None or one.holders == 0:
             return None
-        if holders > 1:
-            self._holders[key] = holders - 1
+        one.holders -= 1
+        if one.holders:
             return None
-        del self._holders[key]
-        above = self._above.pop(key)
-        if above is None:
+        if one.children == 0:
+            del self._known[key]
+        prefix, one.above = one.above, None
+        if prefix is None:
             return None
-        children = self._children[above] - 1
-        if children:
-            self._children[above] = children
+        prefix.children -= 1
+        if prefix.children:
             return None
-        del self._children[above]
-        return above
+        if prefix.holders == 0:
+            del self._known[prefix.key]
+        return prefix.key
 
     def has_orphans(self, key: Key) -> bool:
         """Whether cached keys could not be found any more without the one block that has `key`."""
-        return key in self._children and self._holders.get(key) == 1
+        one = self._known.get(key)
+        return one is not None and one.children > 0 and one.holders == 1
 
     def clear(self) -> None:
         """Nothing is held."""
-        self.__init__()  # type: ignore[misc]  # empty as at first
+        self._known.clear()

@@ -63,7 +63,7 @@ class ReuseEstimator:
         mine = Touch(arrival_s, int(arrival_s // self._refit_s), category)
         last, mask = self._last, self._every - 1
         before: Touch | None = None
-        count = 0
+        count = followed = 0
         for key in keys:
             if mask and hash(key) & mask:
                 continue
@@ -73,7 +73,8 @@ class ReuseEstimator:
                 before, count = giver, 0
             count += 1
             last[key] = mine
-            mine.waiting += 1
+            followed += 1
+        mine.waiting = followed
         self._hand_over(before, mine, count)
         self._touches.append(mine)
         while len(last) > self._most_keys:

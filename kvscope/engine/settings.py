@@ -2,6 +2,7 @@
 
 KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` wrote
 KVSCOPE_RECORD=folder                           record every request to there
+KVSCOPE_CLOCK=requests                          for replays: it is as late as requests tell
 
 --additional-config '{"kvscope": {"recommendation": "recommendation.toml", "record": "folder"}}'
 --additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
@@ -20,16 +21,21 @@ from kvscope.policies.bound import policy_in, recommendation_in
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 RECORD = "KVSCOPE_RECORD"
-_KEYS = ("policy", "recommendation", "record")
+CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
+_KEYS = ("policy", "recommendation", "record", "clock")
 _WHERE = "--additional-config kvscope"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The policy that orders free blocks, and the folder that requests are recorded to."""
+    """The policy that orders free blocks, and the folder that requests are recorded to.
+
+    `told_time`: the policy's clock is what requests tell, see `Steering`.
+    """
 
     policy: Policy | None = None
     record: Path | None = None
+    told_time: bool = False
 
 
 def settings(additional: object, environment: Mapping[str, str]) -> Settings:
@@ -50,4 +56,7 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
         policy = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
     elif path:
         policy = policy_in(recommendation_in(Path(path)), str(path))
-    return Settings(policy, Path(record) if record else None)
+    clock = table.get("clock") or environment.get(CLOCK)
+    if clock not in {None, "", BY_REQUESTS}:
+        raise UsageError(f"{clock!r}", where=f"{CLOCK}", remedy=f"{BY_REQUESTS}, or leave it out")
+    return Settings(policy, Path(record) if record else None, clock == BY_REQUESTS)

@@ -16,9 +16,7 @@ from kvscope.engine.observer import Observer, Request
 from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.reuse import ReuseEstimator
 from kvscope.errors import UsageError
-from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, LanePolicy, Policy, Turn
-
-NO_TABLE = np.zeros((1, 1))
+from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
 
 
 class _Served:
@@ -38,18 +36,26 @@ class _Served:
 class Steering(Observer):
     """Tells the free blocks of an engine which lane each freed block goes to, and what lanes score.
 
-    `attach` comes first. `clock` gives seconds; they are read twice a step.
+    `attach` comes first. `clock` gives seconds; they are read twice a step. With `told_time` it is
+    as late as the requests say (`kvscope_arrival_s`), so that a trace can be replayed faster than
+    it was recorded; of requests that do not say it nothing is learned.
     """
 
     def __init__(
-        self, policy: Policy, block_size: int, clock: Callable[[], float] = time.monotonic
+        self,
+        policy: Policy,
+        block_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        told_time: bool = False,
     ) -> None:
         self.policy = lane_policy(policy)
         self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
         self.block_size = block_size
-        self.clock = clock
-        self.p = policy.settings()
-        self.table = NO_TABLE
+        self.clock = (lambda: self._told_s) if told_time else clock
+        # lists and dicts: on single numbers they are several times as fast as arrays
+        self.p: Any = policy.settings().tolist()
+        self.table: Any = {}
         self._ttl_s = float(policy.values.get("ttl_s", math.inf))
         self._estimator: ReuseEstimator | None = None
         self._categories, self._sessions = Categories(), Sessions()
@@ -57,10 +63,15 @@ class Steering(Observer):
         self._served: dict[str, _Served] = {}
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._arrived = self._admitted = 0
-        self._start_s = clock()
+        self._told_time, self._told_s = told_time, 0.0
+        self._start_s = self.clock()
         if policy.table is not None:
             self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
-            self.table = self._estimator.table
+            self.use(self._estimator.table)
+
+    def use(self, table: Floats) -> None:
+        """Score by this table from now on."""
+        self.table = {at: float(value) for at, value in np.ndenumerate(table)}
 
     def attach(
         self,
@@ -99,13 +110,17 @@ class Steering(Observer):
         """Note when it came and, for policies with categories, which it is of."""
         if request.request_id in self._served:  # more input of one that streams it
             return
+        says = told(request) if self.policy.by_category or self._told_time else None
+        if self._told_time and says is not None:
+            if says.arrival_s is None:
+                return
+            self._told_s = max(self._told_s, says.arrival_s)
         number, self._arrived = self._arrived, self._arrived + 1
         served = _Served(number, self.clock() - self._start_s, request.num_prompt_tokens)
         self._served[request.request_id] = served
         if self._estimator is not None and self._estimator.arrive(served.arrival_s):
-            self.table = self._estimator.table
-        if self.policy.by_category:
-            says = told(request)
+            self.use(self._estimator.table)
+        if self.policy.by_category and says is not None:
             if says.session is not None:
                 _, served.turn = self._sessions.begin(says.session, number, says.turn)
             else:

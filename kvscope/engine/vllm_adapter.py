@@ -120,7 +120,7 @@ class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
 def observers(scheduler: Any) -> tuple[Observer, ...]:
     """What is to watch a new scheduler, by its configuration and the environment."""
     chosen = settings(scheduler.vllm_config.additional_config, os.environ)
-    if chosen == type(chosen)():
+    if chosen.policy is None and chosen.record is None:
         log.warning("kvscope has nothing to do: set KVSCOPE_RECOMMENDATION, or leave it out")
     watching: list[Observer] = []
     if chosen.policy is not None and steers(chosen.policy):
@@ -128,7 +128,7 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
         if why:
             log.warning("kvscope leaves the eviction order to vLLM: %s", why)
         else:
-            watching.append(steer(scheduler, chosen.policy))
+            watching.append(steer(scheduler, chosen.policy, told_time=chosen.told_time))
             log.info(
                 "kvscope orders free blocks by %s %s", chosen.policy.name, chosen.policy.values
             )
@@ -163,11 +163,11 @@ def block_size(scheduler: Any) -> int:
     return int(scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size)
 
 
-def steer(scheduler: Any, policy: Policy) -> Steering:
+def steer(scheduler: Any, policy: Policy, *, told_time: bool = False) -> Steering:
     """Put kvscope's queue of free blocks in the place of vLLM's."""
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
-    steering = Steering(policy, block_size(scheduler))
+    steering = Steering(policy, block_size(scheduler), told_time=told_time)
     pool.free_block_queue = steering.attach(
         pool.free_block_queue.get_all_free_blocks(),
         len(pool.blocks),

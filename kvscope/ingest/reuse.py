@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import copy_columns, kernel
+from kvscope.jit import kernel_in_place
 from kvscope.prefix import write_path
 
 
@@ -41,32 +41,47 @@ def trace_reuse(
     carried_blocks: NDArray[np.int32],
 ) -> Reuse:
     """Follow every request down its path and note who was there before."""
-    return Reuse(
-        *_trace_reuse(
-            block_parent, block_size, input_tokens, full_blocks, carried_leaf, carried_blocks
-        )
-    )
+    requests, longest = len(full_blocks), int(carried_blocks.max(initial=0))
+    first = np.full(len(block_parent), -1, dtype=np.int32)
+    last = np.full(len(block_parent), -1, dtype=np.int32)
+    reuses = np.zeros(len(block_parent), dtype=np.int32)
+    ideal = np.zeros(requests, dtype=np.int32)
+    path = np.empty(longest + 1, dtype=np.int32)
+    runs = np.empty((4, requests + longest), dtype=np.int32)
+    done, count = 0, 0
+    while True:
+        done, count = _follow(
+            block_parent, block_size, input_tokens, full_blocks, carried_leaf, carried_blocks,
+            done, count, first, last, reuses, ideal, path, runs,
+        )  # fmt: skip
+        if done == requests:
+            request, prev, depth, blocks = runs[:, :count].copy()
+            return Reuse(request, prev, depth, blocks, first, last, reuses, ideal)
+        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
 
 
-@kernel
-def _trace_reuse(
+@kernel_in_place
+def _follow(
     block_parent: NDArray[np.int32],
     block_size: int,
     input_tokens: NDArray[np.int32],
     full_blocks: NDArray[np.int32],
     carried_leaf: NDArray[np.int32],
     carried_blocks: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], ...]:
-    requests = len(full_blocks)
-    first = np.full(len(block_parent), -1, dtype=np.int32)
-    last = np.full(len(block_parent), -1, dtype=np.int32)
-    reuses = np.zeros(len(block_parent), dtype=np.int32)
-    ideal = np.zeros(requests, dtype=np.int32)
-    runs = np.empty((4, requests + 16), dtype=np.int32)
-    count = 0
-    path = np.empty(carried_blocks.max() + 1 if requests else 1, dtype=np.int32)
-    for request in range(requests):
+    begin: int,
+    count: int,
+    first: NDArray[np.int32],
+    last: NDArray[np.int32],
+    reuses: NDArray[np.int32],
+    ideal: NDArray[np.int32],
+    path: NDArray[np.int32],
+    runs: NDArray[np.int32],
+) -> tuple[int, int]:
+    """Go on from request `begin` with `count` runs, while there is room: where it stopped."""
+    for request in range(begin, len(full_blocks)):
         length = carried_blocks[request]
+        if count + length > runs.shape[1]:
+            return request, count
         write_path(block_parent, carried_leaf[request], path, 0, length)
         full = full_blocks[request]
         at = 0
@@ -79,10 +94,6 @@ def _trace_reuse(
                     reuses[path[at]] += 1
                 at += 1
             if start < full:
-                if count == runs.shape[1]:
-                    grown = np.empty((4, 2 * count), dtype=np.int32)
-                    copy_columns(runs, grown)
-                    runs = grown
                 runs[0, count] = request
                 runs[1, count] = prev
                 runs[2, count] = start
@@ -92,5 +103,4 @@ def _trace_reuse(
         for fresh in range(at, length):
             first[path[fresh]] = request
             last[path[fresh]] = request
-    found = runs[:, :count].copy()
-    return found[0], found[1], found[2], found[3], first, last, reuses, ideal
+    return len(full_blocks), count

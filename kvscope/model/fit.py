@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -39,6 +39,18 @@ def fit(store: Store, trace: Trace, *, window_s: float | None = None, warmup: fl
     for a window longer than the trace.
     """
     evidence = load_evidence(store, trace)
+    return fit_to(evidence, trace, window_s=window_s, warmup=warmup)
+
+
+def fit_to(
+    evidence: Evidence,
+    trace: Trace,
+    *,
+    window_s: float | None = None,
+    warmup: float = 0.0,
+    step: Callable[[str], None] = lambda _: None,
+) -> Fit:
+    """The same without a store. `step` is told what is fitted next; what it raises ends the fit."""
     span = evidence.after(warmup)
     if window_s is not None and window_s > span.length_s:
         raise UsageError(
@@ -50,7 +62,11 @@ def fit(store: Store, trace: Trace, *, window_s: float | None = None, warmup: fl
     turns = evidence.turns(span)
     waits = evidence.waits(span) if trace.has_hashes else []
     named = list(zip(evidence.categories, waits, strict=False))
-    choices = {name: choose(of) for name, of in named if enough(of)}
+    choices = {}
+    for name, of in named:
+        if enough(of):
+            step(name)
+            choices[name] = choose(of)
     use = {name: choice.chosen.name for name, choice in choices.items()}
     length_s = window_s or default_length_s(span)
     return Fit(
@@ -65,7 +81,7 @@ def fit(store: Store, trace: Trace, *, window_s: float | None = None, warmup: fl
             if name in choices
             for model in _models(name, of, span, choices[name])
         ),
-        windows=over_windows(evidence, span, length_s, use) if use else None,
+        windows=over_windows(evidence, span, length_s, use, step) if use else None,
         conversation=_conversation(evidence, span, turns) if told else None,
         next_turns=tuple(_next_turns(evidence, turns)) if told else (),
         next_prompts=tuple(_next_prompts(evidence, span)) if told else (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,9 +59,15 @@ def sliding(span: Span, length_s: float) -> list[Span]:
 
 
 def over_windows(
-    evidence: Evidence, span: Span, length_s: float, use: Mapping[str, str]
+    evidence: Evidence,
+    span: Span,
+    length_s: float,
+    use: Mapping[str, str],
+    step: Callable[[str], None] = lambda _: None,
 ) -> Windows:
     """Fit every window on its own; `use` names the model of each category that has one.
+
+    `step` is told of each window before it is fitted.
 
     A window is fitted to what was touched in it and seen before its end. Source: KVCache Cache in
     the Wild (ATC'25), Figures 15, 23 and 29.
@@ -69,7 +75,8 @@ def over_windows(
     spans = sliding(span, length_s)
     grid = log_grid(length_s)
     seen: dict[str, list[_Seen | None]] = {name: [] for name in use}
-    for one in spans:
+    for number, one in enumerate(spans, start=1):
+        step(f"window {number} of {len(spans)}")
         for name, waits in zip(evidence.categories, evidence.waits(one), strict=True):
             if name in use:
                 seen[name].append(_seen(one, waits, use[name]))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Turn
+from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Turn
 
 REUSE_PROBABILITY, RATE_PER_S, LIFE_S = 0, 1, 2
+_GIVEN_SILENCE = 2
 
 
 class Wa(LanePolicy):
@@ -16,6 +17,7 @@ class Wa(LanePolicy):
     F_w the category's distribution of reuse gaps (exponential), p_w the share of touches that are
     followed by another. Within a category the older block is never worth more, so one recency
     queue a category suffices. The table has a row a category: p, rate, life.
+    As a variant, the chance given the silence until now, which divides it by 1 - p_w F_w(t).
     Source: KVCache Cache in the Wild (ATC'25), section 4.2, Algorithm 1.
     """
 
@@ -24,7 +26,16 @@ class Wa(LanePolicy):
     source = "KVCache Cache in the Wild, ATC'25"
     by_category = True
     table = "reuse"
-    parameters = (TTL, REFIT)
+    parameters = (
+        TTL,
+        REFIT,
+        Parameter(
+            "given_silence",
+            0.0,
+            "1: the chance of a reuse given that there was none until now; 0: as published",
+            high=1.0,
+        ),
+    )
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
@@ -36,5 +47,8 @@ class Wa(LanePolicy):
         """The chance of a reuse in the next `life` seconds, given the time since the last."""
         rate, life = table[lane, RATE_PER_S], table[lane, LIFE_S]
         # math: on single numbers an engine calls it ten times as fast as NumPy's
-        soon = math.exp(-rate * idle_s) - math.exp(-rate * (idle_s + life))
-        return float(table[lane, REUSE_PROBABILITY] * soon)
+        probability, still = table[lane, REUSE_PROBABILITY], math.exp(-rate * idle_s)
+        chance = probability * (still - math.exp(-rate * (idle_s + life)))
+        if p[_GIVEN_SILENCE] > 0.0:
+            chance /= max(1.0 - probability + probability * still, 1e-300)
+        return float(chance)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
-from kvscope.jit import copy_columns, kernel
+from kvscope.jit import kernel_in_place
 from kvscope.prefix import write_path
 from kvscope.store.prompts import Prompts
 
@@ -76,28 +76,50 @@ def lru_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
     Res. Dev. 1975 (the tree); the runs are kvscope's own.
     """
     steps = walk(prompts, definition)
-    return LruDistances(
-        *_lru_distances(prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous)
-    )
+    requests, longest = len(steps.leaf), int(steps.length.max(initial=0))
+    owned = np.zeros(requests + 1, dtype=np.int64)
+    last = np.full(len(prompts.block_parent), -1, dtype=np.int32)
+    path = np.empty(longest + 1, dtype=np.int32)
+    runs = np.empty((3, requests + longest), dtype=np.int32)
+    distance = np.empty(runs.shape[1], dtype=np.int64)
+    done, count, live = 0, 0, 0
+    while True:
+        done, count, live = _stack(
+            prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous,
+            done, count, live, owned, last, path, runs, distance,
+        )  # fmt: skip
+        if done == requests:
+            request, depth, blocks = runs[:, :count].copy()
+            return LruDistances(request, depth, blocks, distance[:count].copy(), live)
+        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
+        distance = np.concatenate((distance, np.empty_like(distance)))
 
 
-@kernel
-def _lru_distances(
+@kernel_in_place
+def _stack(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
     length: NDArray[np.int32],
     look: NDArray[np.int32],
     anonymous: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], int]:
+    begin: int,
+    count: int,
+    live: int,
+    owned: NDArray[np.int64],
+    last: NDArray[np.int32],
+    path: NDArray[np.int32],
+    runs: NDArray[np.int32],
+    distance: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Go on from request `begin`, while there is room for runs: where it stopped, runs, blocks.
+
+    `owned` is a Fenwick tree of how many blocks each request was the last to touch.
+    """
     requests = len(leaf)
-    owned = np.zeros(requests + 1, dtype=np.int64)  # Fenwick tree: blocks a request touched last
-    last = np.full(len(block_parent), -1, dtype=np.int32)
-    path = np.empty(length.max() + 1 if requests else 1, dtype=np.int32)
-    runs = np.empty((4, requests + 16), dtype=np.int64)
-    count = 0
-    live = 0
-    for request in range(requests):
+    for request in range(begin, requests):
         end = length[request]
+        if count + end > runs.shape[1]:
+            return request, count, live
         write_path(block_parent, leaf[request], path, 0, end)
         at = 0
         while at < end and last[path[at]] >= 0:
@@ -112,16 +134,12 @@ def _lru_distances(
                 while node > 0:
                     older += owned[node]
                     node -= node & -node
-                if count == runs.shape[1]:
-                    grown = np.empty((4, 2 * count), dtype=np.int64)
-                    copy_columns(runs, grown)
-                    runs = grown
                 runs[0, count] = request
                 runs[1, count] = start
                 runs[2, count] = min(at, look[request]) - start
                 # In front of it: what later requests own. Its own request's shallower blocks are
                 # theirs already, so nothing of `owner` stands before it.
-                runs[3, count] = live - older + 1
+                distance[count] = live - older + 1
                 count += 1
             node = owner + 1
             while node <= requests:
@@ -139,14 +157,7 @@ def _lru_distances(
         while node <= requests:
             owned[node] += fresh
             node += node & -node
-    found = runs[:, :count]
-    return (
-        found[0].astype(np.int32),
-        found[1].astype(np.int32),
-        found[2].astype(np.int32),
-        found[3].copy(),
-        live,
-    )
+    return requests, count, live
 
 
 def flat_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
@@ -158,33 +169,40 @@ def flat_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
     Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
     """
     steps = walk(prompts, definition)
-    return LruDistances(
-        *_flat_distances(
-            prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous
-        )
-    )
+    accesses = int(steps.length.sum(dtype=np.int64) + steps.anonymous.sum(dtype=np.int64))
+    present = np.zeros(accesses + 1, dtype=np.int32)
+    last = np.full(len(prompts.block_parent), -1, dtype=np.int64)
+    path = np.empty(int(steps.length.max(initial=0)) + 1, dtype=np.int32)
+    found = np.empty((2, accesses), dtype=np.int32)
+    distance = np.empty(accesses, dtype=np.int64)
+    count, live = _flat_stack(
+        prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous,
+        present, last, path, found, distance,
+    )  # fmt: skip
+    request, depth = found[:, :count].copy()
+    ones = np.ones(count, dtype=np.int32)
+    return LruDistances(request, depth, ones, distance[:count].copy(), live)
 
 
-@kernel
-def _flat_distances(
+@kernel_in_place
+def _flat_stack(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
     length: NDArray[np.int32],
     look: NDArray[np.int32],
     anonymous: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], int]:
-    accesses = 0
-    for request in range(len(length)):
-        accesses += length[request] + anonymous[request]
-    present = np.zeros(accesses + 1, dtype=np.int32)  # Fenwick tree: last access of some block
-    last = np.full(len(block_parent), -1, dtype=np.int64)
-    path = np.empty(length.max() + 1 if len(length) else 1, dtype=np.int32)
-    request_of = np.empty(accesses, dtype=np.int32)
-    depth_of = np.empty(accesses, dtype=np.int32)
-    distance = np.empty(accesses, dtype=np.int64)
-    count = 0
-    live = 0
-    now = 0
+    present: NDArray[np.int32],
+    last: NDArray[np.int64],
+    path: NDArray[np.int32],
+    found: NDArray[np.int32],
+    distance: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Fill `found` and `distance`: how many there are, and how many blocks were seen.
+
+    `present` is a Fenwick tree of the accesses that were some block's last.
+    """
+    accesses = len(distance)
+    count, live, now = 0, 0, 0
     for request in range(len(leaf)):
         end = length[request]
         write_path(block_parent, leaf[request], path, 0, end)
@@ -197,8 +215,8 @@ def _flat_distances(
                     while node > 0:
                         older += present[node]
                         node -= node & -node
-                    request_of[count] = request
-                    depth_of[count] = at
+                    found[0, count] = request
+                    found[1, count] = at
                     distance[count] = live - older + 1
                     count += 1
                 node = before + 1
@@ -214,5 +232,4 @@ def _flat_distances(
             while node <= accesses:
                 present[node] += 1
                 node += node & -node
-    ones = np.ones(count, dtype=np.int32)
-    return request_of[:count].copy(), depth_of[:count].copy(), ones, distance[:count].copy(), live
+    return count, live

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, copy_columns, kernel
+from kvscope.jit import callable_in_kernels, kernel_in_place
 from kvscope.policies.base import NEVER
 from kvscope.prefix import write_path
 from kvscope.simulate.traffic import Traffic
@@ -66,7 +66,17 @@ NO_TOUCHES = Touches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int3
 
 def handovers(traffic: Traffic) -> Handovers:
     """Every stretch of blocks that one request takes over from another."""
-    return Handovers(*_handovers(traffic))
+    requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0))
+    owner = np.full(len(traffic.block_parent), -1, dtype=np.int32)
+    path = np.empty(longest + 1, dtype=np.int32)
+    starts = np.zeros(requests + 1, dtype=np.int64)
+    found = np.empty((3, requests + longest), dtype=np.int32)
+    done = _hand_over(traffic, 0, owner, path, starts, found)
+    while done < requests:
+        found = np.concatenate((found, np.empty_like(found)), axis=1)
+        done = _hand_over(traffic, done, owner, path, starts, found)
+    end, giver, block = found[:, : starts[-1]].copy()
+    return Handovers(starts, end, giver, block, owner)
 
 
 def next_touches(moved: Handovers, look: NDArray[np.int32]) -> Touches:
@@ -102,20 +112,21 @@ def next_touch(
     return int(stretches[low, 1]) if low < end else NEVER, begin
 
 
-@kernel
-def _handovers(
+@kernel_in_place
+def _hand_over(
     traffic: Traffic,
-) -> tuple[
-    NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]
-]:
-    requests = len(traffic.leaf)
-    owner = np.full(len(traffic.block_parent), -1, dtype=np.int32)
-    path = np.empty(traffic.length.max() + 1 if requests else 1, dtype=np.int32)
-    starts = np.zeros(requests + 1, dtype=np.int64)
-    found = np.empty((3, requests + 16), dtype=np.int32)
-    count = 0
-    for request in range(requests):
+    begin: int,
+    owner: NDArray[np.int32],
+    path: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    found: NDArray[np.int32],
+) -> int:
+    """Note what requests from `begin` on take over, as far as there is room; the next request."""
+    requests, count = len(traffic.leaf), starts[begin]
+    for request in range(begin, requests):
         length = traffic.length[request]
+        if count + length > found.shape[1]:
+            return request
         write_path(traffic.block_parent, traffic.leaf[request], path, 0, length)
         at = 0
         while at < length:
@@ -124,14 +135,9 @@ def _handovers(
                 owner[path[at]] = request
                 at += 1
             if before >= 0:
-                if count == found.shape[1]:
-                    grown = np.empty((3, 2 * count), dtype=np.int32)
-                    copy_columns(found, grown)
-                    found = grown
                 found[0, count] = at
                 found[1, count] = before
                 found[2, count] = path[at - 1]
                 count += 1
         starts[request + 1] = count
-    moved = found[:, :count].copy()
-    return starts, moved[0], moved[1], moved[2], owner
+    return requests

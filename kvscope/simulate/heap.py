@@ -36,14 +36,14 @@ def put(
 def drop_lowest(keys: NDArray[np.float64], queued: NDArray[np.int32], count: int) -> int:
     """Take the lowest entry out of a heap of `count`; the new count."""
     left = count - 1
-    key, request = keys[left], queued[left]
+    key, request = keys[left], int(queued[left])
     at = 0
     while True:
         below = 2 * at + 1
         if below >= left:
             break
         beside = below + 1
-        if beside < left and comes_before(keys[beside], queued[beside], keys, queued, below):
+        if beside < left and comes_before(keys[beside], int(queued[beside]), keys, queued, below):
             below = beside
         if comes_before(key, request, keys, queued, below):
             break

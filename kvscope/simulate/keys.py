@@ -196,7 +196,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
             if period != told:
                 table = tables[period]
                 for at in range(count if reads_tables else 0):
-                    one = queued[at]
+                    one = int(queued[at])
                     if runs[one, END] > runs[one, FIRST]:
                         keys[at] = key_at(
                             runs[one, END] - 1, one, now, facts, runs, uses, touch_starts, touches,
@@ -244,7 +244,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                     )  # fmt: skip
                     count = put(keys, queued, count, key, request)
                 while size > capacity and count > 0:
-                    key, victim = keys[0], queued[0]
+                    key, victim = keys[0], int(queued[0])
                     count = drop_lowest(keys, queued, count)
                     if runs[victim, END] <= runs[victim, FIRST]:
                         continue
@@ -273,7 +273,7 @@ def without_stale(keys: NDArray[np.float64], queued: Ints, count: int, runs: Int
     kept = 0
     for at in range(count):
         if runs[queued[at], END] > runs[queued[at], FIRST]:
-            kept = put(keys, queued, kept, keys[at], queued[at])
+            kept = put(keys, queued, kept, keys[at], int(queued[at]))
     return kept
 
 

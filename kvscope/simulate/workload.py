@@ -55,7 +55,7 @@ class Workload:
         self.whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
         self.anchor = _anchor(self.whole, setting)
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
-        self.profile = _profile(setting)
+        self.profile = profile_of(setting)
         self.traffic = traffic(self.prompts, setting.definition)
         self._tables: dict[tuple[TableKind | None, float], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
@@ -71,7 +71,7 @@ class Workload:
             per_token_pair_s=setting.per_token_pair_s * times,
         )
         other = copy(self)
-        other.setting, other.profile = scaled, _profile(scaled)
+        other.setting, other.profile = scaled, profile_of(scaled)
         return other
 
     @cached_property
@@ -184,12 +184,6 @@ def _no_requests(whole: Traffic) -> Traffic:
     return whole._replace(**{name: column[:0] for name, column in columns.items()})
 
 
-def _profile(setting: RunSetting) -> LatencyProfile:
-    return LatencyProfile(
-        setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s
-    )
-
-
 def _anchor(prompts: Prompts, setting: RunSetting) -> Anchor | None:
     if setting.exact:
         return None
@@ -208,4 +202,11 @@ def setting_of(
         per_token_s=profile.per_token_s,
         per_token_pair_s=profile.per_token_pair_s,
         slo_s=slo_s,
+    )
+
+
+def profile_of(setting: RunSetting) -> LatencyProfile:
+    """The latency profile that a setting tells the numbers of."""
+    return LatencyProfile(
+        setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s
     )

@@ -161,7 +161,8 @@ def _draw(
     _figures(ascending, cluster, weight, ranks, slo_s, found[0])
     state = seed
     for draw in range(1, len(found)):
-        weight[:] = 0
+        for k in range(len(weight)):  # a slice assigned would take a second to compile
+            weight[k] = 0
         for _ in range(len(weight)):
             state += _STEP
             x = state

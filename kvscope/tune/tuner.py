@@ -30,6 +30,8 @@ from kvscope.tune.verdict import decide
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
 
+CEILINGS = (Belady, TailBelady)  # what knows the future, for comparison
+
 _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
 
 
@@ -142,7 +144,7 @@ class Tuner:
     def ceilings(self, baseline: Judged) -> tuple[Judged, ...]:
         """What knowing the future would give at the same capacity."""
         with self.progress("judging what knows the future") as advance:
-            bound = [bind(Variant(policy), self.found) for policy in (Belady, TailBelady)]
+            bound = [bind(Variant(policy), self.found) for policy in CEILINGS]
             at = baseline.trial.capacity_blocks
             return tuple(self._all_judged([(one, at) for one in bound], baseline, advance))
 

@@ -11,6 +11,7 @@ from kvscope.policies.lru import Lru
 from kvscope.tune.file import Recommendation
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
+CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
 _PLUGIN = "kvscope.engine.vllm_plugin"
 
 
@@ -28,15 +29,20 @@ def lru() -> PolicyRun:
     return PolicyRun(Lru())
 
 
-def recommended(found: Recommendation, path: Path, *, overlapped: bool) -> PolicyRun:
-    """What `kvscope tune` wrote to `path`; `overlapped` as in `EngineSettings.async_scheduling`."""
+def recommended(
+    found: Recommendation, path: Path, *, overlapped: bool, told_time: bool = False
+) -> PolicyRun:
+    """What `kvscope tune` wrote to `path`; `overlapped` as in `EngineSettings.async_scheduling`.
+
+    `told_time`: the policy's clock is that of the trace, as requests tell it (`sequential`).
+    """
     if found.policy.name == Lru.name:
         return lru()
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
     return PolicyRun(
         found.policy,
         ("--scheduler-cls", f"{_PLUGIN}.{scheduler}"),
-        {RECOMMENDATION: str(path.resolve())},
+        {RECOMMENDATION: str(path.resolve())} | ({CLOCK: BY_REQUESTS} if told_time else {}),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import Policy
+from kvscope.policies.base import REFIT, REFIT_S, Policy
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
 from kvscope.simulate.estimates import tables_for
@@ -17,7 +17,9 @@ from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
 
 _LEAST_STEP_S = 1e-6
+_NO_TIME_S = 1e-15  # lost in a time of seconds
 _SPEEDS = np.geomspace(1 / 16, 16, 33).tolist()
+_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,15 @@ def predict(
 ) -> Prediction:
     """The prediction for `sent`, requests in the engine's own blocks.
 
-    One after the other, hits do not depend on time, and TTFT is the profile's of what was not hit.
+    One after the other, requests come and go at once at their times in the trace, which a policy's
+    clock follows, and TTFT is the profile's of what was not hit.
     At the recorded times the model's own steps say which requests meet. So many at once, the next
     one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
     follows from them on a model that is as fast as the engine was just then.
     """
     if pace.kind == "sequential":
-        found = _served(sent, policy, replace(settings, max_num_seqs=1), profile)
+        alone = replace(settings, max_num_seqs=1)
+        found = _replayed(sent, policy, alone, StepCost(base_s=_NO_TIME_S))
         hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
         return Prediction(hit_tokens, np.where(found.oversized, np.nan, ttft_s))
@@ -69,7 +73,15 @@ def _served(
 ) -> EngineReplay:
     """What the model of the engine does with the requests."""
     cost = StepCost.of(replace(profile, base_s=max(profile.base_s, _LEAST_STEP_S)))
-    tables = tables_for(traffic(sent, standard()), type(policy))
+    return _replayed(sent, policy, settings, cost)
+
+
+def _replayed(
+    sent: Prompts, policy: Policy, settings: EngineSettings, cost: StepCost
+) -> EngineReplay:
+    """The same, a step taking what `cost` says."""
+    refit_s = policy.values.get(REFIT.name, REFIT_S)
+    tables = tables_for(traffic(sent, standard()), type(policy), refit_s)
     return replay_engine(sent, policy, settings, cost, tables=tables)
 
 
@@ -80,29 +92,37 @@ def _as_fast(
     profile: LatencyProfile,
     measured: Measurement,
 ) -> LatencyProfile:
-    """The profile, all of it so many times as slow that requests stay as long as they did.
+    """The profile, its cost of a step and that of tokens so many times as high as fits best.
 
-    But first of all so that as few turns as can be come before the answer to the one before them:
-    on the engine none did.
+    First of all as few turns as can be come before the answer to the one before them: on the engine
+    none did. Then answers end between the same two requests as they did there: that decides what
+    each one finds. Both factors together first, then one after the other.
     """
     answered = measured.answered
-    stayed_s = (measured.finish_s - measured.sent_s)[answered]
+    ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])
     later = np.flatnonzero(sent.parent >= 0)
     before = sent.parent[later]
+    known: dict[tuple[float, float], tuple[int, float]] = {}
 
-    def off(times: float) -> tuple[int, float]:
-        found = _served(sent, policy, settings, _slower(profile, times))
-        early = int(np.count_nonzero(found.finish_s[before] > sent.arrival_s[later]))
-        stays_s = (found.finish_s - sent.arrival_s)[answered]
-        return early, float(np.abs(np.log(stays_s / stayed_s))[np.isfinite(stays_s)].mean())
+    def off(times: tuple[float, float]) -> tuple[int, float]:
+        if times not in known:
+            finish_s = _served(sent, policy, settings, _slower(profile, *times)).finish_s
+            early = int(np.count_nonzero(finish_s[before] > sent.arrival_s[later]))
+            ends = np.searchsorted(sent.arrival_s, finish_s[answered])
+            known[times] = early, float(np.abs(ends - ended).mean())
+        return known[times]
 
-    return _slower(profile, min(_SPEEDS, key=off))
+    step, tokens = min(((one, one) for one in _SPEEDS), key=off)
+    for _ in range(_ROUNDS):
+        step, tokens = min(((step, one) for one in _SPEEDS), key=off)
+        step, tokens = min(((one, tokens) for one in _SPEEDS), key=off)
+    return _slower(profile, step, tokens)
 
 
-def _slower(profile: LatencyProfile, times: float) -> LatencyProfile:
+def _slower(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfile:
     return replace(
         profile,
-        base_s=max(profile.base_s, _LEAST_STEP_S) * times,
-        per_token_s=profile.per_token_s * times,
-        per_token_pair_s=profile.per_token_pair_s * times,
+        base_s=max(profile.base_s, _LEAST_STEP_S) * step,
+        per_token_s=profile.per_token_s * tokens,
+        per_token_pair_s=profile.per_token_pair_s * tokens,
     )

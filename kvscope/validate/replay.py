@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvscope.errors import EngineError
 from kvscope.serving.client import Answer, Endpoint, Pending, completion
 from kvscope.validate.tokens import TokenTrace
-from kvscope.vllm_xargs import OUTPUTS, TURN, TYPE
+from kvscope.vllm_xargs import ARRIVAL, OUTPUTS, TURN, TYPE
 
 MOST_AT_ONCE = 512
 HOPELESS = 5  # so many refusals from the first request on: none will be served
@@ -184,6 +184,8 @@ class _Replay:
         trace = self._trace
         output = trace.output(request)
         told: dict[str, object] = {TYPE: trace.kind(request), TURN: int(trace.turns[request])}
+        if self._pace.kind == "sequential":  # the engine is faster or slower than the trace
+            told[ARRIVAL] = float(trace.prompts.arrival_s[request])
         if trace.forced:
             told[OUTPUTS] = output.tolist()
         return completion(

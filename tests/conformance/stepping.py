@@ -57,7 +57,8 @@ def both(
         kinds=kinds,
     )
     if tables is not NO_TABLES:
-        vllm.steering.table, vllm.steering._estimator = tables.values[0], None
+        vllm.steering.use(tables.values[0])
+        vllm.steering._estimator = None
     settings = EngineSettings(
         usable_blocks,
         max_num_seqs=SLOTS,

@@ -91,7 +91,7 @@ def test_a_reset_of_the_cache_leaves_nothing_behind(tmp_path: Path) -> None:
         pass
     assert vllm.scheduler.reset_prefix_cache()
     steering = vllm.steering
-    assert not steering.free._prefixes._holders
+    assert not steering.free._prefixes._known
     assert list(steering.free.set_aside) == []
     vllm.asked = asked
     while vllm.step():

@@ -2,77 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
 
 import pytest
 
+from tests.dashboard.browsing import PATIENCE_MS, Page, Server, outside, serving, visit
 from tests.dashboard.chats import write_chats
 from tests.dashboard.chromium import FLAGS, chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
-Page = Any  # playwright may be missing
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
-_PATIENCE_MS = 240_000  # kernels may have to be compiled
 _PAGES = ("Reuse", "Time", "Space", "Capacity", "Policy lab", "Recommendation", "Validation")
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`kvscope dashboard` on an empty store, ended whatever happens."""
-    port = free_port()
-    arguments = ["dashboard", "--db", str(tmp_path / "store.duckdb"), "--port", str(port)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvscope", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+def server(tmp_path: Path) -> Iterator[Server]:
+    """`kvscope dashboard` on an empty store."""
+    with serving(str(tmp_path / "store.duckdb")) as started:
+        yield started
 
 
-def wait_for(address: str, process: subprocess.Popen[str]) -> None:
-    """Return once the server answers."""
-    until = monotonic() + _PATIENCE_MS / 1e3
-    while monotonic() < until and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{address}/_stcore/health"):  # noqa: S310
-            return
-        sleep(0.1)
-    raise AssertionError(process.communicate())
-
-
-def test_a_visit(server: tuple[str, subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_a_visit(server: Server, tmp_path: Path) -> None:
     """Sample, upload, every page, slider, lab, flags, download; no errors; Ctrl-C ends it."""
     address, process = server
-    wait_for(address, process)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.set_default_timeout(_PATIENCE_MS)
+        page.set_default_timeout(PATIENCE_MS)
         wrong: list[str] = []
         page.on("console", lambda one: one.type == "error" and wrong.append(one.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -93,11 +54,6 @@ def test_a_visit(server: tuple[str, subprocess.Popen[str]], tmp_path: Path) -> N
     assert "Traceback" not in err
 
 
-def outside(url: str, address: str) -> bool:
-    """Whether a request leaves this machine."""
-    return url.startswith("http") and not url.startswith(address)
-
-
 def upload(page: Page, path: Path) -> None:
     """Bring a trace from the browser's side; it becomes the one that is looked at."""
     page.get_by_text("Add a trace").click()
@@ -105,14 +61,6 @@ def upload(page: Page, path: Path) -> None:
     page.get_by_text(path.name).wait_for()
     page.get_by_role("button", name="Read it").click()
     page.get_by_text("chats: bailian trace, 600 requests").wait_for()
-
-
-def visit(page: Page, name: str) -> None:
-    """Go to a page by its name at the side, and wait until it is drawn."""
-    page.get_by_role("link", name=name, exact=True).click()
-    page.get_by_role("heading", name=name, exact=True).wait_for()
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
-    assert page.locator("[data-testid=stException]").count() == 0
 
 
 def move_the_slider(page: Page) -> None:

@@ -47,6 +47,13 @@ def test_the_configuration_goes_before_the_environment(written: Path) -> None:
     assert found.record == Path("to")
 
 
+def test_a_replay_has_its_own_clock() -> None:
+    """What requests tell, and no other."""
+    assert settings({}, {"KVSCOPE_CLOCK": "requests"}).told_time
+    with pytest.raises(UsageError, match="'sun'"):
+        settings({}, {"KVSCOPE_CLOCK": "sun"})
+
+
 def test_nothing_is_asked_for() -> None:
     """Neither there nor there."""
     assert settings(None, {}) == settings({"other": 1}, {}) == Settings()

@@ -16,6 +16,7 @@ from kvscope.errors import UsageError
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
+from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 from tests.engine.fakes import FakeBlock, FakeRequest
 
@@ -85,6 +86,19 @@ def test_xi_follows_what_recent_requests_computed() -> None:
     assert one.p[0] == 127
 
 
+def test_a_replay_tells_the_time() -> None:
+    """It is as late as requests say; one that does not say it is served, and not learned from."""
+    one = Steering(Ttl({"ttl_s": 60}), SIZE, told_time=True)
+    one.attach([FakeBlock(0)], 1, print, lambda _: [])
+    assert served(one, FakeRequest("a", 100)) is None
+    plan = served(one, FakeRequest("b", 100, extra_args={"kvscope_arrival_s": 7.5}))
+    assert plan is not None
+    assert one.free.now_s == one.clock() == 7.5
+    served(one, FakeRequest("c", 100, extra_args={"kvscope_arrival_s": 3}))
+    assert one.clock() == 7.5
+    assert not one.broken
+
+
 def test_an_error_is_told_once_and_leaves_lru(caplog: pytest.LogCaptureFixture) -> None:
     """A policy that breaks: one line, and the engine's own order for good."""
 
@@ -148,7 +162,7 @@ def test_policies_that_an_engine_can_follow(policy: type[LanePolicy]) -> None:
 def test_what_a_request_says(extra: dict[str, object] | None, kind: str, turn: int | None) -> None:
     """Labels and whole numbers are taken, anything else is unknown."""
     says = told(FakeRequest("a", 10, extra_args=extra, session_id="s"))
-    assert says == ("s", kind, turn)
+    assert says == ("s", kind, turn, None)
 
 
 def test_turns_of_a_session_are_counted_in_order_of_arrival() -> None:

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 64
+REQUESTS = 2000
 TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
 
 
@@ -45,10 +46,13 @@ def recommended(path: Path, policy: LanePolicy) -> Path:
     return path
 
 
-def ran(what: str, blocks: int = BLOCKS, **environment: str) -> dict[str, Any]:
+def ran(
+    what: str, blocks: int = BLOCKS, requests: int = REQUESTS, **environment: str
+) -> dict[str, Any]:
     """What the script of `tests.engine.serving` tells, run as an operator would run vLLM."""
+    sizes = ("--blocks", str(blocks), "--requests", str(requests))
     found = subprocess.run(
-        [sys.executable, "-m", "tests.engine.serving", what, "--blocks", str(blocks)],
+        [sys.executable, "-m", "tests.engine.serving", what, *sizes],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
@@ -86,7 +90,7 @@ def predicted(known: Prompts, policy: LanePolicy) -> list[int]:
 
 @pytest.mark.parametrize("policy", [Lru(), TAIL, Wa()], ids=lambda one: one.name)
 def test_every_request_hits_what_was_predicted(tmp_path: Path, policy: LanePolicy) -> None:
-    """300 requests, answered by the model and continued with its answers."""
+    """2,000 requests, answered by the model and continued with its answers: not a token off."""
     path = recommended(tmp_path / "recommendation.toml", policy)
     answer = ran("conversations", KVSCOPE_RECOMMENDATION=str(path))
     assert answer["watching"] == ([] if policy.name == "lru" else ["Steering"])

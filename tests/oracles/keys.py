@@ -151,7 +151,10 @@ def _etlru(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
 def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     reused, rate, life = asked.table[int(asked.traffic.category[one.owner])].tolist()
     silent = asked.silence_s(one)
-    return (reused * math.exp(-rate * silent) * -math.expm1(-rate * life),)
+    chance = reused * math.exp(-rate * silent) * -math.expm1(-rate * life)
+    if asked.values["given_silence"]:
+        chance /= 1.0 - reused * -math.expm1(-rate * silent)
+    return (chance,)
 
 
 def _gittins(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:

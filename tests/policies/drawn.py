@@ -31,6 +31,7 @@ _VALUES: dict[str, tuple[float, ...]] = {
     "per_token_pair_s": (0.0, 0.25, 1.0),
     "turn_rate_per_s": (0.0, 0.013, 0.7),
     "death_rate_per_s": (0.0, 0.011, 0.43),
+    "given_silence": (0.0, 1.0),
 }
 """What a test draws from, by the name of a parameter; binary fractions where keys may tie."""
 

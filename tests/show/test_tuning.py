@@ -12,6 +12,7 @@ from kvscope.facts import Trace
 from kvscope.kv_size import resolve_model
 from kvscope.policies.registry import by_name
 from kvscope.show.charts import tuning as charts
+from kvscope.show.charts.trade_off import Point, front
 from kvscope.show.sections.run_cells import in_ms
 from kvscope.show.sections.tuning import html_report, sections, verdict_in_words
 from kvscope.show.sections.tuning_explained import sensitivity
@@ -167,18 +168,17 @@ def test_sensitivity_is_by_xi(found: Tuned) -> None:
 def test_the_front_is_not_beaten(found: Tuned) -> None:
     """No trial is better in both the median and the tail; every other is beaten by one of them."""
     trials = [one for one in found.tuning.explored if one.capacity_blocks == 350]
-    front = charts.pareto(trials, "unloaded")
-    assert front
-
-    def both(one: Trial) -> tuple[float, float]:
-        return one.outcome.ttft_ms.p50, one.target_s
-
-    for one in trials:
+    points = [
+        Point(one.policy.name, "", one.outcome.ttft_ms.p50, one.target_s * 1e3) for one in trials
+    ]
+    best = front(points)
+    assert best
+    for one in points:
         beaten = any(
-            other is not one and both(other)[0] <= both(one)[0] and both(other)[1] <= both(one)[1]
-            for other in front
+            other is not one and other.median_ms <= one.median_ms and other.tail_ms <= one.tail_ms
+            for other in best
         )
-        assert beaten or one in front
+        assert beaten or one in best
 
 
 @pytest.mark.parametrize("verdict", ["switch", "keep-lru", "unreachable", "add-capacity"])

@@ -1,6 +1,6 @@
 """A real vLLM on a CPU, over HTTP: what is replayed there hits what was predicted.
 
-Its weights are random, its outputs are those that the trace carries on. One server for all tests.
+Its weights are random, its outputs are those that the trace carries on.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -18,7 +19,10 @@ from kvscope.calibrate.fit import fit
 from kvscope.calibrate.grid import grid
 from kvscope.calibrate.measure import measure
 from kvscope.calibrate.targets import ServerTarget
+from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.wa import Wa
 from kvscope.serving.client import completion
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.metrics import BlockPool, block_pool
@@ -27,6 +31,8 @@ from kvscope.simulate.engine import EngineSettings
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.percentiles import percentiles
 from kvscope.store.prompts import Prompts
+from kvscope.tune.file import read_recommendation
+from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
@@ -38,10 +44,15 @@ pytestmark = [
     pytest.mark.skipif(interpreter().vllm is None, reason="no vLLM here: make test-engine"),
 ]
 
-SIZE, BLOCKS, LONGEST = 32, 400, 1024
+SIZE, BLOCKS, FEW_BLOCKS, LONGEST = 32, 400, 250, 1024
 ALIVE = 60  # chats that take turns: more than fit
 SETTINGS = EngineSettings(BLOCKS, 16, 2048)
+POLICIES: tuple[Policy, ...] = (
+    TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
+    Wa({"refit_s": 60}),
+)
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
+ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -60,32 +71,57 @@ def ignore(amount: int) -> None:
     """Nobody watches."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
     """A vLLM with few blocks, which says what it is told to."""
-    folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(TINY))
-    launch = Launch(
+    wanted = Launch(
         str(folder),
         SIZE,
-        BLOCKS,
+        blocks,
         max_model_len=LONGEST + 1,
         max_num_seqs=SETTINGS.max_num_seqs,
         max_num_batched_tokens=SETTINGS.max_num_batched_tokens,
         forced_outputs=True,
+        flags=run.flags,
+        environment={**ONE_CORE, **run.environment},
     )
-    with VllmServer(launch, with_vllm(sys.executable), start_s=240) as running:
+    return VllmServer(wanted, with_vllm(sys.executable), start_s=240)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A vLLM as it comes."""
+    with launch(tmp_path_factory.mktemp("tiny"), lru()) as running:
         yield running
 
 
-def replayed(server: VllmServer, prompts: Prompts, pace: Pace) -> tuple[Prediction, Measurement]:
+def replayed(
+    server: VllmServer,
+    prompts: Prompts,
+    pace: Pace,
+    policy: Policy | None = None,
+    blocks: int = BLOCKS,
+) -> tuple[Prediction, Measurement]:
     """The same requests on the engine, whose cache was emptied, and on its model."""
     assert server.endpoint.reset_cache()
     trace = TokenTrace(prompts, forced=True)
     model = server.endpoint.served().model
     measured = replay(server.endpoint, model, trace, pace, advance=ignore, stop=Event())
     assert (measured.ended, measured.errors) == ("", {})
-    return predict(trace.sent(SIZE), Lru(), SETTINGS, PROFILE, pace, measured), measured
+    return foreseen(prompts, policy or Lru(), pace, measured, blocks), measured
+
+
+def foreseen(
+    prompts: Prompts,
+    policy: Policy,
+    pace: Pace,
+    measured: Measurement | None = None,
+    blocks: int = BLOCKS,
+) -> Prediction:
+    """What the simulator says of the requests."""
+    sent = TokenTrace(prompts, forced=True).sent(SIZE)
+    settings = replace(SETTINGS, usable_blocks=blocks)
+    return predict(sent, policy, settings, PROFILE, pace, measured)
 
 
 def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
@@ -113,6 +149,35 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
         Pace("sequential"),
     )
     assert 0 < predicted.hit_tokens.sum() < whole.hit_tokens.sum()  # the bound was felt
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
+def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> None:
+    """300 requests as `kvscope validate` sends them to its plugin: not one token off.
+
+    They take a quarter of an hour in the trace, so that what is learned of them changes.
+    """
+    file = tmp_path / "recommendation.toml"
+    params = ", ".join(f"{name} = {value!r}" for name, value in policy.values.items())
+    file.write_text(
+        f'schema = 1\nverdict = "switch"\n[target]\nslo_ms = 100\npercentile = 0.95\n'
+        f'[policy]\nname = "{policy.name}"\nleaves = "{policy.evicts}"\n'
+        f"params = {{ {params} }}\n[capacity]\ntokens = {BLOCKS * SIZE}\n"
+        f'[latency]\nschema = 1\nname = "a guess"\nsource = ""\n'
+        f"base_ms = 5\nper_token_ms = 0.03\n"
+    )
+    run = recommended(read_recommendation(file), file, overlapped=False, told_time=True)
+    prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)
+    pace = Pace("sequential")
+    with launch(tmp_path, run, FEW_BLOCKS) as server:
+        predicted, measured = replayed(server, prompts, pace, run.policy, FEW_BLOCKS)
+        log = server.log()
+    assert f"kvscope orders free blocks by {policy.name}" in log
+    assert "the engine goes on without" not in log
+    assert measured.hit_tokens.tolist() == predicted.hit_tokens.tolist()
+    for other in (Lru(), *POLICIES):
+        hits = foreseen(prompts, other, pace, blocks=FEW_BLOCKS).hit_tokens
+        assert (hits.tolist() == predicted.hit_tokens.tolist()) == (other is policy)
 
 
 @pytest.mark.clock

@@ -25,9 +25,7 @@ def curve(caching: Caching) -> go.Figure:
         name="share of ideal",
         marker={"color": style.VERMILION, "size": 8},
     )
-    chart.add_hline(
-        y=caching.ideal, line_dash="dot", annotation_text=f"infinite cache {caching.ideal:.1%}"
-    )
+    style.level(chart, caching.ideal, f"infinite cache {caching.ideal:.1%}")
     chart.update_xaxes(type="log")
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart

@@ -58,9 +58,7 @@ def curve(
         name="chosen",
         marker={"color": style.VERMILION, "size": 13, "symbol": "circle-open", "line_width": 3},
     )
-    chart.add_hline(
-        y=found.ideal, line_dash="dot", annotation_text=f"infinite cache {found.ideal:.1%}"
-    )
+    style.level(chart, found.ideal, f"infinite cache {found.ideal:.1%}")
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
     chart.update_xaxes(type="log")
@@ -69,13 +67,14 @@ def curve(
 
 
 def _others(chart: go.Figure, unit: Unit, runs: Sequence[Run]) -> None:
-    """The runs that are not on the curve anyway, a colour a policy."""
+    """The runs that are not on the curve anyway: of each policy the setting with most of them."""
     name = names(runs)
-    by_name: dict[str, list[Run]] = {}
+    by_policy: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         if not is_plain_lru(run):
-            by_name.setdefault(name(run), []).append(run)
-    for label, likes in by_name.items():
+            by_policy.setdefault(run.policy, {}).setdefault(name(run), []).append(run)
+    for by_name in by_policy.values():
+        label, likes = max(by_name.items(), key=lambda item: len(item[1]))
         chart.add_scatter(
             x=[run.capacity_blocks * unit.per_block for run in likes],
             y=[hit_rate(run.setting, run.outcome) for run in likes],

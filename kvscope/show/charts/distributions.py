@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from kvscope.show.charts import style
-from kvscope.show.charts.policies import policy_line
+from kvscope.show.charts.policies import SYMBOLS, policy_line
 
 _SHARES = np.concatenate([np.linspace(0, 0.9, 181), np.linspace(0.9, 1, 101)[1:]])
 _MARKED = (0.5, 0.9, 0.95, 0.99)
@@ -38,8 +39,10 @@ def cdf(found: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
     """The share of requests with a TTFT up to each value, percentiles marked."""
     title = f"TTFT at {capacity_blocks:,} blocks"
     chart = style.figure(title, "TTFT (ms)", "share of requests", height=430)
+    seen: Counter[str] = Counter()
     for one in found:
-        line = policy_line(one.policy)
+        line, symbol = policy_line(one.policy), SYMBOLS[seen[one.policy] % len(SYMBOLS)]
+        seen[one.policy] += 1
         chart.add_scatter(
             x=one.value_ms,
             y=one.share,
@@ -59,7 +62,7 @@ def cdf(found: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
             legendgroup=one.name,
             showlegend=False,
             mode="markers",
-            marker={"color": line["color"], "size": 8},
+            marker={"color": line["color"], "size": 8, "symbol": symbol},
             hovertemplate="p%{y:.0%}: %{x:.3~g} ms",
         )
     if slo_s is not None:

@@ -70,7 +70,9 @@ def probability_over_time(windows: Windows, categories: list[str]) -> go.Figure:
 
 def gap_over_time(windows: Windows, categories: list[str]) -> go.Figure:
     """The mean wait of the exponential, window by window."""
-    chart = style.figure("Mean reuse gap over time", "start of the window (h)", "seconds")
+    chart = style.figure(
+        "Mean reuse gap over time", "start of the window (h)", "mean reuse gap (s)"
+    )
     _lines(chart, windows, categories, gap=True)
     chart.update_yaxes(rangemode="tozero")
     return chart

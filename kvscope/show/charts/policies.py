@@ -11,16 +11,19 @@ from kvscope.facts import Run
 from kvscope.policies.registry import POLICIES
 from kvscope.show.charts import style
 from kvscope.show.simulation import BASELINE, Simulation, hit_rate, is_plain_lru, names
+from kvscope.simulate.parameters import CONTENDERS
 
 _CURVE_POINTS = 200
-_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+_SEEN_MOST = (BASELINE, *CONTENDERS.split(","))  # so they get solid lines
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
 
 def policy_line(policy: str) -> dict[str, object]:
     """Colour and dash of a policy; those that know the future are dashed, and no others."""
-    known = next((one for one in POLICIES if one.name == policy), None)
-    hindsight = known is not None and known.hindsight
-    likes = [one.name for one in POLICIES if one.hindsight == hindsight]
+    hindsight = any(one.name == policy and one.hindsight for one in POLICIES)
+    known = [one.name for one in POLICIES if one.hindsight == hindsight]
+    likes = [name for name in _SEEN_MOST if name in known]
+    likes += [name for name in known if name not in likes]
     number = likes.index(policy) if policy in likes else len(likes)
     rounds = number // len(style.SERIES)
     dashes = ("dash", "longdash") if hindsight else ("solid", "dot", "dashdot")
@@ -43,9 +46,7 @@ def hit_rates(found: Simulation) -> go.Figure:
             mode="lines",
             line=policy_line(BASELINE),
         )
-        chart.add_hline(
-            y=curve.ideal, line_dash="dot", annotation_text=f"infinite cache {curve.ideal:.1%}"
-        )
+        style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
     for name, runs, marker in _series(found):
         if curve is not None and is_plain_lru(runs[0]):
             continue  # the line is there already, exact at every capacity
@@ -61,7 +62,7 @@ def ttft(found: Simulation, percentile: str) -> go.Figure:
     for name, runs, marker in _series(found):
         _add(chart, name, runs, marker, lambda run: getattr(run.outcome.ttft_ms, percentile))
     if found.setting.slo_s is not None:
-        chart.add_hline(y=found.setting.slo_s * 1e3, line_dash="dot", annotation_text="SLO")
+        style.level(chart, found.setting.slo_s * 1e3, "SLO")
     chart.update_xaxes(type="log")
     chart.update_yaxes(rangemode="tozero")
     return chart
@@ -96,6 +97,19 @@ def over_time(found: Simulation, capacity_blocks: int) -> go.Figure:
     return chart
 
 
+def trade_off(found: Simulation, capacity_blocks: int) -> go.Figure:
+    """The tail against the median, at one capacity: every run as a point."""
+    from kvscope.show.charts.trade_off import Point, trade_off
+
+    name = names(found.runs)
+    points = [
+        Point(run.policy, name(run), run.outcome.ttft_ms.p50, run.outcome.ttft_ms.p95)
+        for run in found.at(capacity_blocks)
+    ]
+    title = f"Median against tail at {capacity_blocks:,} blocks"
+    return trade_off(title, "p50 TTFT", "p95 TTFT", points)
+
+
 def _series(found: Simulation) -> Iterator[tuple[str, list[Run], str]]:
     """Runs that differ in capacity alone: their name, themselves, their marker."""
     name = names(found.runs)
@@ -106,7 +120,7 @@ def _series(found: Simulation) -> Iterator[tuple[str, list[Run], str]]:
     for label, runs in by_name.items():
         number = seen.setdefault(runs[0].policy, 0)
         seen[runs[0].policy] += 1
-        yield label, runs, _MARKERS[number % len(_MARKERS)]
+        yield label, runs, SYMBOLS[number % len(SYMBOLS)]
 
 
 def _add(

@@ -10,7 +10,7 @@ from kvscope.show.charts import style
 
 def contribution(found: Contribution) -> go.Figure:
     """Share of the requests and of the hits, by type and by turn."""
-    chart = style.figure("Requests and hits by type", "share", "", height=380)
+    chart = style.figure("Requests and hits by type", "share", "type, turn", height=380)
     names = [
         f"{style.label(row.type)}, {'later turns' if row.multi_turn else 'turn 1'}"
         for row in found.rows
@@ -21,6 +21,21 @@ def contribution(found: Contribution) -> go.Figure:
     chart.add_bar(y=names, x=hits, name="hits", orientation="h", marker_color=style.BLUE)
     chart.update_xaxes(tickformat=".0%")
     chart.update_yaxes(autorange="reversed", automargin=True)
+    return chart
+
+
+def sources(found: Sources) -> go.Figure:
+    """Who had last touched the blocks that were used again."""
+    chart = style.figure("Last touched by", "share of the reused blocks", "", height=220)
+    shares = {
+        "the same conversation": found.same_conversation_share,
+        "the same user, elsewhere": found.same_user_share,
+        "elsewhere" if found.same_user_share is None else "another user": found.other_share,
+    }
+    known = {name: share for name, share in shares.items() if share is not None}
+    chart.add_bar(y=list(known), x=list(known.values()), orientation="h", marker_color=style.BLUE)
+    chart.update_xaxes(tickformat=".0%", range=[0, 1])
+    chart.update_yaxes(autorange="reversed", automargin=True, title_text="last user")
     return chart
 
 

@@ -24,7 +24,10 @@ def spatial(found: Spatial) -> go.Figure:
         if cells is not None
     ]
     chart = make_subplots(
-        cols=len(maps), subplot_titles=[name for name, _ in maps], shared_yaxes=True
+        figure=go.Figure(layout=style.layout("Ideal block hit rate by place in the prompt")),
+        cols=len(maps),
+        subplot_titles=[name for name, _ in maps],
+        shared_yaxes=True,
     )
     for column, (_, cells) in enumerate(maps, start=1):
         chart.add_heatmap(
@@ -40,7 +43,6 @@ def spatial(found: Spatial) -> go.Figure:
             row=1,
             col=column,
         )
-    chart.update_layout(style.figure("Ideal block hit rate by place in the prompt", "", "").layout)
     chart.update_layout(margin_t=80)
     chart.update_xaxes(title_text="share cached", tickformat=".0%")
     chart.update_yaxes(tickformat=".0%", autorange="reversed")

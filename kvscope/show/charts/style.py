@@ -5,6 +5,7 @@ Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
 
 from __future__ import annotations
 
+from functools import cache
 from html import escape
 from math import log10
 
@@ -15,6 +16,7 @@ PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
 SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = "Blues"
+_PALE = "#EBF0F8"
 
 
 def label(text: str) -> str:
@@ -31,25 +33,47 @@ def line(number: int) -> dict[str, object]:
     }
 
 
+def layout(title: str, *, height: int = 380) -> dict[str, object]:
+    """What every chart's layout begins with."""
+    return {
+        "title": {"text": title, "font": {"size": 16}},
+        "template": _template(),
+        "height": height,
+        "margin": {"l": 70, "r": 20, "t": 50, "b": 60},
+        "legend": {"font": {"size": 11}},
+        "hovermode": "closest",
+    }
+
+
 def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
     """An empty chart with its title and the titles of its axes, units included."""
-    chart = go.Figure()
-    chart.update_layout(
-        title={"text": title, "font": {"size": 16}},
-        template="plotly_white",
-        height=height,
-        margin={"l": 70, "r": 20, "t": 50, "b": 60},
-        legend={"font": {"size": 11}},
-        hovermode="closest",
+    whole = layout(title, height=height)
+    return go.Figure(
+        layout=whole | {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     )
-    chart.update_xaxes(title_text=x)
-    chart.update_yaxes(title_text=y)
-    return chart
+
+
+@cache
+def _template() -> go.layout.Template:
+    """Axes and background as in plotly_white, which is copied for each chart and is large."""
+    axis: dict[str, object] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), _PALE)
+    axis |= {"automargin": True, "ticks": "", "zerolinewidth": 2, "title": {"standoff": 15}}
+    return go.layout.Template(
+        layout={
+            "font": {"color": "#2a3f5f"},
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "colorway": SERIES,
+            "xaxis": axis,
+            "yaxis": axis,
+            "title": {"x": 0.05},
+        }
+    )
 
 
 def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
     """A vertical line at `x`, its text beside it, also on a logarithmic axis."""
-    chart.add_vline(x=x, line_dash="dot")
+    chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
     chart.add_annotation(
         x=log10(x) if log else x,
@@ -59,4 +83,15 @@ def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
         showarrow=False,
         xanchor="right",
         yanchor="top",
+    )
+
+
+def level(chart: go.Figure, y: float, text: str) -> None:
+    """A horizontal line at `y`, its text above its left end."""
+    chart.add_hline(
+        y=y,
+        line_dash="dot",
+        line_color=GREY,  # to be seen on white and on black
+        annotation_text=text,
+        annotation_position="top left",
     )

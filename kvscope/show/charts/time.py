@@ -34,7 +34,7 @@ def hazard(found: ReuseHazard) -> go.Figure:
     chart = style.figure(
         "Reuse in the next second",
         "time since the last use (s)",
-        "probability",
+        "probability in the next second",
     )
     largest = sorted(found.by_category, key=lambda row: -max(row.at_risk_blocks, default=0))
     rows = [row for row in (found.overall, *largest[:SHOWN_CATEGORIES]) if row is not None]

@@ -13,7 +13,8 @@ def over_time(found: Characterization) -> go.Figure:
     """Requests and ideal hit rate, window by window."""
     windows = found.over_time.windows
     hours = [window.start_s / 3600 for window in windows]
-    chart = make_subplots(specs=[[{"secondary_y": True}]])
+    blank = go.Figure(layout=style.layout("Traffic and ideal hit rate over time"))
+    chart = make_subplots(figure=blank, specs=[[{"secondary_y": True}]])
     chart.add_bar(
         x=hours,
         y=[window.arrival_rate_per_s for window in windows],
@@ -28,7 +29,7 @@ def over_time(found: Characterization) -> go.Figure:
             chart.add_scatter(
                 x=hours, y=rates, name=name, line=style.line(number), secondary_y=True
             )
-    chart.update_layout(style.figure("Traffic and ideal hit rate over time", "", "").layout)
+    chart.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.2})
     chart.update_xaxes(title_text="time since the trace's start (h)")
     chart.update_yaxes(title_text="requests/s", secondary_y=False)
     chart.update_yaxes(

@@ -6,12 +6,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvscope import units
-from kvscope.show.charts import style
+from kvscope.show.charts import style, xi
+from kvscope.show.charts import trade_off as trade_offs
 from kvscope.show.charts.policies import policy_line
+from kvscope.show.charts.trade_off import Point
 from kvscope.show.simulation import BASELINE
 from kvscope.show.tuning import Tuned
 from kvscope.tune.facts import Judged
-from kvscope.tune.objective import Trial, View, times_ms
 from kvscope.tune.space import XI
 
 _POINTS = 400
@@ -21,11 +22,14 @@ def distributions(found: Tuned) -> go.Figure:
     """The share of requests with a TTFT up to each value: LRU, what is recommended, the ceiling."""
     tuning = found.tuning
     chart = style.figure(f"{found.ttft} of the judged requests", "TTFT (ms)", "share of requests")
-    shown: list[tuple[str, Judged]] = [(f"{BASELINE}, now", tuning.baseline)]
+    shown: list[tuple[str, Judged, dict[str, object]]] = [
+        (f"{BASELINE}, now", tuning.baseline, policy_line(BASELINE))
+    ]
     if tuning.chosen is not tuning.baseline:
-        shown.append((found.called(tuning.chosen.trial.policy), tuning.chosen))
-    shown.append(("infinite cache", tuning.infinite))
-    for number, (name, judged) in enumerate(shown):
+        policy = tuning.chosen.trial.policy
+        shown.append((found.called(policy), tuning.chosen, policy_line(policy.name)))
+    shown.append(("infinite cache", tuning.infinite, {"color": style.GREY, "width": 2}))
+    for name, judged, line in shown:
         share = np.linspace(0, 1, _POINTS)
         finite = judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
         chart.add_scatter(
@@ -33,14 +37,11 @@ def distributions(found: Tuned) -> go.Figure:
             y=share.tolist(),
             name=style.label(name),
             mode="lines",
-            line=style.line(number),
+            line=line,
+            hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
         )
     _slo(chart, found, vertical=True)
-    chart.add_hline(
-        y=tuning.target.percentile,
-        line_dash="dot",
-        annotation_text=units.format_percentile(tuning.target.percentile),
-    )
+    style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
     chart.update_xaxes(type="log")
     chart.update_yaxes(tickformat=".0%")
     return chart
@@ -50,26 +51,17 @@ def trade_off(found: Tuned) -> go.Figure:
     """What the tail gains and the median pays: every setting that was tried, as a point."""
     tuning = found.tuning
     title = "Median against tail, in the part to choose on"
-    chart = style.figure(title, f"p50 {found.ttft} (ms)", f"{found.target_name} (ms)")
     here = [one for one in tuning.explored if one.capacity_blocks == tuning.capacity_blocks]
-    for name in dict.fromkeys(one.policy.name for one in here):
-        likes = [one for one in here if one.policy.name == name]
-        chart.add_scatter(
-            x=[found.times_ms(one.outcome).p50 for one in likes],
-            y=[one.target_s * 1e3 for one in likes],
-            text=[style.label(found.called(one.policy)) for one in likes],
-            name=name,
-            mode="markers",
-            marker={"color": policy_line(name)["color"], "size": 8},
+    points = [
+        Point(
+            one.policy.name,
+            found.called(one.policy),
+            found.times_ms(one.outcome).p50,
+            one.target_s * 1e3,
         )
-    front = pareto(here, tuning.target.view)
-    chart.add_scatter(
-        x=[found.times_ms(one.outcome).p50 for one in front],
-        y=[one.target_s * 1e3 for one in front],
-        name="Pareto front",
-        mode="lines",
-        line={"color": style.GREY, "dash": "dot"},
-    )
+        for one in here
+    ]
+    chart = trade_offs.trade_off(title, f"p50 {found.ttft}", found.target_name, points)
     _slo(chart, found)
     return chart
 
@@ -78,18 +70,12 @@ def sensitivity(found: Tuned) -> go.Figure:
     """The target's latency against xi."""
     from kvscope.show.sections.tuning_explained import sensitivity as by_policy
 
-    title = "What xi does, in the part to choose on"
-    chart = style.figure(title, "xi (tokens)", f"{found.target_name} (ms)")
-    for name, trials in by_policy(found).items():
-        chart.add_scatter(
-            x=[one.policy.values[XI] for one in trials],
-            y=[one.target_s * 1e3 for one in trials],
-            name=name,
-            mode="lines+markers",
-            line=policy_line(name),
-        )
+    points = {
+        name: [(one.policy.values[XI], one.target_s * 1e3) for one in trials]
+        for name, trials in by_policy(found).items()
+    }
+    chart = xi.sensitivity("What xi does, in the part to choose on", found.target_name, points)
     _slo(chart, found)
-    chart.update_xaxes(type="log")
     return chart
 
 
@@ -117,18 +103,9 @@ def capacities(found: Tuned) -> go.Figure:
     return chart
 
 
-def pareto(trials: list[Trial], view: View) -> list[Trial]:
-    """The trials that no other beats both in the median and at the target's percentile."""
-    front: list[Trial] = []
-    for one in sorted(trials, key=lambda one: (times_ms(one.outcome, view).p50, one.target_s)):
-        if not front or one.target_s < front[-1].target_s:
-            front.append(one)
-    return front
-
-
 def _slo(chart: go.Figure, found: Tuned, *, vertical: bool = False) -> None:
     slo_ms = found.tuning.target.slo_s * 1e3
     if vertical:
         style.mark(chart, slo_ms, "SLO")
     else:
-        chart.add_hline(y=slo_ms, line_dash="dot", annotation_text="SLO")
+        style.level(chart, slo_ms, "SLO")

@@ -8,9 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvscope.show.charts import style
+from kvscope.show.charts.policies import policy_line
 from kvscope.validate.facts import RunFacts
 
 _POINTS = 400
+_PREDICTED = {"color": style.GREY, "width": 5}  # below, in every policy's chart
 
 
 def distributions(runs: Sequence[RunFacts], slo_s: float | None, policy: str) -> go.Figure:
@@ -22,16 +24,17 @@ def distributions(runs: Sequence[RunFacts], slo_s: float | None, policy: str) ->
     chart = style.figure(f"TTFT with {policy}", "TTFT (ms)", "share of requests")
     share = np.linspace(0, 1, _POINTS)
     sides = (
-        ("predicted", [run.predicted_ttft_s[run.counted] for run in runs]),
-        ("measured", [run.measured_ttft_s[run.counted] for run in runs]),
+        ("predicted", [run.predicted_ttft_s[run.counted] for run in runs], _PREDICTED),
+        ("measured", [run.measured_ttft_s[run.counted] for run in runs], policy_line(policy)),
     )
-    for number, (name, times) in enumerate(sides):
+    for name, times, line in sides:
         chart.add_scatter(
             x=(np.quantile(np.concatenate(times), share, method="inverted_cdf") * 1e3).tolist(),
             y=share.tolist(),
             name=name,
             mode="lines",
-            line=style.line(number),
+            line=line,
+            hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
         )
     if slo_s is not None:
         style.mark(chart, slo_s * 1e3, "SLO")

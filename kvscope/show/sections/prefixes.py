@@ -11,6 +11,9 @@ from kvscope.show.section import Section
 from kvscope.show.table import Table
 
 _LISTED = 10
+_HEAD = 4  # continuations that make a stretch a head that prompts share, and no turn
+
+_COLUMNS = ("hash of its end", "from token", "tokens", "prompts", "goes on in", "tokens hit")
 
 
 def section(found: Sequence[Prefix], block_size: int) -> Section:
@@ -24,8 +27,34 @@ def section(found: Sequence[Prefix], block_size: int) -> Section:
         f"{units.format_count(len(heads))} of the hottest prefixes begin a prompt; the most common"
         f" one was found written by {units.format_count(max(one.reuses for one in heads))} prompts."
     )
-    ranked = sorted(found, key=lambda one: -one.hits)[:_LISTED]
-    rows = tuple(
+    shared = sorted((one for one in found if one.branches >= _HEAD), key=lambda one: -one.reuses)
+    tables = [
+        Table(
+            "Stretches with the most hits",
+            _COLUMNS,
+            _rows(sorted(found, key=lambda one: -one.hits), block_size),
+            note="a stretch: blocks that the same prompts share, with no branch within; goes"
+            " on in: so many reused continuations",
+        )
+    ]
+    if shared:
+        told = Table(
+            "Shared heads, such as system prompts",
+            _COLUMNS,
+            _rows(shared, block_size),
+            note=f"stretches that go on in at least {_HEAD} reused ways, most prompts first",
+        )
+        tables.append(told)
+    return Section(
+        "Hottest prefixes",
+        (words,),
+        tables=tuple(tables),
+        figures=(partial(charts.icicle, found, block_size),),
+    )
+
+
+def _rows(ranked: Sequence[Prefix], block_size: int) -> tuple[tuple[str, ...], ...]:
+    return tuple(
         (
             f"{one.hash_id & (2**64 - 1):x}",
             units.format_count(one.depth_blocks * block_size),
@@ -34,20 +63,5 @@ def section(found: Sequence[Prefix], block_size: int) -> Section:
             units.format_count(one.branches),
             units.format_count(one.hits * block_size),
         )
-        for one in ranked
-    )
-    return Section(
-        "Hottest prefixes",
-        (words,),
-        tables=(
-            Table(
-                "Stretches with the most hits",
-                ("hash of its end", "from token", "tokens", "prompts", "goes on in", "tokens hit"),
-                rows,
-                note="a stretch: blocks that the same prompts share, with no branch within; goes"
-                " on in: so many reused continuations; many of them make a shared head, such as a"
-                " system prompt",
-            ),
-        ),
-        figures=(partial(charts.icicle, found, block_size),),
+        for one in ranked[:_LISTED]
     )

@@ -122,7 +122,9 @@ def _sources(found: Sources) -> Section:
         ("the same user, elsewhere", share(found.same_user_share)),
         ("another user" if known else "elsewhere", share(found.other_share)),
     ]
-    figures = (partial(charts.users, found),) if found.heat_map else ()
+    figures = [partial(charts.sources, found)]
+    if found.heat_map:
+        figures.append(partial(charts.users, found))
     return Section(
         title="Whose blocks",
         tables=(
@@ -133,7 +135,7 @@ def _sources(found: Sources) -> Section:
                 note="" if known else "the trace names no users",
             ),
         ),
-        figures=figures,
+        figures=tuple(figures),
     )
 
 

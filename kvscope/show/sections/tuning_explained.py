@@ -6,6 +6,7 @@ from functools import partial
 
 from kvscope import units
 from kvscope.show.section import Section
+from kvscope.show.sections import who_pays
 from kvscope.show.sections.run_cells import NONE, in_ms, size_cells, size_columns
 from kvscope.show.simulation import value_in_words
 from kvscope.show.table import Table
@@ -128,17 +129,6 @@ def _who_pays(found: Tuned) -> list[Section]:
     if tuning.recommended is tuning.baseline:
         return []
     then = {one.category: one.outcome for one in tuning.recommended.categories}
-    rows = tuple(
-        (
-            one.category,
-            units.format_count(one.outcome.requests),
-            in_ms(found.times_ms(one.outcome).p50),
-            in_ms(found.times_ms(then[one.category]).p50),
-            in_ms(found.times_ms(one.outcome).p95),
-            in_ms(found.times_ms(then[one.category]).p95),
-        )
-        for one in tuning.baseline.categories
-    )
-    columns = ("category", "requests", "p50, LRU", "p50, then", "p95, LRU", "p95, then")
+    now = {one.category: one.outcome for one in tuning.baseline.categories}
     title = f"LRU now, and {found.called(tuning.recommended.trial.policy)} as recommended"
-    return [Section("Who gains and who pays", tables=(Table(title, columns, rows),))]
+    return [who_pays.section(title, now, then, found.times_ms)]

@@ -1,8 +1,8 @@
-"""`--capacity-model` and `--tiers`: what they rule out, and which policies they can run."""
+"""`--capacity-model` and `--tiers`: what they rule out, which policies they can run, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from kvscope.simulate.parameters import ALL, REPLAYED, parse_policies
 if TYPE_CHECKING:
     from kvscope.facts import CapacityModel, RunSetting, TierMode
     from kvscope.policies.base import Policy
+    from kvscope.simulate.variants import Found
+    from kvscope.simulate.workload import Asked, Workload
 
 Contradiction = tuple[bool, str, str, str]
 
@@ -91,6 +93,22 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
         where="--policies",
         remedy=f"take {', '.join(fitting)}",
     )
+
+
+def over_tiers(workload: Workload, policy: Policy, values: Mapping[str, Found]) -> Asked:
+    """What to replay over the tiers of the setting: `policy` in those that name none."""
+    from kvscope.simulate.tier_spec import parse_tiers
+    from kvscope.simulate.variants import Variant, bind
+    from kvscope.simulate.workload import Asked
+
+    setting = workload.setting
+    tiers = parse_tiers(
+        setting.tiers,
+        block_bytes=setting.block_bytes,
+        bind=lambda kind: policy if kind is type(policy) else bind(Variant(kind), values),
+        default=type(policy),
+    )
+    return Asked(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
 def _on_engine(

@@ -1,0 +1,123 @@
+"""Work for a fresh process: every page of the dashboard on a trace, timed.
+
+Prints JSON: the trace's size, and seconds a page. Kernels and imports are warm; what the pages keep
+of a trace is forgotten before each first visit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dashboard_seen import seen
+from kvscope.__main__ import prepare_collector
+from kvscope.paths import data_folder
+
+FOLDER = data_folder("dashboard")
+PAGES = (
+    *("overview", "reuse", "time", "space", "capacity", "lab", "recommendation"),
+    "validation",
+)
+PATIENCE_S = 600
+Seconds = dict[str, dict[str, float | None]]
+
+
+def main() -> None:
+    """The command line of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("trace")
+    told = parser.parse_args()
+    prepare_collector()
+    with tempfile.TemporaryDirectory() as folder:
+        db = str(Path(folder) / "store.duckdb")
+        trace = _ingested(told.trace, db)
+        sys.argv = ["app.py", "--db", db]
+        sys.path.insert(0, str(FOLDER))
+        pages = _scripts()
+        for page, seconds in seen(db).items():
+            pages[page]["seen_s"] = seconds
+    print(json.dumps({"trace": trace, "pages": pages}))
+
+
+def _ingested(path: str, db: str) -> dict[str, Any]:
+    from kvscope.cli.app import run
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = run(["ingest", path, "--db", db, "--json"])
+    if code:
+        raise SystemExit(int(code))
+    trace: dict[str, Any] = json.loads(printed.getvalue())["trace"]
+    return trace
+
+
+def _scripts() -> Seconds:
+    """Each page's script: first visit, another one, a change of one of its widgets."""
+    import streamlit as st
+
+    for page in PAGES:  # imports, and kernels from their cache
+        _visited(page)
+    found: Seconds = {}
+    for page in PAGES:
+        st.cache_resource.clear()
+        app, first_s = _visited(page)
+        again_s = _timed(app.run)
+        _ready(page, app)
+        found[page] = {"first_s": first_s, "again_s": again_s, "change_s": _changed(page, app)}
+    return found
+
+
+def _visited(page: str) -> tuple[Any, float]:
+    """The app at a page, and how long its script took there."""
+    from streamlit.testing.v1 import AppTest
+
+    app = AppTest.from_file(str(FOLDER / "app.py"), default_timeout=PATIENCE_S)
+    app.query_params["policies"] = "lru,tlru,wa,belady"
+    return app, _timed(app.switch_page(f"views/{page}.py").run)
+
+
+def _ready(page: str, app: Any) -> None:
+    """What has to be replayed before there is anything to change; not counted."""
+    button = {"lab": "run", "recommendation": "tune"}.get(page)
+    if button is None:
+        return
+    app.button(key=button).click().run()
+    while any(one.key.startswith("stop ") for one in app.button if one.key):
+        time.sleep(0.2)
+        app.run()
+
+
+def _changed(page: str, app: Any) -> float:
+    """Move the page's own slider, or choose another model at the side."""
+    if page == "capacity":
+        return _moved(app, "capacity")
+    if page == "lab":
+        return _moved(app, "at")
+    return _timed(app.selectbox(key="model").set_value("qwen2-7b").run)
+
+
+def _moved(app: Any, key: str) -> float:
+    """The slider at its second step."""
+    slider = app.select_slider(key=key)
+    return _timed(slider.set_value(int(slider.options[1].replace(",", ""))).run)
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    app = work()
+    took = time.perf_counter() - started
+    if app.exception or app.error:
+        raise RuntimeError(f"{app.exception} {app.error}")
+    return took
+
+
+if __name__ == "__main__":
+    main()

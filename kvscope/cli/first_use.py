@@ -1,0 +1,24 @@
+"""What the first commands after an installation do beside their work: kernels are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvscope.cli.diagnostics import note
+
+if TYPE_CHECKING:
+    from kvscope.policies.base import Policy
+
+
+@contextmanager
+def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
+    """`kvscope.simulate.ahead.compiled_beside`, said on stderr."""
+    from kvscope.jit import nothing_compiled
+    from kvscope.simulate import ahead
+
+    if nothing_compiled():
+        note("compiling kernels, once: this takes half a minute or so")
+    with ahead.compiled_beside(policies):
+        yield

@@ -1,0 +1,88 @@
+"""Compile kernels before they are asked for: `python -m kvscope.simulate.ahead [POLICY...]`.
+
+Numba compiles one kernel at a time in a process. The first commands after an installation, which
+find nothing compiled, therefore have half of it done by a second process. Without a name it is the
+policies that commands take where nobody names any.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from kvscope.jit import nothing_compiled
+from kvscope.policies.base import KeyPolicy, Policy
+from kvscope.policies.registry import by_name
+from kvscope.simulate.estimates import tables_for
+from kvscope.simulate.parameters import CONTENDERS, REPLAYED, parse_policies
+from kvscope.simulate.replay import history, replay
+from kvscope.simulate.sweep import cores
+from kvscope.simulate.traffic import Traffic
+
+
+@contextmanager
+def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
+    """While the block runs, a second process compiles what these policies need, if nothing is yet.
+
+    It begins where the block will come to last: with the policies that
+    have keys, which take longest, and from the end. Whoever needs a kernel that is not done yet
+    compiles it; the process ends with the block.
+    """
+    if cores() == 1 or not nothing_compiled():
+        yield
+        return
+    last_first = [*policies][::-1]
+    last_first.sort(key=lambda one: not issubclass(one, KeyPolicy))
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, *(one.name for one in last_first)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def compile_for(policies: Sequence[type[Policy]]) -> None:
+    """Have the kernels of these policies in the cache folder, if they are not there yet."""
+    few = few_requests()
+    past = history(few)
+    for policy in policies:
+        replay(few, policy(), 1, past=past, tables=tables_for(few, policy))
+
+
+def few_requests() -> Traffic:
+    """Two requests that share a block: what has to be compiled for them is so for any."""
+    counts = np.array([2, 2], dtype=np.int32)
+    none = np.zeros(2, dtype=np.int32)
+    tokens = np.array([40, 40], dtype=np.int64)
+    return Traffic(
+        block_size=16,
+        block_parent=np.array([0, 0, 1, 1], dtype=np.int32),
+        leaf=np.array([2, 3], dtype=np.int32),
+        length=counts,
+        look=counts,
+        anonymous=none,
+        arrival_s=np.array([0.0, 1.0]),
+        input_tokens=tokens.astype(np.int32),
+        history_tokens=tokens,
+        category=none,
+        parent=none - 1,
+        next_prompt_tokens=none.astype(np.int64) - 1,
+    )
+
+
+if __name__ == "__main__":
+    if named := [by_name(name) for name in sys.argv[1:]]:
+        compile_for(named)
+    else:
+        usual = parse_policies(f"{REPLAYED},{CONTENDERS}")
+        with compiled_beside(usual):
+            compile_for(usual)

@@ -1,0 +1,69 @@
+"""The dashboard as its command starts it, and a person's way through it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from time import monotonic, sleep
+from typing import Any
+
+Page = Any  # playwright may be missing
+Server = tuple[str, subprocess.Popen[str]]
+PATIENCE_MS = 240_000  # kernels may have to be compiled
+READY = "[data-testid=stApp][data-test-script-state=notRunning]"
+
+
+@contextmanager
+def serving(db: str) -> Iterator[Server]:
+    """`kvscope dashboard` on this store, ended whatever happens."""
+    port = free_port()
+    arguments = ["dashboard", "--db", db, "--port", str(port)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvscope", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(address, process)
+        yield address, process
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(address: str, process: subprocess.Popen[str]) -> None:
+    """Return once the server answers."""
+    until = monotonic() + PATIENCE_MS / 1e3
+    while monotonic() < until and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"{address}/_stcore/health"):  # noqa: S310
+            return
+        sleep(0.1)
+    raise AssertionError(process.communicate())
+
+
+def outside(url: str, address: str) -> bool:
+    """Whether a request leaves this machine."""
+    return url.startswith("http") and not url.startswith(address)
+
+
+def visit(page: Page, name: str) -> None:
+    """Go to a page by its name at the side, and wait until it is drawn."""
+    page.get_by_role("link", name=name, exact=True).click()
+    page.get_by_role("heading", name=name, exact=True).wait_for()
+    page.wait_for_selector(READY)
+    assert page.locator("[data-testid=stException]").count() == 0

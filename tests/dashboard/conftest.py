@@ -1,0 +1,37 @@
+"""A store for the pages, and nothing kept from one test to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.ingest.pipeline import ingest
+from kvscope.store.db import open_store
+from tests.dashboard.chats import write_chats
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """What one test's store gave must not be another's."""
+    import streamlit as st
+
+    st.cache_resource.clear()
+    yield
+    st.cache_resource.clear()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 requests in conversations."""
+    return write_chats(tmp_path_factory.mktemp("trace") / "chats.jsonl")
+
+
+@pytest.fixture
+def db(tmp_path: Path, trace: Path) -> str:
+    """A store with that trace."""
+    path = str(tmp_path / "store.duckdb")
+    with open_store(path) as store:
+        ingest(store, str(trace))
+    return path

@@ -1,0 +1,70 @@
+"""The dashboard run by Streamlit's own test harness, and what it then says."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from kvscope.cli.app import run
+from kvscope.paths import data_folder
+from tests.cli.shell import Streams
+
+DASHBOARD = data_folder("dashboard")
+PAGES = ("reuse", "time", "space", "capacity", "lab", "recommendation", "validation")
+EVERY_PAGE = ("overview", *PAGES)
+_PATIENCE_S = 240  # kernels may have to be compiled
+
+
+def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: str) -> AppTest:
+    """The app on this store at this page."""
+    monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
+    monkeypatch.syspath_prepend(str(DASHBOARD))
+    app = AppTest.from_file(str(DASHBOARD / "app.py"), default_timeout=_PATIENCE_S)
+    for name, value in address.items():
+        app.query_params[name] = value
+    app.run()
+    return app.switch_page(f"views/{page}.py").run() if page else app
+
+
+def words(app: AppTest) -> str:
+    """All that the page says in sentences, as they were before Markdown."""
+    return "\n".join(one.value for one in (*app.markdown, *app.info)).replace("\\", "")
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    """The large numbers by their labels."""
+    return {one.label: one.value for one in app.metric}
+
+
+def titles(app: AppTest) -> list[str]:
+    """The titles of the sections."""
+    return [one.value for one in app.subheader]
+
+
+def table_with(app: AppTest, *columns: str) -> Any:
+    """The first table that has these columns."""
+    return next(one.value for one in app.dataframe if {*columns} <= {*one.value.columns})
+
+
+def told(capsys: Streams, *arguments: str) -> dict[str, Any]:
+    """The document that the command prints."""
+    capsys.readouterr()
+    assert run([*arguments, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def settled(app: AppTest, done: str) -> AppTest:
+    """The app once its job has ended and a section whose title begins so is there."""
+    until = time.monotonic() + _PATIENCE_S
+    while not any(title.startswith(done) for title in titles(app)):
+        assert not app.exception
+        assert not app.error
+        assert time.monotonic() < until
+        time.sleep(0.1)
+        app.run()
+    return app

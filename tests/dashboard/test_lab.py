@@ -1,0 +1,101 @@
+"""The policy lab: what it replays is kept, and the same as the command line's."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope import units
+from tests.cli.shell import Streams
+from tests.dashboard.shown import metrics, settled, shown, table_with, titles, told, words
+
+
+def test_lab(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """A run begun here is shown, kept in the store, and the same as the command line's."""
+    app = shown(db, monkeypatch, "lab", policies="lru,fifo", sizes="60", slo="20ms")
+    app.button(key="run").click().run()
+    settled(app, "Policies")
+    document = told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru,fifo", "--slo", "20ms",
+        "--capacity-blocks", "60", "--model", "llama3-8b",
+    )  # fmt: skip
+    table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)
+    rates = {one["policy"]: one["token_hit_rate"] for one in document["results"]}
+    assert dict(zip(table["policy"], table["hit rate"], strict=True)) == {
+        policy: units.format_share(rate, 2) for policy, rate in rates.items()
+    }
+    created = [one["created_at"] for one in document["results"]]
+    again = told(capsys, "runs", "chats", "--db", db)
+    assert sorted(created) == sorted(one["created_at"] for one in again["runs"])
+
+
+def test_who_gains_and_who_pays(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """By category, lru beside the policy that is picked, at the capacity of the slider."""
+    asked = {"policies": "lru,fifo,belady", "sizes": "40,60,80", "slo": "20ms"}
+    app = shown(db, monkeypatch, "lab", **asked)
+    app.button(key="run").click().run()
+    settled(app, "Who gains and who pays")
+    app.select_slider(key="at").set_value(40).run()
+    app.selectbox(key="other").set_value("fifo").run()
+    table = table_with(app, "p50, LRU", "p95, then")
+    document = told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru,fifo", "--slo", "20ms",
+        "--capacity-blocks", "40",
+    )  # fmt: skip
+    by_policy = {
+        one["policy"]: {part["category"]: part for part in one["categories"]}
+        for one in document["results"]
+    }
+    for category, requests, *times in table.to_numpy().tolist():
+        lru, fifo = by_policy["lru"][category], by_policy["fifo"][category]
+        assert requests == units.format_count(lru["requests"])
+        expected = [side["ttft_ms"][rank] for rank in ("p50", "p95") for side in (lru, fifo)]
+        assert times == [units.format_duration(one / 1e3) for one in expected]
+    assert app.query_params["at"] in ("40", ["40"])
+
+
+def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """The slider reads off what `simulate` gives with that xi; the table has every xi."""
+    app = shown(db, monkeypatch, "lab", slo="20ms", xi_at="60")
+    app.button(key="run_xi").click().run()
+    settled(app, "What xi does")
+    app.select_slider(key="xi").set_value(256).run()
+    document = told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "tlru", "--slo", "20ms",
+        "--capacity-blocks", "60", "--param", "tlru.xi_tokens=256",
+    )  # fmt: skip
+    result = document["results"][0]
+    numbers = metrics(app)
+    assert numbers["TTFT p95"] == units.format_duration(result["ttft_ms"]["p95"] / 1e3)
+    assert numbers["Hit rate"] == units.format_share(result["token_hit_rate"], 2)
+    table = table_with(app, "xi (tokens)", "xi (time)")
+    assert "256" in set(table["xi (tokens)"])
+    assert len(set(table["xi (tokens)"])) == len(table) > 8
+
+
+def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """A cache in tiers is replayed as by --tiers, and each tier is told by itself."""
+    tiers = "hbm=20blocks,dram=40blocks"
+    app = shown(db, monkeypatch, "lab", policies="lru", tiers=tiers, slo="20ms")
+    app.button(key="run").click().run()
+    settled(app, "Tiers")
+    document = told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru", "--slo", "20ms",
+        "--tiers", tiers, "--model", "llama3-8b",
+    )  # fmt: skip
+    expected = [
+        units.format_share(one["token_hit_rate"], 2) for one in document["results"][0]["tiers"]
+    ]
+    assert table_with(app, "tier", "transfer")["hit rate"].tolist() == expected
+    assert "20blocks" in words(app)
+
+
+def test_contradictions_are_those_of_the_command(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers beside capacities, a tier without a read, xi without an SLO: a sentence each."""
+    app = shown(db, monkeypatch, "lab", tiers="hbm=20blocks", sizes="60")
+    assert "tiers have capacities of their own" in app.error[0].value
+    app = shown(db, monkeypatch, "lab", sizes="10GiB", model="none")
+    assert "bytes need a model" in app.error[0].value
+    app = shown(db, monkeypatch, "lab", slo="")
+    app.text_input(key="slo").set_value("").run()
+    assert "write one above" in words(app)
+    assert "Time to first token" not in titles(app)

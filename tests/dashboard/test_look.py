@@ -1,0 +1,159 @@
+"""How the dashboard looks and is reached: both themes, a small screen, the keyboard, exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.ingest.pipeline import ingest
+from kvscope.store.db import open_store
+from tests.dashboard.browsing import PATIENCE_MS, READY, Page, serving, visit
+from tests.dashboard.chats import write_chats
+from tests.dashboard.chromium import FLAGS, chromium
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+CHROMIUM = chromium()
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
+
+_PAGES = ("Reuse", "Time", "Space", "Capacity", "Policy lab", "Recommendation", "Validation")
+_ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
+_FEWEST_CHARTS = {"Overview": 1, "Reuse": 3, "Time": 4, "Space": 3, "Capacity": 2}
+
+# Texts whose contrast with what lies behind them is too low: [text, ratio].
+_PALE = """least => {
+    const parts = text => (text.match(/[\\d.]+/g) || []).map(Number);
+    const over = (top, below) => {
+        const alpha = top[3] ?? 1;
+        return [0, 1, 2].map(at => top[at] * alpha + below[at] * (1 - alpha));
+    };
+    const behind = node => {
+        const layers = [];
+        for (let at = node; at; at = at.parentElement) {
+            const colour = parts(getComputedStyle(at).backgroundColor);
+            if (colour.length && (colour[3] ?? 1) > 0) layers.push(colour);
+        }
+        return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
+    };
+    const light = colour => {
+        const [r, g, b] = colour.map(one => one / 255)
+            .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const text = walker.currentNode.textContent.trim(), node = walker.currentNode.parentElement;
+        const box = node.getBoundingClientRect();
+        if (!text || !box.width) continue;
+        if (node.closest('[disabled], [data-testid=stIconMaterial], script, style')) continue;
+        // what lies on coloured shapes, or beside what it is a part of
+        if (node.closest('.icicle, .hoverlayer, [data-testid=stSlider]')) continue;
+        const style = getComputedStyle(node);
+        if (style.visibility === 'hidden') continue;
+        const ground = behind(node);
+        const ink = over(parts(node instanceof SVGElement ? style.fill : style.color), ground);
+        const [high, low] = [light(ink), light(ground)].sort((a, b) => b - a);
+        const ratio = (high + 0.05) / (low + 0.05);
+        if (ratio < least) found.push([text.slice(0, 40), Math.round(ratio * 100) / 100]);
+    }
+    return found;
+}"""
+
+_NO_PICKER = "delete Window.prototype.showSaveFilePicker"  # nobody is there to answer it
+
+_FOCUSED = """() => {
+    const node = document.activeElement;
+    return [node.tagName, node.getAttribute('role') || node.type || '',
+            node.getAttribute('aria-label') || node.innerText || ''].join(' | ');
+}"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A dashboard on a store with a small trace."""
+    folder = tmp_path_factory.mktemp("look")
+    db = str(folder / "store.duckdb")
+    with open_store(db) as store:
+        ingest(store, str(write_chats(folder / "chats.jsonl")))
+    with serving(db) as (where, _):
+        yield where
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    """What the browser asks for."""
+    return str(request.param)
+
+
+@pytest.fixture
+def page(address: str, scheme: str) -> Iterator[Page]:
+    """The first page at 1280 x 800, on a machine that is light or dark."""
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+        tab.set_default_timeout(PATIENCE_MS)
+        tab.add_init_script(_NO_PICKER)
+        tab.goto(address)
+        tab.get_by_text("chats: bailian trace, 600 requests").wait_for()
+        tab.wait_for_selector(READY)
+        yield tab
+        browser.close()
+
+
+def test_every_page_is_legible(page: Page, scheme: str) -> None:
+    """Contrast in both themes, nothing beyond the screen's edge, an alternative text a chart."""
+    ground = page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
+    for name in ("Overview", *_PAGES):
+        visit(page, name)
+        charts = page.get_by_test_id("stPlotlyChart")
+        if name in _FEWEST_CHARTS:
+            charts.nth(_FEWEST_CHARTS[name] - 1).wait_for(state="attached")
+            page.locator(".main-svg").first.wait_for()
+        assert page.evaluate(_PALE, _ENOUGH) == [], name
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
+        for chart in charts.all():
+            box = chart.bounding_box()
+            assert box is None or box["x"] + box["width"] <= 1280
+            assert "Chart: " in (chart.get_attribute("aria-label") or chart.inner_html())
+
+
+@pytest.mark.parametrize("scheme", ["light"], indirect=True)
+def test_the_keyboard_reaches_every_control(page: Page) -> None:
+    """Tab goes from the links at the side over their widgets to those of the page."""
+    wanted = {
+        "Capacity": ("Capacity (blocks)", "Replay wa and the optimum"),
+        "Policy lab": ("SLO (TTFT)", "Parameters", "Policies", "Capacities (blocks)", "Run"),
+        "Recommendation": ("SLO (TTFT)", "Percentile", "Capacity you have", "Tune"),
+    }
+    for name, controls in wanted.items():
+        visit(page, name)
+        page.get_by_role("heading", name=name, exact=True).click()
+        page.get_by_role("link", name="Overview", exact=True).focus()
+        seen = []
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            seen.append(page.evaluate(_FOCUSED))
+        for control in ("Reuse", "Validation", "Trace", "Model", "HBM", "Latency", *controls):
+            assert any(control in one for one in seen), (control, seen)
+
+
+@pytest.mark.parametrize("scheme", ["light"], indirect=True)
+def test_charts_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
+    """A chart as PNG, a table as CSV, by the buttons above them."""
+    visit(page, "Capacity")
+    chart = page.get_by_test_id("stPlotlyChart").first
+    chart.hover()
+    with page.expect_download() as saved:
+        chart.get_by_role("button", name="Download plot as a PNG").click()
+    saved.value.save_as(tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    table = page.get_by_test_id("stDataFrame").first
+    table.scroll_into_view_if_needed()
+    table.hover()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download as CSV").first.click()
+    saved.value.save_as(tmp_path / "table.csv")
+    assert "evicted" in (tmp_path / "table.csv").read_text()
