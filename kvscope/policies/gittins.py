@@ -72,14 +72,14 @@ class Gittins(LanePolicy):
         """Index times need."""
         age = 0
         if idle_s >= LEAST_S:
-            part, octave = math.frexp(idle_s / LEAST_S)  # a third of the time of a logarithm
+            part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm
             third = 0 if part < _THIRD else 1 if part < _TWO_THIRDS else 2
             age = min(AGES_AN_OCTAVE * (octave - 1) + third + 1, AGES - 1)
         index = float(table[lane, age])
         if lane % 2 == 1 or p[_XI] <= 0.0:
             return index
         beyond = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
-        return index * max(beyond * beyond, _LEAST_NEED)
+        return float(index * max(beyond * beyond, _LEAST_NEED))
 
 
 def classes(
