@@ -123,7 +123,7 @@ def main() -> None:
     words = "\n".join(["`python -m benchmarks.gaps`", "", *(one.markdown() for one in tables())])
     print(words)
     if told.record:
-        record(PAGE, words)
+        record(PAGE, words, "gaps")
 
 
 if __name__ == "__main__":
