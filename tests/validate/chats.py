@@ -11,9 +11,15 @@ BLOCK = 16
 
 
 def write_chats(
-    path: Path, requests: int, *, seed: int = 0, gap_s: float = 0.3, alive: int = 12
+    path: Path,
+    requests: int,
+    *,
+    seed: int = 0,
+    gap_s: float = 0.3,
+    alive: int = 12,
+    longest_output: int = 40,
 ) -> Path:
-    """A bailian trace: some heads that chats share, turns, and outputs of 1 to 40 tokens.
+    """A bailian trace: some heads that chats share, turns, and outputs of 1 to so many tokens.
 
     A turn goes on with one of the `alive` chats that went on last: the more, the longer the waits.
     """
@@ -31,7 +37,7 @@ def write_chats(
             parent, before, history, turn, _ = chats.pop(place)
             turn += 1
         prompt = history + int(rng.integers(5, 120))
-        output = int(rng.integers(1, 41))
+        output = int(rng.integers(1, longest_output + 1))
         kept = before[: history // BLOCK]  # the last block may have been partial: it is new
         blocks = kept + list(range(fresh, fresh + -(-prompt // BLOCK) - len(kept)))
         fresh += 1000

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,10 @@ from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
 from tests.validate.chats import write_chats
 
 
-def chats(
-    folder: Path, requests: int = 120, alive: int = 12, *, gap_s: float = 0.3
-) -> Prompts:
+def chats(folder: Path, requests: int = 120, alive: int = 12, **how: Any) -> Prompts:
     from kvscope.ingest.pipeline import ingest
 
-    path = write_chats(folder / "chats.jsonl", requests, alive=alive, gap_s=gap_s)
+    path = write_chats(folder / "chats.jsonl", requests, alive=alive, **how)
     with open_store(MEMORY) as store:
         trace = ingest(store, str(path)).trace
         return load_prompts(store, trace)
