@@ -19,6 +19,7 @@ from kvscope.validate.replay import Measurement, Pace
 _LEAST_STEP_S = 1e-6
 _NO_TIME_S = 1e-15  # lost in a time of seconds
 _SPEEDS = np.geomspace(1 / 16, 16, 33).tolist()
+_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +92,37 @@ def _as_fast(
     profile: LatencyProfile,
     measured: Measurement,
 ) -> LatencyProfile:
-    """The profile, all of it so many times as slow that requests stay as long as they did.
+    """The profile, its cost of a step and that of tokens so many times as high as fits best.
 
-    But first of all so that as few turns as can be come before the answer to the one before them:
-    on the engine none did.
+    First of all as few turns as can be come before the answer to the one before them: on the engine
+    none did. Then answers end between the same two requests as they did there: that decides what
+    each one finds. Both factors together first, then one after the other.
     """
     answered = measured.answered
-    stayed_s = (measured.finish_s - measured.sent_s)[answered]
+    ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])
     later = np.flatnonzero(sent.parent >= 0)
     before = sent.parent[later]
+    known: dict[tuple[float, float], tuple[int, float]] = {}
 
-    def off(times: float) -> tuple[int, float]:
-        found = _served(sent, policy, settings, _slower(profile, times))
-        early = int(np.count_nonzero(found.finish_s[before] > sent.arrival_s[later]))
-        stays_s = (found.finish_s - sent.arrival_s)[answered]
-        return early, float(np.abs(np.log(stays_s / stayed_s))[np.isfinite(stays_s)].mean())
+    def off(times: tuple[float, float]) -> tuple[int, float]:
+        if times not in known:
+            finish_s = _served(sent, policy, settings, _slower(profile, *times)).finish_s
+            early = int(np.count_nonzero(finish_s[before] > sent.arrival_s[later]))
+            ends = np.searchsorted(sent.arrival_s, finish_s[answered])
+            known[times] = early, float(np.abs(ends - ended).mean())
+        return known[times]
 
-    return _slower(profile, min(_SPEEDS, key=off))
+    step, tokens = min(((one, one) for one in _SPEEDS), key=off)
+    for _ in range(_ROUNDS):
+        step, tokens = min(((step, one) for one in _SPEEDS), key=off)
+        step, tokens = min(((one, tokens) for one in _SPEEDS), key=off)
+    return _slower(profile, step, tokens)
 
 
-def _slower(profile: LatencyProfile, times: float) -> LatencyProfile:
+def _slower(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfile:
     return replace(
         profile,
-        base_s=max(profile.base_s, _LEAST_STEP_S) * times,
-        per_token_s=profile.per_token_s * times,
-        per_token_pair_s=profile.per_token_pair_s * times,
+        base_s=max(profile.base_s, _LEAST_STEP_S) * step,
+        per_token_s=profile.per_token_s * tokens,
+        per_token_pair_s=profile.per_token_pair_s * tokens,
     )
