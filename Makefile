@@ -13,7 +13,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine lint docs pictures bench bench-plugin samples wheel clean
+.PHONY: help setup demo test test-engine lint docs pictures bench bench-plugin bench-engine samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -91,6 +91,9 @@ bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says wha
 
 bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM's own scheduler
 	$(ENGINE)/bin/python -m benchmarks.plugin $(BENCH)
+
+bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-LRU where it must win
+	$(ENGINE)/bin/python -m benchmarks.real_engine $(BENCH)
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.samples sample_traces

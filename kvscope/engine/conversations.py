@@ -43,14 +43,16 @@ def told(request: Request) -> Told:
     return Told(
         session=request.session_id,
         type=kind if _TYPE.fullmatch(kind) else UNKNOWN,
-        turn=int(turn) if _within(turn, 1, 1 << 31) else None,
-        arrival_s=float(arrival_s) if _within(arrival_s, 0, 1 << 53) else None,
+        turn=None if (whole := _within(turn, 1, 1 << 31)) is None else int(whole),
+        arrival_s=_within(arrival_s, 0, 1 << 53),
     )
 
 
-def _within(value: Any, least: int, beyond: int) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and least <= value < beyond
+def _within(value: Any, least: int, beyond: int) -> float | None:
+    """The number, if it is one and lies within."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if least <= value < beyond else None
 
 
 class Sessions:

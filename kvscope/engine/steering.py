@@ -52,7 +52,8 @@ class Steering(Observer):
         self.policy = lane_policy(policy)
         self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
         self.block_size = block_size
-        self.clock = (lambda: self._told_s) if told_time else clock
+        self._told_time, self._told_s = told_time, 0.0
+        self.clock: Callable[[], float] = (lambda: self._told_s) if told_time else clock
         # lists and dicts: on single numbers they are several times as fast as arrays
         self.p: Any = policy.settings().tolist()
         self.table: Any = {}
@@ -63,7 +64,6 @@ class Steering(Observer):
         self._served: dict[str, _Served] = {}
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._arrived = self._admitted = 0
-        self._told_time, self._told_s = told_time, 0.0
         self._start_s = self.clock()
         if policy.table is not None:
             self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
