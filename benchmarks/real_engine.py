@@ -26,18 +26,18 @@ import numpy as np
 from kvscope.simulate.latency import read_profile
 
 BLOCK, BLOCKS = 32, 120
-SLO_TOKENS = 640  # the SLO is the time that so many uncached tokens take here
+SLO_TOKENS = 560  # the SLO is the time that so many uncached tokens take here
 CALLERS, TURNS = 6, 10
 FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 480, 40, 8
 LONGEST = 1_152
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 1024,
     "max_position_embeddings": 4096,
     "torch_dtype": "float32",  # bf16 is emulated on many CPUs, fifty times as slow

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.tune.bootstrap import CONFIDENCE, Bootstrap, Drawn, Gain, objective_of
+from kvscope.tune.bootstrap import Bootstrap, Drawn, Gain, objective_of
 from kvscope.tune.objective import Target
 from kvscope.units import format_duration
 from kvscope.validate.facts import Check, Compared, RunFacts, Verdict
@@ -46,7 +46,14 @@ def judged(
         drawn[name] = predicted, measured
         names = list(bootstrap.gains(predicted, measured))
         checks += [
-            _ttft(name, figure, names.index(figure), predicted, measured, tolerance)
+            _ttft(
+                name,
+                figure,
+                float(predicted.told[names.index(figure)]),
+                float(measured.told[names.index(figure)]),
+                bootstrap.interval(measured, figure),
+                tolerance,
+            )
             for figure in dict.fromkeys(("p50", objective_of(goal)))
         ]
     other = next((name for name in by_policy if name != baseline), None)
@@ -108,16 +115,14 @@ def _draws(
 def _ttft(
     name: str,
     figure: str,
-    at: int,
-    predicted: Drawn,
-    measured: Drawn,
+    said: float,
+    was: float,
+    interval: tuple[float, float],
     tolerance: float,
 ) -> Check:
     if figure == "violations":
-        return _violations(name, at, predicted, measured, tolerance)
-    said, was = float(predicted.told[at]), float(measured.told[at])
-    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    low, high = (float(end) for end in np.quantile(measured.drawn[:, at], tails))
+        return _violations(name, said, was, tolerance)
+    low, high = interval
     least, most = said * (1 - tolerance), said * (1 + tolerance)
     passed: bool | None = least <= was <= most
     if not passed and low <= most and high >= least:
@@ -131,8 +136,7 @@ def _ttft(
     )
 
 
-def _violations(name: str, at: int, predicted: Drawn, measured: Drawn, tolerance: float) -> Check:
-    said, was = float(predicted.told[at]), float(measured.told[at])
+def _violations(name: str, said: float, was: float, tolerance: float) -> Check:
     passed = abs(said - was) <= tolerance
     return Check(
         "violations",

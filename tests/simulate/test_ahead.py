@@ -14,7 +14,7 @@ from kvscope.policies.lru import Lru
 from kvscope.simulate.ahead import compiled_beside
 from kvscope.simulate.lanes import lanes_kernel
 print(nothing_compiled())
-kernel = lanes_kernel(Lru, True)
+kernel = lanes_kernel(Lru, Lru().evicts == "leaf")
 with compiled_beside([Lru]):
     for _ in range(1000):
         if kernel._cache._cache_file._load_index():
@@ -30,7 +30,7 @@ import subprocess
 subprocess.Popen = None  # nothing more is started
 with compiled_beside([Lru]):
     compile_for([Lru])
-stats = lanes_kernel(Lru, True).stats
+stats = lanes_kernel(Lru, Lru().evicts == "leaf").stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 

@@ -74,11 +74,22 @@ def test_one_hit_off_is_too_many_in_a_sequence_but_not_at_once(facts: RunFacts) 
     assert verdict(far, sequential=False)[0] == "not confirmed"
 
 
-@pytest.mark.parametrize(("times", "word"), [(1.05, "confirmed"), (3.0, "not confirmed")])
+@pytest.mark.parametrize(
+    ("times", "word"), [(1.05, "confirmed"), (1.5, "not confirmed"), (3.0, "not confirmed")]
+)
 def test_slower_than_predicted(facts: RunFacts, times: float, word: str) -> None:
     """Within the tolerance it passes, far outside it fails."""
     slow = replace(facts, measured_ttft_s=facts.measured_ttft_s * times)
     assert verdict(slow)[0] == word
+
+
+def test_intervals_lie_around_what_was_measured(facts: RunFacts) -> None:
+    """All requests 20 % slower than predicted, to the same 120 ms: the interval is that point."""
+    counted = np.full(COUNT, 0.1), np.full(COUNT, 0.12)
+    same = replace(facts, predicted_ttft_s=counted[0], measured_ttft_s=counted[1])
+    word, checks = verdict(same)
+    assert word == "not confirmed"
+    assert "95 % interval 120ms to 120ms" in checks["p50"].words
 
 
 def test_a_gain_is_measured_with_its_interval(facts: RunFacts) -> None:
