@@ -114,7 +114,7 @@ def _add() -> None:
     if trace is not None:
         st.session_state["memory"]["trace"] = trace.name
         st.query_params["trace"] = trace.name
-        del st.session_state["trace"]  # the sidebar asks again
+        st.session_state.pop("trace", None)  # the sidebar asks again, or for the first time
         st.rerun()
 
 
