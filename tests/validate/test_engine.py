@@ -53,6 +53,7 @@ POLICIES: tuple[Policy, ...] = (
 )
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
+LOGGED = {"VLLM_LOGGING_LEVEL": "INFO"}  # other tests of this process ask for less
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -83,7 +84,7 @@ def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
         max_num_batched_tokens=SETTINGS.max_num_batched_tokens,
         forced_outputs=True,
         flags=run.flags,
-        environment={**ONE_CORE, **run.environment},
+        environment={**ONE_CORE, **LOGGED, **run.environment},
     )
     return VllmServer(wanted, with_vllm(sys.executable), start_s=240)
 
