@@ -22,23 +22,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import Table
+from benchmarks.tiny_llama import tiny_llama
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 BLOCK, OUTPUTS, IN_FLIGHT, KINDS = 16, 16, 16, 20
 LONGEST = 1 << 16
 PUBLISHED_US = 79.0  # KVCache Cache in the Wild, ATC'25: a workload-aware eviction
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": LONGEST,
-    "torch_dtype": "bfloat16",
-}
+MODEL = tiny_llama(LONGEST)
 POLICIES: dict[str, dict[str, Any] | None] = {
     "vLLM's own queue": None,
     "lru in the plugin's": {"name": "lru", "params": {"ttl_s": 1e9}},

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tiny_llama import tiny_llama
 from kvscope.simulate.latency import read_profile
 
 BLOCK, BLOCKS = 32, 120
@@ -30,17 +31,12 @@ SLO_TOKENS = 560  # the SLO is the time that so many uncached tokens take here
 CALLERS, TURNS = 6, 10
 FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 480, 40, 8
 LONGEST = 1_152
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+# bf16 is emulated on many CPUs, fifty times as slow
+MODEL = tiny_llama(4096, "float32") | {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "float32",  # bf16 is emulated on many CPUs, fifty times as slow
 }
 
 

@@ -81,9 +81,9 @@ def _kernel_cache() -> Path:
 numba.config.CACHE_DIR = str(_kernel_cache())
 
 
-def nothing_compiled() -> bool:
-    """Whether the cache folder is empty, as before these sources are used for the first time."""
-    return next(Path(numba.config.CACHE_DIR).rglob("*.nbi"), None) is None
+def is_compiled(compiled: Any) -> bool:
+    """Whether the cache folder has machine code of a kernel, for whatever arguments."""
+    return bool(compiled._cache._cache_file._load_index())  # noqa: SLF001  # numba offers no other way
 
 
 def kernel(function: F) -> F:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 @contextmanager
 def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
     """`kvscope.simulate.ahead.compiled_beside`, said on stderr."""
-    from kvscope.jit import nothing_compiled
     from kvscope.simulate import ahead
 
-    if nothing_compiled():
-        note("compiling kernels, once: this takes half a minute or so")
+    lacking = ahead.not_compiled(policies)
+    if lacking:
+        names = ", ".join(one.name for one in lacking)
+        note(f"compiling kernels, once: {names}; this can take half a minute")
     with ahead.compiled_beside(policies):
         yield

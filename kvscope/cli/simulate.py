@@ -140,7 +140,9 @@ def simulate(
     from kvscope.simulate.workload import Asked
     from kvscope.store.db import open_store
 
-    with open_store(db) as store, compiled_beside([one.policy for one in variants]):
+    plain = setting.capacity_model == "cache" and not setting.tiers  # the others' kernels differ
+    replayed = [one.policy for one in variants if plain]
+    with open_store(db) as store, compiled_beside(replayed):
         found = load_trace(store, trace, reading)
         named = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
         if told:

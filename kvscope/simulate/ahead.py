@@ -1,7 +1,7 @@
 """Compile kernels before they are asked for: `python -m kvscope.simulate.ahead [POLICY...]`.
 
 Numba compiles one kernel at a time in a process. The first commands after an installation, which
-find nothing compiled, therefore have half of it done by a second process. Without a name it is the
+find none compiled, therefore have half of it done by a second process. Without a name it is the
 policies that commands take where nobody names any.
 """
 
@@ -9,33 +9,39 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from kvscope.jit import nothing_compiled
+from kvscope.jit import is_compiled
 from kvscope.policies.base import KeyPolicy, Policy
 from kvscope.policies.registry import by_name
 from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.parameters import CONTENDERS, REPLAYED, parse_policies
-from kvscope.simulate.replay import history, replay
+from kvscope.simulate.replay import history, kernel_of, replay
 from kvscope.simulate.sweep import cores
 from kvscope.simulate.traffic import Traffic
 
 
+def not_compiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
+    """Those whose kernel is not in the cache folder, one of each that share a kernel."""
+    kernels = {kernel_of(policy, policy.leaves == "leaf"): policy for policy in policies}
+    return [policy for kernel, policy in kernels.items() if not is_compiled(kernel)]
+
+
 @contextmanager
 def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
-    """While the block runs, a second process compiles what these policies need, if nothing is yet.
+    """While the block runs, a second process compiles what these policies lack.
 
-    It begins where the block will come to last: with the policies that
-    have keys, which take longest, and from the end. Whoever needs a kernel that is not done yet
-    compiles it; the process ends with the block.
+    It begins where the block will come to last: with the policies that have keys, which take
+    longest, and from the end. Whoever needs a kernel that is not done yet compiles it; the process
+    ends with the block.
     """
-    if cores() == 1 or not nothing_compiled():
+    last_first = not_compiled(policies)[::-1]
+    if cores() == 1 or len(last_first) < 2:
         yield
         return
-    last_first = [*policies][::-1]
     last_first.sort(key=lambda one: not issubclass(one, KeyPolicy))
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, *(one.name for one in last_first)],

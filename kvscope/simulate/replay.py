@@ -111,28 +111,35 @@ def replay(
     past = past or history(traffic)
     p, leaf = policy.settings(), policy.evicts == "leaf"
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
+    kernel = kernel_of(type(policy), leaf)
     if isinstance(policy, QueuePolicy):
         queues = empty_queues(type(policy), traffic, capacity_blocks)
-        run = queues_kernel(type(policy))
-        evictions = run(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
+        evictions = kernel(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
         return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
     state: Lanes | Keys
     if isinstance(policy, LanePolicy):
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
         state = empty_lanes(traffic, lanes, leaf)
-        run = partial(lanes_kernel(type(policy), leaf), traffic, past.moved, state)
+        run = partial(kernel, traffic, past.moved, state)
     elif isinstance(policy, KeyPolicy):
         touches = past.touches if policy.hindsight else NO_TOUCHES
         state = empty_keys(type(policy), traffic, leaf)
-        run = partial(
-            keys_kernel(type(policy), leaf), traffic, past.moved, touches, past.paths, state
-        )
-    else:
-        raise TypeError(f"{policy.name} is of no known shape")
+        run = partial(kernel, traffic, past.moved, touches, past.paths, state)
     evictions = run(
         capacity_blocks, p, tables.values, tables.since, policy.values["ttl_s"], mandatory, hits
     )
     end = state.runs[:, END].copy()  # not a view, which would keep all runs
     left = partial(cached_blocks, traffic.block_parent, past.moved.owner, end)
     return Replay(policy, capacity_blocks, hits, evictions, left)
+
+
+def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
+    """The kernel that replays a policy; `leaf` as in `Policy.leaves`."""
+    if issubclass(policy, QueuePolicy):
+        return queues_kernel(policy)
+    if issubclass(policy, LanePolicy):
+        return lanes_kernel(policy, leaf)
+    if issubclass(policy, KeyPolicy):
+        return keys_kernel(policy, leaf)
+    raise TypeError(f"{policy.name} is of no known shape")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tiny_llama import tiny_llama
 from kvscope.engine.steering import Steering
 from kvscope.policies.base import LanePolicy
 from tests.conformance.conversations import Asked
@@ -58,18 +59,7 @@ __all__ = [
 ]
 
 LONGEST = 1 << 20
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": LONGEST,
-    "torch_dtype": "bfloat16",
-}
+MODEL = tiny_llama(LONGEST)
 
 init_none_hash(sha256)
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tiny_llama import VOCABULARY, tiny_llama
+
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -27,20 +29,9 @@ os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",  # several of these run beside each other
 }
-BLOCK, VOCABULARY, LONGEST = 32, 1024, 2048
+BLOCK, LONGEST = 32, 2048
 KINDS = ("chat", "api", "agent", "batch")
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LONGEST,
-    "torch_dtype": "bfloat16",
-}
+MODEL = tiny_llama(LONGEST)
 Serve = Callable[..., dict[str, Any]]
 
 

@@ -7,48 +7,48 @@ import subprocess
 import sys
 from pathlib import Path
 
-_BESIDE = """
-import time
-from kvscope.jit import nothing_compiled
+_HEAD = """
+import subprocess, time
 from kvscope.policies.lru import Lru
-from kvscope.simulate.ahead import compiled_beside
-from kvscope.simulate.lanes import lanes_kernel
-print(nothing_compiled())
-kernel = lanes_kernel(Lru, Lru().evicts == "leaf")
-with compiled_beside([Lru]):
-    for _ in range(1000):
-        if kernel._cache._cache_file._load_index():
+from kvscope.policies.wa import Wa
+from kvscope.simulate import ahead
+ahead.cores = lambda: 2
+
+def lacking():
+    return [one.name for one in ahead.not_compiled([Lru, Wa])]
+
+print(lacking())
+"""
+_BESIDE = """
+with ahead.compiled_beside([Lru, Wa]):
+    for _ in range(2000):
+        if not lacking():
             break
         time.sleep(0.1)
-print(nothing_compiled())
+print(lacking())
 """
 _AFTER = """
-from kvscope.policies.lru import Lru
-from kvscope.simulate.ahead import compile_for, compiled_beside
-from kvscope.simulate.lanes import lanes_kernel
-import subprocess
-subprocess.Popen = None  # nothing more is started
-with compiled_beside([Lru]):
-    compile_for([Lru])
-stats = lanes_kernel(Lru, Lru().evicts == "leaf").stats
-print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+subprocess.Popen = None  # nothing is started
+with ahead.compiled_beside([Lru, Wa]):
+    ahead.compile_for([Lru, Wa])
+for policy in (Lru, Wa):
+    stats = ahead.kernel_of(policy, policy.leaves == "leaf").stats
+    print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
 
 def test_kernels_come_from_the_second_process(tmp_path: Path) -> None:
-    """With two cores and an empty folder it begins by itself; later nothing is compiled again."""
-    environment = os.environ | {"KVSCOPE_CACHE_DIR": str(tmp_path)}
-    cores = "import kvscope.simulate.ahead as ahead\nahead.cores = lambda: 2\n"
+    """With two cores it begins by itself where kernels lack, and later none is compiled again."""
 
     def told(script: str) -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-c", cores + script],
-            env=environment,
+            [sys.executable, "-c", _HEAD + script],
+            env=os.environ | {"KVSCOPE_CACHE_DIR": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,
         )
-        return done.stdout.split()
+        return done.stdout.splitlines()
 
-    assert told(_BESIDE) == ["True", "False"]
-    assert told(_AFTER) == ["1", "0"]
+    assert told(_BESIDE) == ["['lru', 'wa']", "[]"]
+    assert told(_AFTER) == ["[]", "1 0", "1 0"]

@@ -15,6 +15,7 @@ from threading import Event
 import numpy as np
 import pytest
 
+from benchmarks.tiny_llama import tiny_llama
 from kvscope.calibrate.fit import fit
 from kvscope.calibrate.grid import grid
 from kvscope.calibrate.measure import measure
@@ -54,18 +55,7 @@ POLICIES: tuple[Policy, ...] = (
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
 LOGGED = {"VLLM_LOGGING_LEVEL": "INFO"}  # other tests of this process ask for less
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float32",  # bf16 is emulated on many CPUs
-}
+TINY = tiny_llama(2048, "float32")  # bf16 is emulated on many CPUs
 
 
 def ignore(amount: int) -> None:

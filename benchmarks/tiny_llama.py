@@ -1,0 +1,23 @@
+"""A model of random weights that a CPU serves at once: all of it that an engine is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCABULARY = 1024
+
+
+def tiny_llama(longest: int, dtype: str = "bfloat16") -> dict[str, Any]:
+    """A Hugging Face config.json for prompts and outputs of up to `longest` tokens together."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": longest,
+        "torch_dtype": dtype,
+    }
