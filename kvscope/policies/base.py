@@ -1,10 +1,11 @@
 """The contract of a policy: what one file in this folder has to provide.
 
-A policy says which block leaves first, in one of three shapes. A `LanePolicy` sorts blocks into a
-few queues by recency and says which queue gives next; a `KeyPolicy` gives every block a number; a
-`QueuePolicy` is an algorithm of its own. Their methods are plain functions of numbers and arrays:
-the simulator compiles them, tests run them as they are, and an engine calls them one by one. So
-they use what numba can compile, and nothing here imports numba.
+A policy says which block leaves first, in one of four shapes. A `LanePolicy` sorts blocks into a
+few queues by recency and says which queue gives next; a `NextUsePolicy` does so by the future; a
+`KeyPolicy` gives every block a number; a `QueuePolicy` is an algorithm of its own. Their methods
+are plain functions of numbers and arrays: the simulator compiles them, tests run them as they are,
+and an engine calls them one by one. So they use what numba can compile, and nothing here imports
+numba.
 """
 
 from __future__ import annotations
@@ -47,13 +48,12 @@ class Block(NamedTuple):
     """One cached block, as a policy may see it.
 
     `uses` counts touches since it was inserted, `clock` is the key of the block evicted last when
-    this one was touched, `next_request` the truth about who will hit it next if it stays, or NEVER.
+    this one was touched.
     """
 
     depth: int
     uses: int
     clock: float
-    next_request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,25 @@ class LanePolicy(PathPolicy):
     @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
         """Change `p` by what recent requests computed (ascending); for `adaptive` policies."""
+
+
+class NextUsePolicy(PathPolicy):
+    """A policy that knows the future: of the lowest lane, what is hit last or never leaves first.
+
+    Among what is never hit, the older request's blocks do. Only leaves leave.
+    """
+
+    hindsight = True
+    leaves = "leaf"
+    lanes: ClassVar[int] = 1
+
+    @staticmethod
+    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+        """(depth, lane, lane): the first takes blocks from that depth on, the second others.
+
+        The first must not be the higher one.
+        """
+        return 0, 0, 0
 
 
 class KeyPolicy(PathPolicy):

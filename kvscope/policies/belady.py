@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
+from kvscope.policies.base import NextUsePolicy
 
 
-class Belady(KeyPolicy):
+class Belady(NextUsePolicy):
     """What is needed again last, or never, leaves first; new blocks need not be kept.
 
     Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
@@ -17,12 +17,3 @@ class Belady(KeyPolicy):
     name = "belady"
     summary = "the optimum for hits: needed last, leaves first"
     source = "Belady 1966"
-    leaves = "leaf"
-    hindsight = True
-
-    @staticmethod
-    def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
-    ) -> float:
-        """The later the next touch, the lower."""
-        return -float(block.next_request)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import ENDS, NEVER, TTL, Block, Floats, KeyPolicy, Turn
-from kvscope.policies.tlru import XI_TOKENS, first_safe_depth
+from kvscope.policies.base import TTL, Floats, NextUsePolicy, Turn
+from kvscope.policies.tlru import NEEDED, SAFE, XI, XI_TOKENS
+from kvscope.policies.tlru_length import first_truly_safe_depth
 
-_XI = 0
 
-
-class TailBelady(KeyPolicy):
+class TailBelady(NextUsePolicy):
     """Belady's rule, but what the next turn can recompute in time leaves first.
 
     Key (0 if TEL-safe with the true next prompt else 1, -next request, r, -d); everything of a
@@ -19,16 +18,10 @@ class TailBelady(KeyPolicy):
     name = "tail-belady"
     summary = "the optimum for tail excess latency"
     source = "T-LRU paper, Theorem 1"
-    leaves = "leaf"
-    hindsight = True
+    lanes = 2
     parameters = (XI_TOKENS, TTL)
 
     @staticmethod
-    def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
-    ) -> float:
-        """Safe blocks below all others; within both the later the next touch, the lower."""
-        added = turn.next_prompt_tokens
-        needed = turn.history_tokens + added - p[_XI]
-        safe = added == ENDS or block.depth >= first_safe_depth(needed, block_size)
-        return -float(block.next_request) - (2.0 * NEVER if safe else 0.0)
+    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+        """Safe from token L + Q - xi on, with the true Q."""
+        return first_truly_safe_depth(turn, block_size, p[XI]), SAFE, NEEDED

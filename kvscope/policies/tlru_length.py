@@ -6,6 +6,13 @@ from kvscope.policies.base import ENDS, TTL, Floats, Turn
 from kvscope.policies.tlru import NEEDED, SAFE, XI, XI_TOKENS, TLru, first_safe_depth
 
 
+def first_truly_safe_depth(turn: Turn, block_size: int, xi_tokens: float) -> int:
+    """The first block that is TEL-safe with the true next prompt: all are where there is none."""
+    if turn.next_prompt_tokens == ENDS:
+        return 0
+    return first_safe_depth(turn.history_tokens + turn.next_prompt_tokens - xi_tokens, block_size)
+
+
 class TLruLength(TLru):
     """End-aware T-LRU with the true length of the next prompt for Q.
 
@@ -21,7 +28,4 @@ class TLruLength(TLru):
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
         """Safe from token L + Q - xi on, with the true Q."""
-        if turn.next_prompt_tokens == ENDS:
-            return 0, SAFE, NEEDED
-        needed = turn.history_tokens + turn.next_prompt_tokens - p[XI]
-        return first_safe_depth(needed, block_size), SAFE, NEEDED
+        return first_truly_safe_depth(turn, block_size, p[XI]), SAFE, NEEDED

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.jit import callable_in_kernels, kernel_in_place, once
-from kvscope.policies.base import NEVER, Block, Floats, KeyPolicy, Turn
+from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
 from kvscope.prefix import Paths, ancestor
-from kvscope.simulate.handovers import Handovers, Touches, next_touch
+from kvscope.simulate.handovers import Handovers
 from kvscope.simulate.heap import comes_before, drop_lowest, put
 from kvscope.simulate.runs import (
     END,
@@ -75,7 +75,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
     admits = callable_in_kernels(policy.admits)
     key_of = callable_in_kernels(policy.key)
     rising, reads_tables = policy.rising, policy.table is not None
-    hindsight, counts = policy.hindsight, policy.counts_uses
+    counts = policy.counts_uses
     climb = leaf or counts
 
     @callable_in_kernels
@@ -86,18 +86,13 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
         facts: NDArray[np.float64],
         runs: Ints,
         uses: Ints,
-        touch_starts: NDArray[np.int64],
-        touches: Ints,
         block_size: int,
         p: Floats,
         table: Floats,
     ) -> float:
         named = depth < runs[request, NAMED]
         used = uses[runs[request, TIP]] if counts and named else 1  # only the deepest is asked for
-        future = NEVER
-        if hindsight and named:
-            future, _ = next_touch(touch_starts, touches, request, depth)
-        block = Block(depth, used, facts[request, _CLOCK], future)
+        block = Block(depth, used, facts[request, _CLOCK])
         return key_of(turn_of(request, facts), block, now, block_size, p, table)
 
     @callable_in_kernels
@@ -114,31 +109,22 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
         now: float,
         facts: NDArray[np.float64],
         uses: Ints,
-        touch_starts: NDArray[np.int64],
-        touches: Ints,
         block_size: int,
         p: Floats,
         table: Floats,
     ) -> tuple[int, int, float]:
         """Evict up to `most` of a run's blocks, those that leave before anything in the heap.
 
-        `key` is its deepest block's. As keys do not grow with depth (with hindsight: as long as the
-        next touch is the same), where a shallow block leaves first all below it do. Returns the
-        blocks, the heap's new count, the last block's key.
+        `key` is its deepest block's. As keys do not grow with depth, where a shallow block leaves
+        first all below it do. Returns the blocks, the heap's new count, the last block's key.
         """
         first, gone = runs[request, FIRST], 0
         while True:
             end = runs[request, END]
             chunk = 1 if counts else min(most - gone, end - first)
-            if hindsight and end <= runs[request, NAMED]:
-                _, begin = next_touch(touch_starts, touches, request, end - 1)
-                chunk = min(chunk, end - begin)
-            elif hindsight:
-                chunk = min(chunk, end - runs[request, NAMED])
             while chunk > 1:
                 shallow = key_at(
-                    end - chunk, request, now, facts, runs, uses, touch_starts, touches,
-                    block_size, p, table,
+                    end - chunk, request, now, facts, runs, uses, block_size, p, table,
                 )  # fmt: skip
                 if count == 0 or comes_before(shallow, request, keys, queued, 0):
                     key = shallow
@@ -154,8 +140,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
             if joining < 0:
                 break
             key = key_at(
-                runs[joining, END] - 1, joining, now, facts, runs, uses, touch_starts, touches,
-                block_size, p, table,
+                runs[joining, END] - 1, joining, now, facts, runs, uses, block_size, p, table,
             )  # fmt: skip
             done = joining != request or gone == most
             if done or (count > 0 and not comes_before(key, joining, keys, queued, 0)):
@@ -167,7 +152,6 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
     def replay(
         traffic: Traffic,
         moved: Handovers,
-        future: Touches,
         paths: Paths,
         state: Keys,
         capacity: int,
@@ -181,7 +165,6 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
         parents, block_size = traffic.block_parent, traffic.block_size
         length, anonymous, look = traffic.length, traffic.anonymous, traffic.look
         starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
-        touch_starts, touches = future.starts, future.stretches
         requests = len(length)
         runs, knots, facts, uses = state.runs, state.knots, state.facts, state.uses
         keys, queued = state.keys, state.queued
@@ -199,8 +182,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                     one = int(queued[at])
                     if runs[one, END] > runs[one, FIRST]:
                         keys[at] = key_at(
-                            runs[one, END] - 1, one, now, facts, runs, uses, touch_starts, touches,
-                            block_size, p, table,
+                            runs[one, END] - 1, one, now, facts, runs, uses, block_size, p, table,
                         )  # fmt: skip
                     put(keys, queued, at, keys[at], one)
             while expired < request and facts[expired, _ARRIVAL] < now - ttl_s:
@@ -213,8 +195,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                     if freed >= 0:
                         depth = runs[freed, END] - 1
                         key = key_at(
-                            depth, freed, now, facts, runs, uses, touch_starts, touches,
-                            block_size, p, table,
+                            depth, freed, now, facts, runs, uses, block_size, p, table,
                         )  # fmt: skip
                         count = put(keys, queued, count, key, freed)
                 expired += 1
@@ -239,8 +220,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                     limit = 2 * count + _FEW
                 if step == 1 and end > 0 and may_shrink(runs, knots, request, leaf):
                     key = key_at(
-                        end - 1, request, now, facts, runs, uses, touch_starts, touches,
-                        block_size, p, table,
+                        end - 1, request, now, facts, runs, uses, block_size, p, table,
                     )  # fmt: skip
                     count = put(keys, queued, count, key, request)
                 while size > capacity and count > 0:
@@ -250,15 +230,15 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                         continue
                     if rising:
                         key = key_at(
-                            runs[victim, END] - 1, victim, now, facts, runs, uses, touch_starts,
-                            touches, block_size, p, table,
+                            runs[victim, END] - 1, victim, now, facts, runs, uses, block_size, p,
+                            table,
                         )  # fmt: skip
                         if count > 0 and not comes_before(key, victim, keys, queued, 0):
                             count = put(keys, queued, count, key, victim)
                             continue
                     gone, count, clock = give_up(
                         runs, knots, parents, keys, queued, count, victim, size - capacity, key,
-                        now, facts, uses, touch_starts, touches, block_size, p, table,
+                        now, facts, uses, block_size, p, table,
                     )  # fmt: skip
                     size -= gone
                     evictions += gone

@@ -9,17 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
 from kvscope.prefix import Paths, paths
-from kvscope.simulate.handovers import (
-    NO_TOUCHES,
-    Handovers,
-    Touches,
-    handovers,
-    next_touches,
-)
+from kvscope.simulate.handovers import Handovers, Touches, handovers, next_touches
 from kvscope.simulate.keys import Keys, empty_keys, keys_kernel
 from kvscope.simulate.lanes import Lanes, empty_lanes, lanes_kernel
+from kvscope.simulate.next_uses import NextUses, empty_next_uses, next_uses_kernel
 from kvscope.simulate.queues import empty_queues, queues_kernel
 from kvscope.simulate.runs import END, cached_blocks
 from kvscope.simulate.traffic import Traffic
@@ -117,18 +112,19 @@ def replay(
         evictions = kernel(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
         return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
-    state: Lanes | Keys
+    state: Lanes | NextUses | Keys
+    told = (capacity_blocks, p, tables.values, tables.since)
     if isinstance(policy, LanePolicy):
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
         state = empty_lanes(traffic, lanes, leaf)
-        run = partial(kernel, traffic, past.moved, state)
+        run = partial(kernel, traffic, past.moved, state, *told)
+    elif isinstance(policy, NextUsePolicy):
+        state = empty_next_uses(traffic, policy.lanes, leaf)
+        run = partial(kernel, traffic, past.moved, past.touches, state, capacity_blocks, p)
     elif isinstance(policy, KeyPolicy):
-        touches = past.touches if policy.hindsight else NO_TOUCHES
         state = empty_keys(type(policy), traffic, leaf)
-        run = partial(kernel, traffic, past.moved, touches, past.paths, state)
-    evictions = run(
-        capacity_blocks, p, tables.values, tables.since, policy.values["ttl_s"], mandatory, hits
-    )
+        run = partial(kernel, traffic, past.moved, past.paths, state, *told)
+    evictions = run(policy.values["ttl_s"], mandatory, hits)
     end = state.runs[:, END].copy()  # not a view, which would keep all runs
     left = partial(cached_blocks, traffic.block_parent, past.moved.owner, end)
     return Replay(policy, capacity_blocks, hits, evictions, left)
@@ -140,6 +136,8 @@ def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
         return queues_kernel(policy)
     if issubclass(policy, LanePolicy):
         return lanes_kernel(policy, leaf)
+    if issubclass(policy, NextUsePolicy):
+        return next_uses_kernel(policy, leaf)
     if issubclass(policy, KeyPolicy):
         return keys_kernel(policy, leaf)
     raise TypeError(f"{policy.name} is of no known shape")

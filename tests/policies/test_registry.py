@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.errors import UsageError
-from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
 from kvscope.policies.registry import POLICIES, by_name
 from tests.oracles.keys import KEYS
 from tests.oracles.queues import QUEUES
@@ -39,8 +39,9 @@ def test_hindsight_is_marked() -> None:
 
 @EVERY_POLICY
 def test_has_a_shape_and_an_oracle(policy: type[Policy]) -> None:
-    """It is a lane, key or queue policy, and the slow replay knows it too."""
-    assert sum(issubclass(policy, shape) for shape in (LanePolicy, KeyPolicy, QueuePolicy)) == 1
+    """It is a lane, next-use, key or queue policy, and the slow replay knows it too."""
+    shapes = (LanePolicy, NextUsePolicy, KeyPolicy, QueuePolicy)
+    assert sum(issubclass(policy, shape) for shape in shapes) == 1
     assert policy.name in (QUEUES if issubclass(policy, QueuePolicy) else KEYS)
 
 
