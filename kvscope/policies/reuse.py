@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import Floats
-from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
+from kvscope.policies.wa import reuse_rows
 
 WINDOW_REFITS = 6  # so many times a refit's distance is the past that it looks at
 SLOTS, AGES = 64, 4096.0  # slots of the time since a touch, the longest so many times the least
@@ -120,11 +120,7 @@ def reuse_values(of: Sums, taken: Floats) -> Floats:
     spread = Fitted(*(np.broadcast_to(one[:, None], of.reused.shape) for one in overall))
     found = exponentials(of, spread, _PRIOR_BLOCKS)
     life = mean_lifetimes(of.waited_s, appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
-    values = np.empty((*of.reused.shape, 3))
-    values[..., REUSE_PROBABILITY] = found.p
-    values[..., RATE_PER_S] = found.rate_per_s
-    values[..., LIFE_S] = np.maximum(life, 1e-3)
-    return values
+    return reuse_rows(found.p, found.rate_per_s, np.maximum(life, 1e-3))
 
 
 def _together(of: Sums) -> Sums:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Turn
 
-REUSE_PROBABILITY, RATE_PER_S, LIFE_S = 0, 1, 2
+REUSE_PROBABILITY, RATE_PER_S, LIFE_S, LOG_CHANCE = 0, 1, 2, 3
 _GIVEN_SILENCE = 2
 
 
@@ -16,7 +18,7 @@ class Wa(LanePolicy):
     Key (p_w (F_w(t + life_w) - F_w(t)), r, -d): w the category of the last touch, t the time since,
     F_w the category's distribution of reuse gaps (exponential), p_w the share of touches that are
     followed by another. Within a category the older block is never worth more, so one recency
-    queue a category suffices. The table has a row a category: p, rate, life.
+    queue a category suffices. The table has a row a category, as `reuse_rows` says.
     As a variant, the chance given the silence until now, which divides it by 1 - p_w F_w(t).
     Source: KVCache Cache in the Wild (ATC'25), section 4.2, Algorithm 1.
     """
@@ -44,11 +46,23 @@ class Wa(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """The chance of a reuse in the next `life` seconds, given the time since the last."""
-        rate, life = table[lane, RATE_PER_S], table[lane, LIFE_S]
-        # math: on single numbers an engine calls it ten times as fast as NumPy's
-        probability, still = table[lane, REUSE_PROBABILITY], math.exp(-rate * idle_s)
-        chance = probability * (still - math.exp(-rate * (idle_s + life)))
+        """The chance of a reuse in the next `life` seconds, as a logarithm: order is all."""
+        since = table[lane, RATE_PER_S] * idle_s
+        chance = table[lane, LOG_CHANCE] - since
         if p[_GIVEN_SILENCE] > 0.0:
-            chance /= max(1.0 - probability + probability * still, 1e-300)
+            probability = table[lane, REUSE_PROBABILITY]
+            # math: on single numbers an engine calls it ten times as fast as NumPy's
+            chance -= math.log(max(1.0 - probability + probability * math.exp(-since), 1e-300))
         return float(chance)
+
+
+def reuse_rows(p: Floats, rate_per_s: Floats, life_s: Floats) -> Floats:
+    """The table's rows for categories of this p, rate and life (`...`): `...` × 4.
+
+    The last column is the chance of a reuse within `life` right after a touch, as a logarithm: of
+    an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life), so it need not be found at each
+    eviction.
+    """
+    with np.errstate(divide="ignore"):  # no chance is minus infinity
+        log_chance = np.log(p) + np.log(-np.expm1(-rate_per_s * life_s))
+    return np.stack((p, rate_per_s, life_s, log_chance), axis=-1)

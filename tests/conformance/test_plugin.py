@@ -12,7 +12,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
-from kvscope.policies.wa import Wa
+from kvscope.policies.wa import Wa, reuse_rows
 from kvscope.simulate.replay import Tables
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
@@ -31,7 +31,11 @@ POLICIES: dict[str, LanePolicy] = {
 KINDS = 5
 TABLE = Tables(
     np.zeros(1, dtype=np.int64),
-    np.array([[[0.9, 0.02, 40], [0.2, 0.5, 5], [0.6, 0.001, 900], [0.6, 0.02, 9], [0, 1, 1]]]),
+    reuse_rows(
+        np.array([[0.9, 0.2, 0.6, 0.6, 0.0]]),
+        np.array([[0.02, 0.5, 0.001, 0.02, 1.0]]),
+        np.array([[40.0, 5.0, 900.0, 9.0, 1.0]]),
+    ),
 )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
+from kvscope.policies.wa import reuse_rows
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.replay import NO_TABLES, Tables, history, replay
 from kvscope.simulate.traffic import traffic
@@ -34,7 +35,8 @@ def tables(policy: type[Policy], categories: int) -> Tables:
         return NO_TABLES
     numbers = range(1, categories + 1)
     if policy.name == "wa":
-        rows = [(0.1 + 0.2 * (1 + (k - 1) % 3), 1.0 / (20 * k), 60.0 * k) for k in numbers]
+        k = np.array(numbers)
+        rows = list(reuse_rows(0.1 + 0.2 * (1 + (k - 1) % 3), 1.0 / (20 * k), 60.0 * k))
     elif policy.name == "gittins":
         rows = [tuple(1.0 / (10 * k + age) for age in range(AGES)) for k in numbers for _ in "ds"]
     else:

@@ -149,7 +149,7 @@ def _etlru(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
 
 
 def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
-    reused, rate, life = asked.table[int(asked.traffic.category[one.owner])].tolist()
+    reused, rate, life, _ = asked.table[int(asked.traffic.category[one.owner])].tolist()
     silent = asked.silence_s(one)
     chance = reused * math.exp(-rate * silent) * -math.expm1(-rate * life)
     if asked.values["given_silence"]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kvscope.policies.base import Leaves, Parameter, Policy
 from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
+from kvscope.policies.wa import reuse_rows
 from kvscope.simulate.replay import NO_TABLES, Replay, Tables, replay
 from kvscope.simulate.traffic import Traffic
 from tests.oracles.replay import Setting
@@ -74,11 +75,16 @@ def tables(draw: st.DrawFn, policy: str) -> Tables:
     )
 
 
+def _reuse_row(told: tuple[float, float, float]) -> list[float]:
+    row: list[float] = reuse_rows(*np.array(told)).tolist()
+    return row
+
+
 _WA_ROWS = st.tuples(
     st.sampled_from((0.0, 0.12, 0.47, 0.81)),
     st.sampled_from((0.0, 0.011, 0.31, 1.7)),
     st.sampled_from((0.0, 0.9, 3.3, 40.0)),
-)
+).map(_reuse_row)
 _PROMPTS = st.lists(st.integers(0, 12), min_size=3, max_size=3)
 _INDEX = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 3.0)), min_size=5, max_size=5).map(
     lambda drawn: np.repeat(sorted(drawn, reverse=True), (5, 6, 7, 6, AGES - 24)).tolist()
@@ -91,7 +97,7 @@ def plain_tables(policy: type[Policy]) -> Tables:
     """A row a category that holds from the first request on."""
     if policy.table is None:
         return NO_TABLES
-    wa = ((0.5, 0.1, 10.0), (0.8, 0.02, 60.0), (0.3, 0.4, 2.0))
+    wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
     index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in range(1, 7))
     rows = {"wa": wa, "etlru": prompts, "gittins": index}[policy.name]

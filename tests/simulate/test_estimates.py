@@ -127,7 +127,7 @@ def test_tables_for_who_reads_them() -> None:
     """A policy gets its own kind, another one nothing."""
     of = told("agent")
     assert tables_for(of, Lru) is NO_TABLES
-    assert tables_for(of, Wa).values.shape[2] == 3
+    assert tables_for(of, Wa).values.shape[2] == 4
     assert tables_for(of, Etlru).values.shape[2] == 16
     assert tables_for(of, Gittins).values.shape[1:] == (2 * CLASSES, AGES)
     assert len(tables_for(of, Wa, 60.0).since) > len(tables_for(of, Wa).since)

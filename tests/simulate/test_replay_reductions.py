@@ -12,6 +12,7 @@ from kvscope.facts import HitDefinition
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import by_name
+from kvscope.policies.wa import reuse_rows
 from kvscope.simulate.curve import lru_curve
 from kvscope.simulate.replay import NO_TABLES, Tables, replay
 from kvscope.simulate.traffic import Traffic, traffic
@@ -81,7 +82,8 @@ def test_lfu_is_slru(of: Traffic) -> None:
 def test_wa_with_one_category_is_lru(of: Traffic, reused: float, rate: float, life: float) -> None:
     """Whatever the distribution: within a category the older block is never worth more."""
     of = of._replace(category=np.zeros_like(of.category))
-    table = Tables(np.zeros(1, dtype=np.int64), np.array([[[reused, rate, life]]]))
+    rows = reuse_rows(*np.array([[[reused]], [[rate]], [[life]]]))
+    table = Tables(np.zeros(1, dtype=np.int64), rows)
     _assert_equal(of, by_name("wa")(), by_name("lru")(), table)
 
 
