@@ -143,7 +143,7 @@ class Columns:
         types = [row.type or UNKNOWN_TYPE for row in rows]
         for name in dict.fromkeys(types):
             self.types.setdefault(name, len(self.types))
-        self.type_code.extend(map(self.types.__getitem__, types))
+        self.type_code.fromlist([*map(self.types.__getitem__, types)])
         self._append_paths(batch)
 
     def _append_paths(self, batch: Batch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +41,9 @@ def keys(identifiers: list[Identifier | None]) -> NDArray[np.int64]:
 
 def numbers(identifiers: Sequence[Identifier]) -> NDArray[np.int64]:
     """The identifiers as 64-bit numbers."""
-    found = array("q")
     try:
         # Not numpy's: it takes the string "007" for 7.
-        found.extend(identifiers)  # type: ignore[arg-type]  # strings raise
+        found = array("q", cast(Sequence[int], identifiers))  # strings raise
     except (TypeError, OverflowError):  # OverflowError: an integer of 2^63 or more
         found = array("q", [key(one) for one in identifiers])
     return np.frombuffer(found, dtype=np.int64)

@@ -312,7 +312,10 @@ class TraceReading:
 
     @staticmethod
     def with_ids(read: Records) -> Records:
-        """The records with their hash ids, which a reader may leave to others to decode."""
+        """The records with their hash ids, which a reader may leave to others to decode.
+
+        Of what does for a request, as a format's own row may, there is one with all that it tells.
+        """
         made = Records(refused=read.refused)
         for line, requests in read:
             try:
@@ -321,8 +324,12 @@ class TraceReading:
             except BadLine as error:
                 made.refuse(line, str(error))
             else:
-                made.add(line, requests)
+                made.add(line, [_whole(request) for request in requests])
         return made
+
+
+def _whole(request: Request) -> Request:
+    return Request(**{name: getattr(request, name) for name in Request.__struct_fields__})
 
 
 @pytest.fixture(scope="session")
