@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,10 @@ from kvscope.characterize import Characterization, characterize
 from kvscope.characterize.facts import RequestSize, Summary, WorkingSet
 from kvscope.facts import HitDefinition, Trace, Weight
 from kvscope.kv_size import ModelKv
-from kvscope.simulate.curve import ideal_rate, lru_curve
+from kvscope.simulate.curve import lru_curve
 from kvscope.simulate.definitions import side_by_side, standard
 from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
+from kvscope.simulate.ideal import ideal_blocks, ideal_rate
 from kvscope.simulate.misses import MissReasons, miss_reasons
 from kvscope.store.db import Store
 from kvscope.store.prompts import Prompts, load_prompts
@@ -176,9 +178,11 @@ def _working_set(
 def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
     """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
     definition = options.definition
-    runs = _Distances(prompts)
-    by_token = lru_curve(prompts, _weighted(definition, "token"), runs.of(definition))
-    by_block = lru_curve(prompts, _weighted(definition, "block"), runs.of(definition))
+    ideal = cache(partial(ideal_blocks, prompts))
+    distances = cache(partial(_distances, prompts))
+    runs = distances(_walked(definition))
+    by_token = lru_curve(prompts, _weighted(definition, "token"), runs)
+    by_block = lru_curve(prompts, _weighted(definition, "block"), runs)
     headline = by_block if definition.weight == "block" else by_token
 
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
@@ -195,45 +199,38 @@ def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
     return Caching(
         definition=definition,
         ideal=headline.ideal,
-        hit_rates=tuple(_hit_rate(prompts, each, runs) for each in side_by_side(definition)),
+        hit_rates=tuple(
+            # Without eviction, to look blocks up one by one or as a prefix is the same.
+            _hit_rate(prompts, each, ideal(replace(_walked(each), flat=False)))
+            for each in side_by_side(definition)
+        ),
         curve=points(grid),
         landmarks=tuple(
             Landmark(share, point)
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(options.capacities_blocks, dtype=np.int64)),
-        misses=_misses(prompts, explained, runs, [*at, *options.capacities_blocks]),
+        misses=_misses(
+            prompts, explained, distances(_walked(explained)), [*at, *options.capacities_blocks]
+        ),
         misses_definition=explained,
     )
 
 
-class _Distances:
-    """Stack distances by what they depend on; weights and windows share one pass."""
+def _distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
+    return (flat_distances if definition.flat else lru_distances)(prompts, definition)
 
-    def __init__(self, prompts: Prompts) -> None:
-        self._prompts = prompts
-        self._known: dict[tuple[object, ...], LruDistances] = {}
 
-    def of(self, definition: HitDefinition) -> LruDistances:
-        key = (
-            definition.partial,
-            definition.last_token_rule,
-            definition.outputs,
-            definition.flat,
-        )
-        if key not in self._known:
-            measure = flat_distances if definition.flat else lru_distances
-            self._known[key] = measure(self._prompts, definition)
-        return self._known[key]
+def _walked(definition: HitDefinition) -> HitDefinition:
+    """What all definitions that differ in weight and window alone have in common: one pass."""
+    return replace(definition, name="", weight="block", warmup=0.0)
 
 
 def _weighted(definition: HitDefinition, weight: Weight) -> HitDefinition:
     return replace(definition, weight=weight)
 
 
-def _hit_rate(prompts: Prompts, definition: HitDefinition, runs: _Distances) -> HitRate:
-    # An infinite cache never evicts, so looking up blocks one by one or as a prefix is the same.
-    prefix = replace(definition, flat=False)
+def _hit_rate(prompts: Prompts, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
     return HitRate(
         definition=definition.name,
         weight=definition.weight,
@@ -242,7 +239,7 @@ def _hit_rate(prompts: Prompts, definition: HitDefinition, runs: _Distances) -> 
         last_token_rule=definition.last_token_rule,
         outputs=definition.outputs,
         flat=definition.flat,
-        ideal=ideal_rate(prompts, prefix, runs.of(prefix)),
+        ideal=ideal_rate(prompts, definition, ideal),
     )
 
 
@@ -262,7 +259,7 @@ def _point(
 
 
 def _misses(
-    prompts: Prompts, definition: HitDefinition, runs: _Distances, capacities: list[int]
+    prompts: Prompts, definition: HitDefinition, runs: LruDistances, capacities: list[int]
 ) -> tuple[MissReasons, ...]:
     distinct = sorted(set(capacities))
-    return miss_reasons(prompts, definition, distinct, runs.of(definition))
+    return miss_reasons(prompts, definition, distinct, runs)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.errors import UsageError
 from kvscope.facts import HitDefinition
 from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
 from kvscope.store.prompts import Prompts
@@ -65,25 +64,11 @@ def lru_curve(
     """
     events = _events(prompts, definition, distances)
     knots, hits = _accumulate(*events)
-    return HitCurve(definition, knots, hits, _total(prompts, definition))
-
-
-def ideal_rate(
-    prompts: Prompts, definition: HitDefinition, distances: LruDistances | None = None
-) -> float:
-    """The hit rate (0–1) of an infinite cache, without drawing the curve that leads there."""
-    _, blocks, weight = _events(prompts, definition, distances)
-    total = _total(prompts, definition)
-    return float((blocks * weight).sum()) / total if total else 0.0
+    return HitCurve(definition, knots, hits, total_weight(prompts, definition))
 
 
 def _events(prompts: Prompts, definition: HitDefinition, distances: LruDistances | None) -> Events:
     """Runs of hits: from which capacity on, for how many blocks, each of what weight."""
-    if definition.partial and definition.outputs == "carried":
-        raise UsageError(
-            "a partial last block cannot be kept where outputs fill it",
-            remedy="take outputs 'ignored' with partial blocks kept",
-        )
     if distances is None:
         distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
     counted = distances.request >= first_counted(prompts, definition)
@@ -140,7 +125,7 @@ def _accumulate(
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
-def _total(prompts: Prompts, definition: HitDefinition) -> int:
+def total_weight(prompts: Prompts, definition: HitDefinition) -> int:
     """What the hits are a share of, in the same weight."""
     first = first_counted(prompts, definition)
     if definition.weight == "request":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.errors import UsageError
 from kvscope.facts import HitDefinition
 from kvscope.jit import kernel_in_place
 from kvscope.prefix import write_path
@@ -49,7 +50,15 @@ class Walk:
 
 
 def walk(prompts: Prompts, definition: HitDefinition) -> Walk:
-    """The paths that requests look up and leave behind, as `definition` counts them."""
+    """The paths that requests look up and leave behind, as `definition` counts them.
+
+    Raises UsageError where the definition contradicts itself.
+    """
+    if definition.partial and definition.outputs == "carried":
+        raise UsageError(
+            "a partial last block cannot be kept where outputs fill it",
+            remedy="take outputs 'ignored' with partial blocks kept",
+        )
     size = prompts.block_size
     leaf, length, look = prompts.leaf, prompts.blocks, prompts.blocks
     anonymous = np.zeros_like(length)

@@ -16,7 +16,7 @@ from kvscope.facts import HitDefinition
 from kvscope.ingest.trie import Trie
 from kvscope.jit import kernel
 from kvscope.prefix import write_path
-from kvscope.simulate.curve import ideal_rate
+from kvscope.simulate.ideal import ideal_rate
 from kvscope.store.prompts import Prompts
 
 Tenant = Literal["user", "conversation"]

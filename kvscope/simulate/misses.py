@@ -11,6 +11,7 @@ from kvscope.facts import HitDefinition
 from kvscope.jit import kernel
 from kvscope.prefix import ancestor
 from kvscope.simulate.distances import LruDistances, lru_distances, walk
+from kvscope.simulate.ideal import ideal_blocks
 from kvscope.store.prompts import Prompts
 
 
@@ -48,17 +49,9 @@ class Novelty:
     diverged_to: NDArray[np.int32]
 
 
-def novelty(
-    prompts: Prompts, definition: HitDefinition, distances: LruDistances | None = None
-) -> Novelty:
-    """What was new in each prompt, as `definition` looks blocks up; its weight does not matter.
-
-    `distances` may be given where they are known (of `lru_distances`, never the flat ones).
-    """
-    runs = distances or lru_distances(prompts, definition)
-    steps = walk(prompts, definition)
-    seen = np.zeros(len(steps.leaf), dtype=np.int32)
-    seen[runs.request] = runs.depth + runs.blocks  # a request's runs go down: its last one stays
+def novelty(prompts: Prompts, definition: HitDefinition) -> Novelty:
+    """What was new in each prompt, as `definition` looks blocks up; its weight does not matter."""
+    steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
     diverged = _diverged(
         prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, seen
     )
@@ -109,7 +102,7 @@ def miss_reasons(
 ) -> tuple[MissReasons, ...]:
     """Why tokens missed at each capacity under LRU, over the whole trace."""
     runs = distances or lru_distances(prompts, definition)
-    new = novelty(prompts, definition, runs)
+    new = novelty(prompts, definition)
     return tuple(
         reasons(prompts, new, lru_hit_blocks(runs, len(prompts.leaf), capacity), capacity)
         for capacity in capacities_blocks

@@ -17,6 +17,7 @@ from kvscope.facts import HitDefinition
 from kvscope.ingest.base import Request
 from kvscope.simulate.curve import HitCurve, lru_curve
 from kvscope.simulate.distances import flat_distances, lru_distances
+from kvscope.simulate.ideal import ideal_rate
 from tests import small_traces
 from tests.oracles import lru
 
@@ -61,6 +62,7 @@ def test_equals_a_replay_at_every_capacity(
         assert hits >= previous
         previous = hits
     assert curve.ideal == (previous / curve.total if curve.total else 0.0)
+    assert ideal_rate(small_traces.prompts(made), definition) == curve.ideal
 
 
 @settings(deadline=None, max_examples=50)

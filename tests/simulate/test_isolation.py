@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvscope.errors import InputError
 from kvscope.ingest.base import Request
 from kvscope.simulate import isolation
-from kvscope.simulate.curve import ideal_rate
+from kvscope.simulate.ideal import ideal_rate
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.isolation import isolate, isolation_cost
 from kvscope.store.prompts import Prompts

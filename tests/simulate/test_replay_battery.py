@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvscope.facts import HitDefinition
 from kvscope.policies.base import Leaves, PathPolicy, Policy, Turn
-from kvscope.simulate.curve import ideal_rate
+from kvscope.simulate.ideal import ideal_rate
 from kvscope.simulate.replay import Replay, replay
 from kvscope.simulate.traffic import Traffic, traffic
 from tests import small_traces

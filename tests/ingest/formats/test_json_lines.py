@@ -73,16 +73,16 @@ def _told(request: Any) -> dict[str, Any]:
 
 
 def test_bad_lines_keep_their_numbers_in_every_chunk(read: Any) -> None:
-    """Of three megabytes of good lines, whose chunks are decoded at once, and three bad ones."""
+    """Of eight megabytes of good lines, whose chunks are decoded at once, and three bad ones."""
     line = b'{"chat_id":1,"input_length":9,"output_length":2,"hash_ids":[1],"pad":"%b"}' % (
         b"x" * 900
     )
-    lines = [line] * 3000
-    for bad in (0, 1500, 2999):
+    lines = [line] * 8000
+    for bad in (0, 4000, 7999):
         lines[bad] = b"{}"
     result = read(b"\n".join(lines) + b"\n", "bailian")
-    assert [number for number, _ in result.rejects.lines] == [1, 1501, 3000]
+    assert [number for number, _ in result.rejects.lines] == [1, 4001, 8000]
     assert {reason for _, reason in result.rejects.lines} == {
         "Object missing required field `chat_id`"
     }
-    assert len(result.requests) == 2997
+    assert len(result.requests) == 7997
