@@ -27,7 +27,7 @@ from kvscope.ingest.base import ReadOptions
 from kvscope.policies.registry import POLICIES
 
 PAGE = ROOT / "docs" / "gittins.md"
-SAMPLES = ("to-c", "to-b", "agent", "birth-death")
+SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
 MOONCAKE, SESSIONS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
 SESSIONS_PER_S = 1 / 200
 LEVELS = (0.25, 0.5, 0.75)
@@ -112,7 +112,10 @@ def tables() -> Iterator[Table]:
         yield in_engine(sessions)
     for name in SAMPLES:
         note(name)
-        yield gaps(Judged(f"Sample {name}", ROOT / "sample_traces" / f"{name}.jsonl.gz"))
+        of = Judged(f"Sample {name}", ROOT / "sample_traces" / f"{name}.jsonl.gz")
+        yield gaps(of)
+        if name == "regime-change":
+            yield ablation(of)
 
 
 def main() -> None:

@@ -9,12 +9,11 @@ import numpy as np
 
 from benchmarks.judged import Figure, Floats, Judged
 from benchmarks.table import Table
-from kvscope.policies.base import REFIT_S
-from kvscope.policies.gittins import Gittins
+from kvscope.policies.gittins import CLASS_SETS, REFIT_OFTEN, Gittins
 from kvscope.policies.returns import return_values
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import Tables, replay
-from kvscope.simulate.returns import waits_seen
+from kvscope.simulate.returns import learned, waits_seen
 
 LEVELS = (0.25, 0.5, 0.75)
 XI_TOKENS = 8192
@@ -26,10 +25,14 @@ def ablation(of: Judged) -> Table:
     whole = of.tables(Gittins())
     variants: dict[str, tuple[Tables, Callable[[int], int]]] = {
         "whole": (whole, lambda xi: xi),
+        **{
+            f"without guard, by {' and '.join(name for name, _ in features)}": (bare, lambda xi: xi)
+            for features, bare in zip(CLASS_SETS, _bare(of), strict=True)
+        },
         "without need (xi = 0)": (whole, lambda _: 0),
         "without index (all return at one rate)": (_indifferent(whole), lambda xi: xi),
-        "one class": (_one_class(of), lambda xi: xi),
-        "one fit, when judging begins": (_one_fit(of, whole), lambda xi: xi),
+        "without guard, one class": (_one_class(of), lambda xi: xi),
+        "without guard, one fit when judging begins": (_one_fit(of, _bare(of)[0]), lambda xi: xi),
     }
     rows = []
     for name, (tables, xi_of) in variants.items():
@@ -67,15 +70,21 @@ def _lost(of: Judged, uncached: Floats, xi: int) -> Floats:
     return of.sums(np.maximum(uncached - xi, 0.0))
 
 
+def _bare(of: Judged) -> list[Tables]:
+    """Those of each class set, with nobody to choose between them."""
+    return [Tables(*one) for one in learned(of.traffic)]
+
+
 def _indifferent(whole: Tables) -> Tables:
-    return replace(whole, values=np.ones_like(whole.values))
+    return replace(whole, values=np.ones_like(whole.values), choose=None)
 
 
 def _one_class(of: Judged) -> Tables:
-    refits = refits_of(of.traffic, REFIT_S)
+    refit_s = REFIT_OFTEN.default
+    refits = refits_of(of.traffic, refit_s)
     alike = np.zeros(len(of.traffic.leaf), dtype=np.int32)
-    waits = waits_seen(of.traffic, of.past.moved, refits, REFIT_S, alike)
-    return Tables(refits.since, return_values(waits), alike)
+    waits = waits_seen(of.traffic, of.past.moved, refits, refit_s, alike, 1)
+    return Tables(refits.since, return_values(waits, (1,)), alike)
 
 
 def _one_fit(of: Judged, whole: Tables) -> Tables:
