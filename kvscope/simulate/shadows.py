@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +18,17 @@ from numpy.typing import NDArray
 
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
-from kvscope.simulate.handovers import Handovers
+from kvscope.prefix import Paths
+from kvscope.simulate.handovers import NO_TOUCHES, Handovers, handovers
 from kvscope.simulate.refits import refits_of
-from kvscope.simulate.replay import History, Tables, history, replay
+from kvscope.simulate.replay import History, Tables, replay
 from kvscope.simulate.sampling import uniform
 from kvscope.simulate.traffic import Traffic
 
 SHADOW_BLOCKS = 65_536  # that a shadow holds at most: a larger cache is sampled
 EVIDENCE_REFITS = 6  # so many times a refit's distance is the past by which candidates are judged
 MARGIN = 0.01  # of what it computed: by so much less another one has to compute to be taken up
+NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 LRU, NEED, FIRST = 0, 1, 2  # those that know nothing, and the first class set; the others follow
 
 Floats = NDArray[np.float64]
@@ -47,7 +50,7 @@ class _Sample:
     rate: float
     requests: Ints
     traffic: Traffic
-    past: History
+    moved: Handovers
 
 
 class Shadows:
@@ -114,12 +117,13 @@ class Shadows:
         if capacity_blocks < 1:
             return costs
         sample = self._sample(capacity_blocks)
+        past = History(sample.moved, NO_TOUCHES, NO_PATHS)  # all that lanes ask for
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._refits.number, self._refits.bin[sample.requests])
         for at, one in enumerate((*self._simple, *self._learned)):
             since = np.searchsorted(sample.requests, one.since)
             tables = Tables(since, one.values, one.classes[sample.requests])
-            done = replay(sample.traffic, policy, small, past=sample.past, tables=tables)
+            done = replay(sample.traffic, policy, small, past=past, tables=tables)
             hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
             computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]
             costs[at] = np.bincount(row, np.maximum(computed, 0.0), minlength=shape[1])
@@ -130,16 +134,20 @@ class Shadows:
         halvings = max(math.ceil(math.log2(capacity_blocks / SHADOW_BLOCKS)), 0)
         rate = 0.5**halvings
         if rate not in self._samples:
-            whole = history(self._traffic)
-            requests = np.flatnonzero(uniform(first_turns(self._traffic, whole.moved), 0) < rate)
+            requests = np.flatnonzero(self._place < rate)
             columns = {
                 name: column[requests]
                 for name, column in self._traffic._asdict().items()
                 if name not in {"block_size", "block_parent"}
             }
             some = self._traffic._replace(**columns)
-            self._samples[rate] = _Sample(rate, requests, some, history(some))
+            self._samples[rate] = _Sample(rate, requests, some, handovers(some))
         return self._samples[rate]
+
+    @cached_property
+    def _place(self) -> Floats:
+        """Of each request a number in [0, 1), the same for all of a conversation."""
+        return uniform(first_turns(self._traffic, handovers(self._traffic)), seed=0)
 
 
 def first_turns(traffic: Traffic, moved: Handovers) -> Ints:
