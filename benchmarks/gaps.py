@@ -15,27 +15,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks import ROOT
 from benchmarks.gaps_ablation import ablation
 from benchmarks.gaps_engine import in_engine
-from benchmarks.judged import Figure, Floats, Judged
+from benchmarks.gaps_unseen import unseen
+from benchmarks.judged import Judged
 from benchmarks.measure import note
 from benchmarks.table import Table, record
 from kvscope.ingest.base import ReadOptions
 from kvscope.policies.registry import POLICIES
 
 PAGE = ROOT / "docs" / "gittins.md"
-SAMPLES = ("to-c", "to-b", "agent", "birth-death")
+SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
 MOONCAKE, SESSIONS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
 SESSIONS_PER_S = 1 / 200
 LEVELS = (0.25, 0.5, 0.75)
 XI_TOKENS = (8192, 16384)
-LEAST_GAP = 0.005  # of LRU's own figure: shares of less tell nothing
-FEWEST = 10  # conversations that lose anything with LRU: fewer tell nothing either
 SAME_AS_LRU = ("lru", "ttl")
-NO_GAP = "–"
 
 
 def gaps(of: Judged) -> Table:
@@ -55,16 +51,11 @@ def gaps(of: Judged) -> Table:
         done = dict(zip(asked, pool.map(lambda one: of.uncached(*one), asked), strict=True))
     total = int(of.input_tokens.sum())
 
-    def lost(name: str, xi: int, capacity: int) -> Floats:
-        return of.sums(np.maximum(done[name, xi, capacity] - xi, 0.0))
-
     def hit_rate(name: str, capacity: int) -> str:
         return f"{1 - done[name, 0, capacity].sum() / total:.1%}"
 
     def share(name: str, xi: int, best: str, at: int) -> str:
-        if of.conversations_in(done["lru", xi, at] > xi) < FEWEST:
-            return NO_GAP
-        return closed(lost("lru", xi, at), lost(best, xi, at), lost(name, xi, at))
+        return of.closed(xi, *(done[one, xi, at] for one in ("lru", best, name)))
 
     rows = [
         [name, *(share(name, xi, best, at) for xi, best in goals for at in capacities)]
@@ -86,14 +77,6 @@ def gaps(of: Judged) -> Table:
     )
 
 
-def closed(base: Floats, best: Floats, own: Floats) -> str:
-    """The share of the gap that is closed, with its interval."""
-    if base[0] - best[0] <= LEAST_GAP * base[0]:
-        return NO_GAP
-    gap = base - best
-    return str(Figure.of((base - own) / np.where(gap > 0, gap, np.nan)))
-
-
 def tables() -> Iterator[Table]:
     """Of the published traces, where they are, and of the samples."""
     named = os.environ.get("KVSCOPE_TRACES")
@@ -112,7 +95,11 @@ def tables() -> Iterator[Table]:
         yield in_engine(sessions)
     for name in SAMPLES:
         note(name)
-        yield gaps(Judged(f"Sample {name}", ROOT / "sample_traces" / f"{name}.jsonl.gz"))
+        of = Judged(f"Sample {name}", ROOT / "sample_traces" / f"{name}.jsonl.gz")
+        yield gaps(of)
+        if name == "regime-change":
+            yield ablation(of)
+    yield unseen()
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.judged import Figure, Floats, Judged
+from benchmarks.judged import Judged
 from benchmarks.table import Table
-from kvscope.policies.base import REFIT_S
-from kvscope.policies.gittins import Gittins
+from kvscope.policies.gittins import CLASS_SETS, REFIT_OFTEN, Gittins
 from kvscope.policies.returns import return_values
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import Tables, replay
-from kvscope.simulate.returns import waits_seen
+from kvscope.simulate.returns import learned, waits_seen
+from kvscope.simulate.shadows import Shadows
 
 LEVELS = (0.25, 0.5, 0.75)
 XI_TOKENS = 8192
@@ -26,10 +26,14 @@ def ablation(of: Judged) -> Table:
     whole = of.tables(Gittins())
     variants: dict[str, tuple[Tables, Callable[[int], int]]] = {
         "whole": (whole, lambda xi: xi),
+        **{
+            f"without guard, by {', '.join(name for name, _ in features)}": (one, lambda xi: xi)
+            for features, one in zip(CLASS_SETS, bare(of), strict=True)
+        },
         "without need (xi = 0)": (whole, lambda _: 0),
         "without index (all return at one rate)": (_indifferent(whole), lambda xi: xi),
-        "one class": (_one_class(of), lambda xi: xi),
-        "one fit, when judging begins": (_one_fit(of, whole), lambda xi: xi),
+        "without guard, one class": (_one_class(of), lambda xi: xi),
+        "one fit, when judging begins": (_one_fit(of), lambda xi: xi),
     }
     rows = []
     for name, (tables, xi_of) in variants.items():
@@ -38,15 +42,10 @@ def ablation(of: Judged) -> Table:
             for at in capacities:
                 policy = of.bound("gittins", float(xi_of(xi)))
                 done = replay(of.traffic, policy, at, past=of.past, tables=tables)
-                base, ceiling, own = (
-                    _lost(of, uncached, xi)
-                    for uncached in (
-                        of.uncached("lru", xi, at),
-                        of.uncached(best, xi, at),
-                        of.left(done.hit_blocks),
-                    )
+                left = of.left(done.hit_blocks)
+                row.append(
+                    of.closed(xi, of.uncached("lru", xi, at), of.uncached(best, xi, at), left)
                 )
-                row.append(str(Figure.of((base - own) / (base - ceiling))))
         rows.append(row)
     return Table(
         f"{of.name}: gittins without one of its parts",
@@ -63,22 +62,28 @@ def ablation(of: Judged) -> Table:
     )
 
 
-def _lost(of: Judged, uncached: Floats, xi: int) -> Floats:
-    return of.sums(np.maximum(uncached - xi, 0.0))
+def bare(of: Judged) -> list[Tables]:
+    """Those of each class set, with nobody to choose between them."""
+    return [Tables(*one) for one in learned(of.traffic)]
 
 
 def _indifferent(whole: Tables) -> Tables:
-    return replace(whole, values=np.ones_like(whole.values))
+    return replace(whole, values=np.ones_like(whole.values), choose=None)
 
 
 def _one_class(of: Judged) -> Tables:
-    refits = refits_of(of.traffic, REFIT_S)
+    refit_s = REFIT_OFTEN.default
+    refits = refits_of(of.traffic, refit_s)
     alike = np.zeros(len(of.traffic.leaf), dtype=np.int32)
-    waits = waits_seen(of.traffic, of.past.moved, refits, REFIT_S, alike)
-    return Tables(refits.since, return_values(waits), alike)
+    waits = waits_seen(of.traffic, of.past.moved, refits, refit_s, alike, 1)
+    return Tables(refits.since, return_values(waits, (1,)), alike)
 
 
-def _one_fit(of: Judged, whole: Tables) -> Tables:
-    """The tables until judging begins, and the last of them for good."""
-    fits = int(np.searchsorted(whole.since, of.first, side="right"))
-    return replace(whole, since=whole.since[:fits], values=whole.values[:fits])
+def _one_fit(of: Judged) -> Tables:
+    """The last fits before judging begins, for good; the choice between them goes on."""
+    frozen = []
+    for one in learned(of.traffic):
+        last = int(np.searchsorted(one.since, of.first, side="right")) - 1
+        rows = np.minimum(np.arange(len(one.since)), last)
+        frozen.append(one._replace(values=one.values[rows]))
+    return Shadows(of.traffic, REFIT_OFTEN.default, frozen).tables()

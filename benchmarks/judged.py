@@ -26,6 +26,9 @@ from kvscope.store.prompts import Prompts, load_prompts
 WARMUP = 0.4  # of the requests, which do not count
 DRAWS = 1_000
 INTERVAL = (0.025, 0.975)
+LEAST_GAP = 0.005  # of LRU's own figure: shares of less tell nothing
+FEWEST = 10  # conversations that lose anything with LRU: fewer tell nothing either
+NO_GAP = "–"
 
 Floats = NDArray[np.float64]
 
@@ -120,3 +123,16 @@ class Judged:
         of_each = np.bincount(self._conversation, cost, minlength=self.conversations)
         summed: Floats = self._draws @ of_each
         return summed
+
+    def closed(self, xi: int, lru: Floats, best: Floats, own: Floats) -> str:
+        """The share of the gap in tokens beyond `xi` that is closed, with its interval.
+
+        From what each of them left uncached of the requests that count.
+        """
+        if self.conversations_in(lru > xi) < FEWEST:
+            return NO_GAP
+        base, least, had = (self.sums(np.maximum(one - xi, 0.0)) for one in (lru, best, own))
+        gap = base - least
+        if gap[0] <= LEAST_GAP * base[0]:
+            return NO_GAP
+        return str(Figure.of((base - had) / np.where(gap > 0, gap, np.nan)))

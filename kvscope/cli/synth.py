@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 ProfileName = Annotated[
     str,
-    typer.Argument(metavar="PROFILE", help="to-c, to-b, agent or birth-death.", show_default=False),
+    typer.Argument(
+        metavar="PROFILE",
+        help="to-c, to-b, agent, birth-death or regime-change.",
+        show_default=False,
+    ),
 ]
 Requests = Annotated[
     int,

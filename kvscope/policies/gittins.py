@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +11,24 @@ from numpy.typing import NDArray
 from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Turn
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
-KNOWN_SHARES = (0.01, 0.1, 0.5, 0.9)  # of a prompt's full blocks, touched before
-SINCE_S = (30.0, 120.0)  # that the deepest of those waited
+NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
+TURNS = (1, 3)  # requests before it, each the whole beginning of the next one
+SINCE_S = (30.0, 120.0)  # that the deepest of its blocks seen before had waited
 OUTPUT_TOKENS = (256, 512)
-OUTPUTS = len(OUTPUT_TOKENS) + 1
-WAITS = len(SINCE_S) + 1
-CLASSES = (1 + (len(KNOWN_SHARES) + 1) * WAITS) * OUTPUTS
+CLASS_SETS = (
+    (("new_tokens", NEW_TOKENS), ("turns", TURNS)),
+    (("new_tokens", NEW_TOKENS), ("since_s", SINCE_S), ("output_tokens", OUTPUT_TOKENS)),
+)
+"""Ways to tell requests apart, each by a few of their `Features`, the coarsest first."""
+STEPS = tuple(tuple(len(edges) + 1 for _, edges in features) for features in CLASS_SETS)
+CLASSES = sum(math.prod(steps) for steps in STEPS)
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
 
-WINDOW_REFITS = 18  # so many times a refit's distance is the past that it looks at
-_REFIT = Parameter(
+WINDOW_REFITS = 36  # so many times a refit's distance is the past that it looks at
+REFIT_OFTEN = Parameter(
     REFIT.name,
-    REFIT.default,
+    300.0,
     f"seconds between two fits of the policy's table, each to {WINDOW_REFITS} times as long before",
     low=REFIT.low,
     high=REFIT.high,
@@ -38,9 +44,10 @@ class Gittins(LanePolicy):
     Key (index_c(t) * need, r, -d). index_c(t) is the Gittins index: the maximum over H of
     P(T <= t + H | T > t) / E[min(T - t, H) | T > t], T the time until a block that a request of
     class c touched is touched again, t the time since. The class is what is known when the request
-    has been served: the share of its prompt that had been seen before, how long ago that was, and
-    how long the output became. The table has two rows a class with the index at each age
-    (`ages_of`), for deep blocks and for shallow ones.
+    has been served: how much of its prompt was new, and either how many turns came before it, or
+    how long ago the latest was and how long the output became. Small caches of the past's traffic
+    say which of the two, or whether to fall back to need alone, or to LRU. The table has two rows
+    a class with the index at each age (`ages_of`), for deep blocks and for shallow ones.
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
     those after it by one with Q > xi - (L - x) tokens. They count as the last of them, the next to
     leave: P(Q > xi) = (1 + xi / mean)^-2, at least 0.02. That tail is a Pareto's of the second kind
@@ -59,7 +66,7 @@ class Gittins(LanePolicy):
     by_category = True
     in_plugin = False
     table = "returns"
-    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, _REFIT)
+    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_OFTEN)
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
@@ -82,18 +89,30 @@ class Gittins(LanePolicy):
         return float(index * max(beyond * beyond, _LEAST_NEED))
 
 
-def classes(
-    known_share: Floats, since_s: Floats, output_tokens: NDArray[np.int64]
-) -> NDArray[np.int32]:
-    """The class of requests of whose prompts a share was known, last touched `since_s` ago.
+class Features(NamedTuple):
+    """What is known of R requests when they have been served; every array has R entries.
 
-    Where nothing was known `since_s` does not matter.
+    `new_tokens` lie in full blocks never touched before; `turns` is how many requests came before,
+    each the whole beginning of the next one; `since_s` is how long the deepest block touched before
+    had waited, 0 where there was none.
     """
-    known = np.searchsorted(KNOWN_SHARES, known_share, side="right")
-    since = np.searchsorted(SINCE_S, since_s, side="right")
-    pair = np.where(known_share > 0, 1 + known * WAITS + since, 0)
-    output = np.searchsorted(OUTPUT_TOKENS, output_tokens, side="right")
-    return (pair * OUTPUTS + output).astype(np.int32)
+
+    new_tokens: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    since_s: Floats
+    output_tokens: NDArray[np.int64]
+
+
+def classes(of: Features) -> tuple[NDArray[np.int32], ...]:
+    """The class of each request in each class set, counted from 0 in each."""
+    found = []
+    for features in CLASS_SETS:
+        number = np.zeros(len(of.turns), dtype=np.int32)
+        for name, edges in features:
+            step = np.searchsorted(edges, getattr(of, name), side="right")
+            number = (number * (len(edges) + 1) + step).astype(np.int32)
+        found.append(number)
+    return tuple(found)
 
 
 def ages_of(idle_s: Floats) -> NDArray[np.int64]:

@@ -6,13 +6,14 @@ them.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, CLASSES, LEAST_S, OUTPUTS, WAITS
+from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S
 
 _BEGINS = np.concatenate(([0.0], LEAST_S * 2.0 ** (np.arange(AGES - 1) / AGES_AN_OCTAVE)))
 _LASTS = np.append(np.diff(_BEGINS), _BEGINS[-1])  # seconds; the last one is taken to double
@@ -22,7 +23,7 @@ _ROOT_RETURNS = 0.2
 
 
 class Waits(NamedTuple):
-    """Blocks touched in a window, by class and age (..., CLASSES, AGES).
+    """Blocks touched in a window, by class and age (..., classes, AGES).
 
     `returned` counts those touched again at that age, `waiting` those that had reached it unused
     when the window ended; `seconds` (of both together) what they had spent in it. `requests` (...)
@@ -41,21 +42,24 @@ def began_s(ages: NDArray[np.int64]) -> Floats:
     return began
 
 
-def return_values(of: Waits) -> Floats:
-    """The table of `Gittins`: the index of each class and age, in two equal rows a class."""
-    index = gittins_index(hazards(of))
+def return_values(of: Waits, steps: tuple[int, ...]) -> Floats:
+    """The table of `Gittins`: the index of each class and age, in two equal rows a class.
+
+    `steps` are those of the class set, one of `STEPS`.
+    """
+    index = gittins_index(hazards(of, steps))
     values: Floats = np.repeat(index, 2, axis=-2)
     return values
 
 
-def hazards(of: Waits) -> Floats:
-    """Returns a second at each age, of each class (..., CLASSES, AGES).
+def hazards(of: Waits, steps: tuple[int, ...]) -> Floats:
+    """Returns a second at each age, of each class (..., classes, AGES).
 
     The piecewise constant hazard of right-censored waits: returns over time at risk, in units of a
     request's mean number of blocks, since those return together. Each class is drawn to a coarser
-    one as by one return more at each age: to that with outputs of any length, that one to any time
-    since the touch before, that one to all together; and those to a hazard that falls with
-    1 / (30 s + age), of the height seen.
+    one as by one return more at each age: to that of any last feature, that one to any of the last
+    two, and so on to all together; and those to a hazard that falls with 1 / (30 s + age), of the
+    height seen.
     Source: Kalbfleisch and Prentice, The Statistical Analysis of Failure Time Data, section 4.2
     (piecewise exponential); the prior's form is our own.
     """
@@ -69,9 +73,9 @@ def hazards(of: Waits) -> Floats:
     height = (every.sum(axis=-1) + 1.0) / ((risk * _PRIOR).sum(axis=-1) + 1.0)
     prior = _PRIOR * np.minimum(height, 1.0)[..., None]
     found: Floats = ((every + _ROOT_RETURNS) / (risk + _ROOT_RETURNS / prior))[..., None, :]
-    pairs = np.arange(CLASSES) // OUTPUTS
-    for group in ((pairs + WAITS - 1) // WAITS, pairs, np.arange(CLASSES)):
-        found = _finer(found, returned, at_risk, group)
+    classes = np.arange(math.prod(steps))
+    for known in range(1, len(steps) + 1):
+        found = _finer(found, returned, at_risk, classes // math.prod(steps[known:]))
     return found
 
 

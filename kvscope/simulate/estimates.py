@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvscope.model.conversation import turn_and_death_rates
 from kvscope.model.next_prompt import VALUES, NextPrompt, added_tokens
 from kvscope.model.turns import next_turn_s, turn_waits
-from kvscope.policies.base import REFIT_S, Policy
+from kvscope.policies.base import REFIT, REFIT_S, Policy
 from kvscope.policies.reuse import WINDOW_REFITS, reuse_values
 from kvscope.simulate.refits import categories_of, refits_of, seen_by
 from kvscope.simulate.replay import NO_TABLES, Tables
@@ -52,10 +52,12 @@ def parameters_from(traffic: Traffic, share: float = FIT_SHARE) -> Mapping[str, 
     }
 
 
-def tables_for(traffic: Traffic, policy: type[Policy], refit_s: float = REFIT_S) -> Tables:
-    """The tables that a policy wants, refitted every `refit_s` on six times as long before."""
+def tables_for(traffic: Traffic, policy: type[Policy], refit_s: float | None = None) -> Tables:
+    """The tables that a policy wants, refitted every `refit_s`, or as often as its default says."""
     if policy.table is None:
         return NO_TABLES
+    if refit_s is None:
+        refit_s = policy().values.get(REFIT.name, REFIT_S)
     tables = {
         "reuse": reuse_tables,
         "next-prompts": next_prompt_tables,

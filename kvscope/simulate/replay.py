@@ -49,11 +49,17 @@ class Tables:
 
     `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
     entries) take the place of the traffic's categories for policies with classes of their own.
+    `choose` gives the tables for one policy and capacity, where they depend on that.
     """
 
     since: NDArray[np.int64]
     values: NDArray[np.float64]
     classes: NDArray[np.int32] | None = None
+    choose: Callable[[Policy, int], Tables] | None = None
+
+    def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """Those for this policy in a cache of so many blocks."""
+        return self if self.choose is None else self.choose(policy, capacity_blocks)
 
     def seen(self, traffic: Traffic) -> Traffic:
         """The traffic as the policy sees it."""
@@ -100,6 +106,7 @@ def replay(
     them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
     refuse an insertion.
     """
+    tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.seen(traffic)
     if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import REFIT_S
-from kvscope.policies.gittins import AGES, CLASSES, WINDOW_REFITS, ages_of, classes
+from kvscope.policies.gittins import (
+    AGES,
+    REFIT_OFTEN,
+    STEPS,
+    TURNS,
+    WINDOW_REFITS,
+    Features,
+    ages_of,
+    classes,
+)
 from kvscope.policies.returns import Waits, began_s, return_values
 from kvscope.simulate.handovers import Handovers, handovers
 from kvscope.simulate.refits import Refits, refits_of
 from kvscope.simulate.replay import Tables
+from kvscope.simulate.shadows import Candidate, Shadows
 from kvscope.simulate.traffic import Traffic
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def return_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
+def return_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables:
     """The classes of all requests, and each class's index by age as every refit sees it.
+
+    Each cache goes by the class set that did best for it, or by none of them: `Shadows`.
+    """
+    return Shadows(traffic, refit_s, learned(traffic, refit_s)).tables()
+
+
+def learned(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> tuple[Candidate, ...]:
+    """What refits learn, by each class set.
 
     A refit sees the blocks touched within `WINDOW_REFITS` times `refit_s` before it. Blocks that
     were not touched for as long are forgotten: they count as new, as they would to an engine that
@@ -26,35 +45,53 @@ def return_tables(traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
     """
     moved = handovers(traffic)
     refits = refits_of(traffic, refit_s)
-    of = classes_of(traffic, moved, WINDOW_REFITS * refit_s)
-    waits = waits_seen(traffic, moved, refits, refit_s, of)
-    return Tables(refits.since, return_values(waits), of)
+    told = classes(features_of(traffic, moved, WINDOW_REFITS * refit_s))
+    found = []
+    for steps, of in zip(STEPS, told, strict=True):
+        waits = waits_seen(traffic, moved, refits, refit_s, of, math.prod(steps))
+        found.append(Candidate(refits.since, return_values(waits, steps), of))
+    return tuple(found)
 
 
-def classes_of(traffic: Traffic, moved: Handovers, memory_s: float) -> NDArray[np.int32]:
-    """Each request's class, by what was known of its prompt's full blocks before it came."""
+def features_of(traffic: Traffic, moved: Handovers, memory_s: float) -> Features:
+    """What is known of each request, by which of its blocks were touched within `memory_s`."""
     requests = len(traffic.leaf)
     full = traffic.input_tokens // traffic.block_size
     giver, taker = moved.giver, moved.taker
     since_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
     seen = (since_s <= memory_s) & (moved.start < full[taker])
-    known, waited_s = np.zeros(requests), np.zeros(requests)
-    known[taker[seen]] = moved.end[seen]  # the deepest stretch is written last and stays
-    waited_s[taker[seen]] = since_s[seen]
-    share = np.minimum(known, full) / np.maximum(full, 1)
-    return classes(share, waited_s, traffic.history_tokens - traffic.input_tokens)
+    end, giver, taker = moved.end[seen], giver[seen], taker[seen]
+    known, waited_s = np.zeros(requests, dtype=np.int64), np.zeros(requests)
+    before = np.full(requests, -1)
+    known[taker] = np.minimum(end, full[taker])  # the deepest stretch is written last and stays
+    waited_s[taker] = since_s[seen]
+    before[taker] = np.where(end == traffic.length[giver], giver, -1)
+    later = np.flatnonzero(before >= 0)
+    turns = np.zeros(requests, dtype=np.int64)
+    for _ in range(TURNS[-1]):  # more are all alike
+        turns[later] = turns[before[later]] + 1
+    new_tokens = (full - known) * traffic.block_size
+    return Features(new_tokens, turns, waited_s, traffic.history_tokens - traffic.input_tokens)
 
 
 def waits_seen(
-    traffic: Traffic, moved: Handovers, refits: Refits, refit_s: float, of: NDArray[np.int32]
+    traffic: Traffic,
+    moved: Handovers,
+    refits: Refits,
+    refit_s: float,
+    of: NDArray[np.int32],
+    classes: int,
 ) -> Waits:
-    """Every refit's window; a touch is within those of the next `WINDOW_REFITS` refits."""
+    """Every refit's window; a touch is within those of the next `WINDOW_REFITS` refits.
+
+    `of` is the class of each request, of so many.
+    """
     giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
     blocks = (moved.end - moved.start).astype(np.float64)
     gap_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
     held = (traffic.length + traffic.anonymous).astype(np.float64)
     everybody = np.arange(len(held))
-    counts = _Counts(refits, of)
+    counts = _Counts(refits, of, classes)
     for ahead in range(1, WINDOW_REFITS + 1):
         age_s = np.maximum((refits.bin + ahead) * refit_s - traffic.arrival_s, 0.0)
         counts.ask(everybody, ahead)
@@ -69,9 +106,9 @@ def waits_seen(
 class _Counts:
     """Sums by refit, class and age."""
 
-    def __init__(self, refits: Refits, of: NDArray[np.int32]) -> None:
+    def __init__(self, refits: Refits, of: NDArray[np.int32], classes: int) -> None:
         self._refits, self._of = refits, of
-        self._shape = (len(refits.number), CLASSES, AGES)
+        self._shape = (len(refits.number), classes, AGES)
         self._requests = np.zeros(len(refits.number))
         self._returned, self._waiting, self._seconds = np.zeros((3, int(np.prod(self._shape))))
 
@@ -93,7 +130,7 @@ class _Counts:
         """Blocks by cell; their time in it is added up here."""
         row, some = self._refits.row(self._refits.bin[who] + ahead)
         age, cells = ages_of(wait_s), len(self._seconds)
-        at = ((row * CLASSES + self._of[who]) * AGES + age)[some]
+        at = ((row * self._shape[1] + self._of[who]) * AGES + age)[some]
         spent = (blocks * (wait_s - began_s(age)))[some]
         self._seconds += np.bincount(at, spent, minlength=cells)
         return np.bincount(at, blocks[some], minlength=cells).astype(np.float64)

@@ -69,7 +69,7 @@ def sampled(
         raise UsageError(f"part {part} at rate {rate}", remedy="give a number from 0 to 1 / rate")
     limit = max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * len(prompts.leaf)))
     group = _subtrees(prompts.block_parent, prompts.leaf, limit)
-    place = _uniform(group, seed)
+    place = uniform(group, seed)
     chosen = np.flatnonzero((part * rate <= place) & (place < (part + 1) * rate))
     if not len(chosen):
         raise UsageError(
@@ -116,7 +116,7 @@ def _subtrees(
     return found
 
 
-def _uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each, the same for the same number and seed.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).

@@ -6,6 +6,7 @@ from kvscope.errors import UsageError
 from kvscope.synth.agent import Agent
 from kvscope.synth.base import Profile
 from kvscope.synth.birth_death import BirthDeath
+from kvscope.synth.regime_change import RegimeChange
 from kvscope.synth.to_b import ToB
 from kvscope.synth.to_c import ToC
 
@@ -14,6 +15,7 @@ PROFILES: dict[str, Profile] = {
     ToB.name: ToB(),
     Agent.name: Agent(),
     BirthDeath.name: BirthDeath(),
+    RegimeChange.name: RegimeChange(),
 }
 
 

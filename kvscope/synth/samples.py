@@ -24,6 +24,7 @@ SAMPLES = (
     Sample("to-b.jsonl.gz", "to-b", 5_000, 39),
     Sample("agent.jsonl.gz", "agent", 700, 7),
     Sample("birth-death.jsonl.gz", "birth-death", 10_000, 7),
+    Sample("regime-change.jsonl.gz", "regime-change", 4_000, 7),
 )
 
 

@@ -9,7 +9,7 @@ from kvscope.paths import data_folder
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 
-SAMPLES = ("to-c", "to-b", "agent", "birth-death")
+SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
 _FOLDER = data_folder("sample_traces")
 SHARES_PERCENT = (1, 2, 5, 10, 20, 35, 60, 100)
 

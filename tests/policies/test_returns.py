@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.policies.gittins import AGES, CLASSES, OUTPUTS, WAITS, ages_of, classes
+from kvscope.policies.gittins import AGES, CLASSES, STEPS, Features, ages_of, classes
 from kvscope.policies.returns import Waits, began_s, gittins_index, hazards, return_values
 
 AGE = np.arange(AGES)
+PACE = STEPS[1]
+CLASSES_OF_PACE, OUTPUTS = math.prod(PACE), PACE[-1]
 Floats = NDArray[np.float64]
 
 
 def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> Waits:
     """One request a wait and one block a request: waits end, or are cut off at the class's end."""
-    returned, waiting, spent = np.zeros((3, CLASSES, AGES))
+    returned, waiting, spent = np.zeros((3, CLASSES_OF_PACE, AGES))
     for one, lasted in seconds.items():
         cut = np.minimum(lasted, end_s[one])
         for into, some in ((returned, lasted <= end_s[one]), (waiting, lasted > end_s[one])):
@@ -73,22 +77,22 @@ def test_the_index_is_the_best_rate_of_returns(drawn: list[float], age: int) -> 
 def test_hazards_are_recovered_from_censored_waits() -> None:
     """200,000 exponential waits of 20 s, most cut off at 10 s: 0.05 a second up to there."""
     draw = np.random.default_rng(1)
-    one = CLASSES - 1
-    found = hazards(waits({one: draw.exponential(20.0, 200_000)}, {one: 10.0}))
+    one = CLASSES_OF_PACE - 1
+    found = hazards(waits({one: draw.exponential(20.0, 200_000)}, {one: 10.0}), PACE)
     seen = (began_s(AGE) >= 0.5) & (began_s(AGE) < 8.0)
     assert found[one, seen] == pytest.approx(np.full(seen.sum(), 0.05), rel=0.05)
 
 
 def test_a_class_without_waits_is_like_its_coarser_one() -> None:
-    """Outputs of another length: the same pair's; another time since: near that of its share."""
+    """Outputs of another length: the same pair's; another time since: near that of its size."""
     draw = np.random.default_rng(2)
     pair = 5
     one = pair * OUTPUTS
-    found = hazards(waits({one: draw.exponential(3.0, 5_000)}, {one: 100.0}))
+    found = hazards(waits({one: draw.exponential(3.0, 5_000)}, {one: 100.0}), PACE)
     at = (began_s(AGE) >= 0.5) & (began_s(AGE) < 8.0)
     assert found[one + 1, at] == pytest.approx(found[one, at], rel=0.02)
-    sibling = (pair + 1) * OUTPUTS
-    assert (sibling // OUTPUTS - 1) // WAITS == (pair - 1) // WAITS
+    sibling = (pair - 1) * OUTPUTS
+    assert sibling // (PACE[1] * OUTPUTS) == one // (PACE[1] * OUTPUTS)
     assert found[sibling, at] == pytest.approx(found[one, at], rel=0.05)
 
 
@@ -101,8 +105,8 @@ def test_what_returns_sooner_is_worth_more() -> None:
         late: draw.exponential(80.0, 500),
         never: np.full(500, np.inf),
     }
-    index = return_values(waits(seconds, dict.fromkeys(seconds, 100.0)))
-    assert index.shape == (2 * CLASSES, AGES)
+    index = return_values(waits(seconds, dict.fromkeys(seconds, 100.0)), PACE)
+    assert index.shape == (2 * CLASSES_OF_PACE, AGES)
     assert np.array_equal(index[::2], index[1::2])
     seen = began_s(AGE) < 10.0
     assert np.all(index[2 * soon, seen] > index[2 * late, seen])
@@ -111,15 +115,20 @@ def test_what_returns_sooner_is_worth_more() -> None:
 
 def test_before_anything_is_seen_the_index_falls_with_age() -> None:
     """All classes are alike, so blocks leave by LRU."""
-    index = return_values(waits({}, {}))
+    index = return_values(waits({}, {}), PACE)
     assert np.all(index == index[0])
     assert np.all(np.diff(index[0]) < 0)
 
 
 def test_classes_go_from_coarse_to_fine() -> None:
-    """Nothing known; then by share, time since, and output; all within the table."""
-    share = np.array([0.0, 0.005, 0.05, 0.3, 0.7, 1.0, 1.0])
-    since = np.array([5.0, 5.0, 5.0, 5.0, 5.0, 31.0, 1e6])
-    output = np.array([1000, 0, 0, 0, 256, 511, 512])
-    assert classes(share, since, output).tolist() == [2, 3, 12, 21, 31, 43, 47]
-    assert CLASSES == 48
+    """By new tokens, then turns; by new tokens, time since, then output; all within the table."""
+    of = Features(
+        new_tokens=np.array([0, 511, 512, 2048, 8192, 10**6]),
+        turns=np.array([0, 1, 0, 2, 3, 99]),
+        since_s=np.array([0.0, 29.0, 30.0, 120.0, 1e6, 5.0]),
+        output_tokens=np.array([0, 255, 256, 511, 512, 10**6]),
+    )
+    by_turns, by_pace = classes(of)
+    assert by_turns.tolist() == [0, 1, 3, 7, 11, 11]
+    assert by_pace.tolist() == [0, 0, 9 + 3 + 1, 18 + 6 + 1, 27 + 6 + 2, 27 + 2]
+    assert CLASSES == 12 + 36

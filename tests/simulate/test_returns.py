@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.policies.gittins import AGES, CLASSES, Gittins, ages_of
+from kvscope.policies.gittins import AGES, CLASSES, WINDOW_REFITS, Gittins, ages_of
 from kvscope.policies.returns import began_s
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineSettings, StepCost
@@ -15,13 +15,13 @@ from kvscope.simulate.engine.replay import machine_for
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import replay
-from kvscope.simulate.returns import classes_of, return_tables, waits_seen
+from kvscope.simulate.returns import features_of, return_tables, waits_seen
 from kvscope.simulate.traffic import Traffic, traffic
 from tests.golden.samples import sample
 from tests.oracles.replay import left_behind
 from tests.policies.traffics import traffics
 
-REFIT_S, WINDOW = 1.5, 18
+REFIT_S, WINDOW = 1.5, WINDOW_REFITS
 
 
 @settings(deadline=None, max_examples=40)
@@ -31,7 +31,7 @@ def test_counts_are_those_of_single_blocks(of: Traffic, draw: object) -> None:
     assert hasattr(draw, "randrange")
     kind = np.array([draw.randrange(CLASSES) for _ in of.leaf], dtype=np.int32)
     refits = refits_of(of, REFIT_S)
-    found = waits_seen(of, handovers(of), refits, REFIT_S, kind)
+    found = waits_seen(of, handovers(of), refits, REFIT_S, kind, CLASSES)
     blocks = left_behind(of)
     for row, number in enumerate(refits.number.tolist()):
         returned, waiting, seconds = np.zeros((3, CLASSES, AGES))
@@ -51,7 +51,7 @@ def test_counts_are_those_of_single_blocks(of: Traffic, draw: object) -> None:
         assert found.seconds[row] == pytest.approx(seconds, abs=1e-9)
 
 
-def _chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffic:
+def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffic:
     """Requests for the first blocks of one chain, of one token each."""
     requests, nothing = len(lengths), np.zeros(len(lengths), dtype=np.int32)
     length = np.array(lengths, dtype=np.int32)
@@ -71,19 +71,23 @@ def _chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traff
     )
 
 
-def test_a_class_is_what_was_known_of_the_prompt() -> None:
-    """Nothing; half of it after 5 s; all of it after 50 s; half, as the rest is forgotten."""
-    of = _chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0], output=300)
-    moved = handovers(of)
-    told = classes_of(of, moved, 1_000.0)
-    assert told.tolist() == [1, (1 + 3 * 3) * 3 + 1, (1 + 4 * 3 + 1) * 3 + 1, 47 - 1, 47 - 1]
-    short = classes_of(of, moved, 100.0)
-    assert short.tolist() == [*told[:3], 1, (1 + 3 * 3) * 3 + 1]
+def test_features_are_what_was_known_of_the_prompt() -> None:
+    """A longer turn; a repeat; one that leaves it half-way; a repeat of a turn before that."""
+    of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0], output=300)
+    found = features_of(of, handovers(of), 1_000.0)
+    assert found.new_tokens.tolist() == [4, 4, 0, 0, 0]
+    assert found.turns.tolist() == [0, 1, 2, 0, 3]
+    assert found.since_s.tolist() == [0.0, 5.0, 50.0, 245.0, 255.0]
+    assert found.output_tokens.tolist() == [300] * 5
+    short = features_of(of, handovers(of), 100.0)
+    assert short.new_tokens.tolist() == [4, 4, 0, 4, 4]
+    assert short.turns.tolist() == [0, 1, 2, 0, 1]
+    assert short.since_s.tolist() == [0.0, 5.0, 50.0, 0.0, 10.0]
 
 
 def test_the_policy_is_replayed_by_its_own_classes() -> None:
     """Tables carry a class a request; the traffic's categories are not asked."""
-    of = _chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0])
+    of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0])
     tables = return_tables(of, 60.0)
     assert tables.classes is not None
     assert tables.values.shape[1:] == (2 * CLASSES, AGES)
@@ -99,6 +103,7 @@ def test_an_engine_sees_the_classes_too() -> None:
     tables = return_tables(traffic(prompts, standard()))
     settings_, cost = EngineSettings(4_000), StepCost(base_s=0.01)
     machine = machine_for(prompts, Gittins(), settings_, cost, tables=tables)
-    assert tables.classes is not None
-    assert machine.requests.category.tolist() == tables.classes.tolist()
+    chosen = tables.chosen(Gittins(), settings_.usable_blocks)
+    assert chosen.classes is not None
+    assert machine.requests.category.tolist() == chosen.classes.tolist()
     assert int(machine.state[0].lanes) == 2 * CLASSES

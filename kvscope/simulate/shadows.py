@@ -1,0 +1,164 @@
+"""Which class set a policy goes by, or none: what small caches of the past's traffic say.
+
+A shadow is a cache that holds no tokens: it replays the traffic as one candidate alone would have
+it. At each refit the policy takes up the candidate whose shadow computed least of late, and falls
+back to LRU where its own computed more than LRU's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import Policy
+from kvscope.policies.gittins import AGES
+from kvscope.prefix import Paths
+from kvscope.simulate.handovers import NO_TOUCHES, Handovers, handovers
+from kvscope.simulate.refits import refits_of
+from kvscope.simulate.replay import History, Tables, replay
+from kvscope.simulate.sampling import uniform
+from kvscope.simulate.traffic import Traffic
+
+SHADOW_BLOCKS = 65_536  # that a shadow holds at most: a larger cache is sampled
+EVIDENCE_REFITS = 6  # so many times a refit's distance is the past by which candidates are judged
+MARGIN = 0.01  # of what it computed: by so much less another one has to compute to be taken up
+NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
+LRU, NEED, FIRST = 0, 1, 2  # those that know nothing, and the first class set; the others follow
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Candidate(NamedTuple):
+    """What a policy may go by: `Tables` of its own and the class of each request in them."""
+
+    since: NDArray[np.int64]
+    values: Floats
+    classes: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A share `rate` of the traffic's conversations: its `requests`, by ascending number."""
+
+    rate: float
+    requests: Ints
+    traffic: Traffic
+    moved: Handovers
+
+
+class Shadows:
+    """Shadows of one traffic, for caches of any size."""
+
+    def __init__(self, traffic: Traffic, refit_s: float, learned: Sequence[Candidate]) -> None:
+        """`learned` has a candidate for each class set, with the same refits."""
+        self._traffic, self._learned = traffic, tuple(learned)
+        self._refits = refits_of(traffic, refit_s)
+        nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
+        self._simple = tuple(
+            Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing)
+            for worth in (0.0, 1.0)  # nothing is worth anything: LRU; all the same: need alone
+        )
+        self._samples: dict[float, _Sample] = {}
+
+    def tables(self) -> Tables:
+        """The tables that choose for each cache; as they are, those of the first class set."""
+        values = np.concatenate([one.values for one in self._learned], axis=1)
+        return Tables(self._refits.since, values, self._learned[0].classes, self.choose)
+
+    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """The tables of the candidates that are taken up, each from its refit on.
+
+        A request keeps the class of the set that was in force, or had been last, when it came. Each
+        set's classes are refitted all the time.
+        """
+        taken = self.taken(self.costs(policy, capacity_blocks))
+        begins = np.cumsum([0, *(one.values.shape[1] // 2 for one in self._learned)])
+        every = [one.classes + begin for one, begin in zip(self._learned, begins, strict=False)]
+        latest, sets = 0, []
+        for candidate in taken.tolist():
+            latest = candidate - FIRST if candidate >= FIRST else latest
+            sets.append(latest)
+        row = np.searchsorted(self._refits.number, self._refits.bin)
+        classes = np.stack(every)[np.array(sets)[row], np.arange(len(row))].astype(np.int32)
+        values = self.tables().values.copy()
+        for candidate, one in enumerate(self._simple):
+            values[taken == candidate] = one.values[0, 0]
+        return Tables(self._refits.since, values, classes)
+
+    def taken(self, costs: Floats) -> NDArray[np.int64]:
+        """The candidate in force from each refit on: the first class set until one does better.
+
+        `costs` (candidates, refits) is what shadows computed between a refit and the next.
+        """
+        since = np.searchsorted(self._refits.number, self._refits.number - EVIDENCE_REFITS)
+        until = np.concatenate((np.zeros((len(costs), 1)), costs.cumsum(axis=1)), axis=1)
+        now, found = FIRST, []
+        for refit, first in enumerate(since.tolist()):
+            cost = until[:, refit] - until[:, first]
+            best = int(cost.argmin())
+            if cost[best] < (1 - MARGIN) * cost[now]:
+                now = best
+            elif cost[LRU] < cost[now]:
+                now = LRU
+            found.append(now)
+        return np.array(found, dtype=np.int64)
+
+    def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
+        """Tokens beyond xi that each candidate's shadow computed, from each refit to the next."""
+        shape = len(self._simple) + len(self._learned), len(self._refits.number)
+        costs = np.zeros(shape)
+        if capacity_blocks < 1:
+            return costs
+        sample = self._sample(capacity_blocks)
+        past = History(sample.moved, NO_TOUCHES, NO_PATHS)  # all that lanes ask for
+        small = max(round(sample.rate * capacity_blocks), 1)
+        row = np.searchsorted(self._refits.number, self._refits.bin[sample.requests])
+        for at, one in enumerate((*self._simple, *self._learned)):
+            since = np.searchsorted(sample.requests, one.since)
+            tables = Tables(since, one.values, one.classes[sample.requests])
+            done = replay(sample.traffic, policy, small, past=past, tables=tables)
+            hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
+            computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]
+            costs[at] = np.bincount(row, np.maximum(computed, 0.0), minlength=shape[1])
+        return costs
+
+    def _sample(self, capacity_blocks: int) -> _Sample:
+        """All of the traffic, or of 2, 4, 8, ... conversations one."""
+        halvings = max(math.ceil(math.log2(capacity_blocks / SHADOW_BLOCKS)), 0)
+        rate = 0.5**halvings
+        if rate not in self._samples:
+            requests = np.flatnonzero(self._place < rate)
+            columns = {
+                name: column[requests]
+                for name, column in self._traffic._asdict().items()
+                if name not in {"block_size", "block_parent"}
+            }
+            some = self._traffic._replace(**columns)
+            self._samples[rate] = _Sample(rate, requests, some, handovers(some))
+        return self._samples[rate]
+
+    @cached_property
+    def _place(self) -> Floats:
+        """Of each request a number in [0, 1), the same for all of a conversation."""
+        return uniform(first_turns(self._traffic, handovers(self._traffic)), seed=0)
+
+
+def first_turns(traffic: Traffic, moved: Handovers) -> Ints:
+    """The request that began each one's conversation, as far as blocks tell.
+
+    A request goes on with the latest one that is the whole beginning of it. One that leaves another
+    half-way, as behind a head that many share, begins anew.
+    """
+    first = np.arange(len(traffic.leaf))
+    whole = moved.end == traffic.length[moved.giver]
+    first[moved.taker[whole]] = moved.giver[whole]
+    while not np.array_equal(first, first[first]):
+        first = first[first]
+    return first

@@ -1,0 +1,83 @@
+"""Traffic that changes its mind: who comes back and who does not trade places half-way."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.random import Generator
+
+from kvscope.synth.base import Ids, Record, Thread, check_parameters
+from kvscope.synth.counts import Counts, Lognormal
+from kvscope.synth.timeline import arrivals, in_order
+
+
+@dataclass(frozen=True)
+class RegimeChange:
+    """Chats and documents; up to `change_s` chats go on and documents do not, then the reverse.
+
+    A conversation is a document with `document_share`: it begins with a long prompt, a chat with a
+    short one; what follows is short. Until `change_s` a chat's turn is followed by another one with
+    `returning_share`, a document's with `leaving_share`; from then on it is the other way round,
+    also for those under way. So whatever a policy has learned of one kind is then as wrong as can
+    be, until it learns anew. Expected (ranges over eight seeds at 5,000 requests):
+
+    | quantity | expected |
+    |---|---|
+    | requests with a next turn, before: chats / documents | 78-81 % / 8-11 % |
+    | the same, after | 8-11 % / 78-81 % |
+    | input tokens, mean | 6,300-7,000 |
+
+    Source: no published traffic; a test for policies that learn, with rates of return as far
+    apart as those of chats and single questions in KVCache Cache in the Wild (ATC'25), section 3.
+    """
+
+    name: ClassVar[str] = "regime-change"
+
+    change_s: float = 3_600.0
+    conversation_rate_per_s: float = 0.18
+    document_share: float = 0.4
+    returning_share: float = 0.8
+    leaving_share: float = 0.1
+    gap_mean_s: float = 120.0
+    chat_tokens: Counts = Lognormal(600, 0.6, 2_000)
+    document_tokens: Counts = Lognormal(10_000, 0.5, 40_000)
+    step_tokens: Counts = Lognormal(250, 0.8, 4_000)
+    output_tokens: Counts = Lognormal(300, 0.7, 4_000)
+    block_size: int = 512
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a parameter out of range."""
+        check_parameters(self)
+
+    def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
+        """Yield the first `requests` turns; every conversation is its own user."""
+        rng = np.random.default_rng(seed)
+        ids = Ids()
+
+        def births() -> Iterator[tuple[float, Thread]]:
+            for user_id, time_s in enumerate(arrivals(rng, self.conversation_rate_per_s)):
+                kind = "document" if rng.random() < self.document_share else "chat"
+                yield time_s, Thread(user_id, kind, self.block_size, [], 0)
+
+        def serve(time_s: float, thread: Thread) -> tuple[Record, list[tuple[float, Thread]]]:
+            prompt = self._prompt(thread).draw(rng)
+            record = thread.request(ids, time_s, prompt, self.output_tokens.draw(rng))
+            if rng.random() >= self._goes_on(thread, time_s):
+                return record, []
+            return record, [(time_s + self._gap_s(rng), thread)]
+
+        return in_order(births(), serve, requests)
+
+    def _prompt(self, thread: Thread) -> Counts:
+        if thread.turn:
+            return self.step_tokens
+        return self.document_tokens if thread.type == "document" else self.chat_tokens
+
+    def _goes_on(self, thread: Thread, time_s: float) -> float:
+        """The probability of a turn after the one at `time_s`."""
+        returns = (thread.type == "chat") == (time_s < self.change_s)
+        return self.returning_share if returns else self.leaving_share
+
+    def _gap_s(self, rng: Generator) -> float:
+        return float(rng.exponential(self.gap_mean_s))

@@ -1,0 +1,164 @@
+"""Which candidate `gittins` goes by: shadows say, from the past alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvscope.policies.gittins import CLASSES, Gittins
+from kvscope.policies.lru import Lru
+from kvscope.simulate import shadows
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.engine import EngineSettings, StepCost, replay_engine
+from kvscope.simulate.handovers import handovers
+from kvscope.simulate.replay import Tables, replay
+from kvscope.simulate.returns import learned, return_tables
+from kvscope.simulate.shadows import FIRST, LRU, NEED, Shadows, first_turns
+from kvscope.simulate.traffic import Traffic, traffic
+from kvscope.store.prompts import Prompts
+from tests.golden.samples import sample
+from tests.policies.traffics import traffics
+from tests.simulate.test_estimates import first, told
+from tests.simulate.test_returns import chain
+
+QUICK = settings(deadline=None, max_examples=60)
+REFIT_S = 2.0
+
+
+class Tripped(Shadows):
+    """Shadows that say LRU, whatever happens."""
+
+    def taken(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
+        """LRU from the first refit on."""
+        return np.full(costs.shape[1], LRU)
+
+
+def tripped(of: Traffic) -> Tables:
+    """Tables whose guard is always tripped."""
+    return Tripped(of, REFIT_S, learned(of, REFIT_S)).tables()
+
+
+@QUICK
+@given(traffics(), st.integers(0, 30), st.sampled_from((0, 1, 5, 16)))
+def test_a_tripped_guard_is_lru(of: Traffic, capacity: int, xi: int) -> None:
+    """Request by request, and block by block at the end."""
+    done = replay(of, Gittins({"xi_tokens": xi}), capacity, tables=tripped(of))
+    lru = replay(of, Lru(), capacity)
+    assert done.hit_blocks.tolist() == lru.hit_blocks.tolist()
+    assert done.evictions == lru.evictions
+    assert np.array_equal(done.cached, lru.cached)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("agent", 4_000), ("regime-change", 600)])
+def test_a_tripped_guard_is_lru_in_an_engine(name: str, blocks: int) -> None:
+    """There too, with requests side by side."""
+    prompts: Prompts = sample(name)
+    cost, size = StepCost(base_s=0.05), EngineSettings(blocks)
+    tables = tripped(traffic(prompts, standard()))
+    done = replay_engine(prompts, Gittins({"xi_tokens": 8192}), size, cost, tables=tables)
+    lru = replay_engine(prompts, Lru(), size, cost)
+    assert done.evictions == lru.evictions > 0
+    assert done.hit_blocks.tolist() == lru.hit_blocks.tolist()
+
+
+def test_a_shadow_is_taken_up_for_a_margin_and_left_where_lru_is_better() -> None:
+    """Refit by refit, each judged by the six stretches before it."""
+    of = chain([1] * 9, [10.0 * at for at in range(9)])
+    judge = Shadows(of, 10.0, learned(of, 10.0))
+    costs = np.full((4, 9), 1000.0)
+    costs[FIRST, 0] = 995.0  # better than the other set, by less than the margin
+    costs[FIRST + 1, 1] = 950.0  # now the other set is better by more
+    costs[FIRST + 1, 2] = 1051.0  # worse than LRU, over all three: LRU
+    costs[NEED, 3] = 900.0  # need alone
+    found = judge.taken(costs).tolist()
+    assert found == [FIRST, FIRST, FIRST + 1, LRU, *[NEED] * 5]
+    assert judge.taken(np.zeros((4, 9))).tolist() == [FIRST] * 9
+
+
+@pytest.mark.parametrize("most_blocks", [shadows.SHADOW_BLOCKS, 150])
+@pytest.mark.parametrize("name", ["regime-change", "to-c"])
+def test_the_future_changes_no_hit(
+    name: str, most_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests find the same when none follow them, and when others do; with samples too."""
+    monkeypatch.setattr(shadows, "SHADOW_BLOCKS", most_blocks)
+    of = told(name)
+    policy, capacity, half = Gittins({"xi_tokens": 2048}), 500, len(of.leaf) // 2
+    whole = replay(of, policy, capacity, tables=return_tables(of)).hit_blocks
+    assert whole.any()
+    again = replay(of, policy, capacity, tables=return_tables(of)).hit_blocks
+    assert again.tolist() == whole.tolist()
+    before = first(of, half)
+    alone = replay(before, policy, capacity, tables=return_tables(before)).hit_blocks
+    assert alone.tolist() == whole[:half].tolist()
+    other = of._replace(leaf=of.leaf.copy(), length=of.length.copy())
+    other.leaf[half:], other.length[half:] = of.leaf[0], of.length[0]
+    changed = replay(other, policy, capacity, tables=return_tables(other)).hit_blocks
+    assert changed[:half].tolist() == whole[:half].tolist()
+    assert changed[half:].tolist() != whole[half:].tolist()
+
+
+def test_a_shadow_computes_what_its_candidate_would() -> None:
+    """A cache that is small enough is replayed as it is: LRU's shadow is LRU."""
+    of = told("regime-change")
+    cost = Shadows(of, 300.0, learned(of)).costs(Gittins({"xi_tokens": 0.0}), 500)
+    hits = replay(of, Lru(), 500).hit_blocks.astype(np.int64) * of.block_size
+    assert cost[LRU].sum() == float((of.input_tokens - hits).sum())
+    assert cost[NEED].tolist() == cost[LRU].tolist()  # all of it is needed
+    assert cost[FIRST].sum() != cost[LRU].sum()
+
+
+def test_a_large_cache_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By conversations, to a shadow of no more than so many blocks; the cost follows."""
+    of = told("regime-change")
+    judge, policy = Shadows(of, 300.0, learned(of)), Gittins({"xi_tokens": 0.0})
+    whole = judge.costs(policy, 800)
+    monkeypatch.setattr(shadows, "SHADOW_BLOCKS", 400)
+    half = judge.costs(policy, 800)
+    assert half.sum() == pytest.approx(whole.sum() / 2, rel=0.1)
+    assert half[FIRST].sum() / half[LRU].sum() == pytest.approx(
+        whole[FIRST].sum() / whole[LRU].sum(), rel=0.03
+    )
+
+
+def test_conversations_go_on_where_they_ended() -> None:
+    """The whole of a request continues it; what leaves it half-way begins anew."""
+    of = chain([2, 4, 3, 6, 4], [0.0, 1.0, 2.0, 3.0, 4.0])
+    assert first_turns(of, handovers(of)).tolist() == [0, 0, 2, 0, 4]
+
+
+def test_classes_follow_the_set_in_force() -> None:
+    """Those of the second set are numbered behind the first's; fallbacks keep the set before."""
+    of = told("regime-change")
+    judge = Shadows(of, 300.0, learned(of))
+    tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
+    taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
+    assert {LRU, FIRST} <= set(taken.tolist())
+    assert tables.classes is not None
+    assert tables.values.shape[1] == 2 * CLASSES
+    for row, candidate in enumerate(taken.tolist()):
+        until = tables.since[row + 1] if row + 1 < len(tables.since) else len(of.leaf)
+        came = tables.classes[tables.since[row] : until]
+        assert np.all(tables.values[row] == 0) == (candidate == LRU)
+        assert np.all(came < 12) or candidate != FIRST
+        assert np.all(came >= 12) or candidate <= FIRST
+
+
+def test_drift_costs_less_with_a_guard() -> None:
+    """Habits are traded half-way: no worse than LRU by 2 %, where without a guard it is by more."""
+    of = told("regime-change")
+    policy, capacity = Gittins({"xi_tokens": 0.0}), 853
+    tables = return_tables(of)
+    late = of.arrival_s >= 3_600.0
+
+    def computed(hit_blocks: NDArray[np.int32]) -> int:
+        return int((of.input_tokens - hit_blocks.astype(np.int64) * of.block_size)[late].sum())
+
+    lru = computed(replay(of, Lru(), capacity).hit_blocks)
+    guarded = computed(replay(of, policy, capacity, tables=tables).hit_blocks)
+    bare = Tables(tables.since, tables.values, tables.classes)
+    unguarded = computed(replay(of, policy, capacity, tables=bare).hit_blocks)
+    assert guarded < 1.02 * lru < unguarded
