@@ -61,6 +61,9 @@ class Touches(NamedTuple):
     stretches: NDArray[np.int32]
 
 
+NO_TOUCHES = Touches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int32))
+
+
 def handovers(traffic: Traffic) -> Handovers:
     """Every stretch of blocks that one request takes over from another."""
     requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0))
