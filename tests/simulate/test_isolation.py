@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kvscope.errors import InputError
 from kvscope.ingest.base import Request
 from kvscope.simulate import isolation
-from kvscope.simulate.ideal import ideal_rate
 from kvscope.simulate.definitions import standard
+from kvscope.simulate.ideal import ideal_rate
 from kvscope.simulate.isolation import isolate, isolation_cost
 from kvscope.store.prompts import Prompts
 from tests import small_traces
