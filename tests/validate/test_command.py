@@ -18,6 +18,7 @@ from kvscope.store import traces, validations
 from kvscope.store.db import open_store
 from tests.serving import fake_vllm
 from tests.serving.fake import Behaviour, fake_server
+from tests.serving.test_server import gone
 from tests.validate.chats import write_chats
 
 ROOT = str(Path(fake_vllm.__file__).parents[2])
@@ -265,6 +266,8 @@ def test_a_recommendation_that_lies_here_is_named(
     options = asked(trace, *own(tmp_path, "--json"), "--policies", "both")
     run(options)
     streams = capsys.readouterr()
+    run([one for one in options if one != "--json"])
+    assert "tlru leaves=leaf xi_tokens=200 next_prompt_tokens=256" in capsys.readouterr().out
     assert "taking recommendation.toml, which lies here: tlru, for the trace chats" in streams.err
     assert [one["policy"] for one in json.loads(streams.out)["runs"]] == ["lru", "tlru"]
 
@@ -320,7 +323,12 @@ def test_one_that_starts_for_lru_alone_leaves_that(
 def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
     trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 5, its log's end on standard error, and what was measured on standard output."""
+    """Exit code 5, its log's end on standard error, and what was measured on standard output.
+
+    What it left running itself is ended.
+    """
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("FAKE_PIDS", str(pids))
     monkeypatch.setenv("FAKE_DIES_AT", str(3 + 40))
     python = fake_vllm.interpreter(tmp_path)
     own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential"]
@@ -335,6 +343,7 @@ def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
         (stored,) = validations.runs(store, kept["validation_id"])
         assert "in the middle of the replay" in kept["ended"]
         assert (len(stored["measured_ttft_s"]), stored["ended"]) == (24, only["ended"])
+    assert gone(pids)
 
 
 def test_ctrl_c_while_the_engine_starts_leaves_nothing_running(trace: str, tmp_path: Path) -> None:
@@ -354,9 +363,7 @@ def test_ctrl_c_while_the_engine_starts_leaves_nothing_running(trace: str, tmp_p
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, ""), err
-    for pid in map(int, pids.read_text().split()):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert gone(pids)
 
 
 def test_ctrl_c_leaves_nothing_running(trace: str, tmp_path: Path) -> None:
