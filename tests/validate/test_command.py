@@ -313,8 +313,8 @@ def test_one_that_starts_for_lru_alone_leaves_that(
 ) -> None:
     """Exit code 5; what was measured is printed, and stored as what ended early."""
     monkeypatch.setenv("FAKE_VLLM", "fails-with-plugin")
-    options = asked(trace, *own(tmp_path, "--json"), *recommending(tmp_path), *tolerant(trace))
-    assert run(options) == 5
+    enough = own(tmp_path, "--blocks", "1000", "--json")
+    assert run(asked(trace, *enough, *recommending(tmp_path), *tolerant(trace))) == 5
     streams = capsys.readouterr()
     assert "| ValueError: no such model" in streams.err
     told = json.loads(streams.out)
