@@ -283,6 +283,8 @@ def _measured(
 def _report(found: Calibration, path: str, *, as_json: bool) -> None:
     from kvscope.calibrate.facts import write
 
+    if path != STANDARD_STREAM:  # first of all: it took long, and whoever reads may have left
+        write(Path(path), found)
     if as_json:
         output.emit_json("calibrate", None, _document(found))
     else:
@@ -292,7 +294,6 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
         output.emit(found.measured.in_words)
         show_sections(sections(found))
     if path != STANDARD_STREAM:
-        write(Path(path), found)
         note(f"profile written to {path}: give it to simulate, tune and validate as --latency")
     if found.ended:
         note(f"ended early: {found.ended}; made of {found.readings} of {found.wanted} measurements")
