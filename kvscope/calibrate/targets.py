@@ -23,11 +23,14 @@ TOKENS = (100, 1000)
 
 
 class ServerTarget:
-    """A server that is asked over HTTP, one request at a time."""
+    """A server that is asked over HTTP, one request at a time.
 
-    def __init__(self, endpoint: Endpoint, model: str, *, seed: int) -> None:
+    The same `seed` gives the same tokens; without one they are ones that nobody has sent before.
+    """
+
+    def __init__(self, endpoint: Endpoint, model: str, *, seed: int | None = None) -> None:
         self._endpoint, self._model = endpoint, model
-        self._rng = np.random.default_rng([seed, 1])
+        self._rng = np.random.default_rng(None if seed is None else [seed, 1])
 
     def read(self, cell: Cell) -> Reading:
         """As `Target.read`: a first request fills the prefix, the second one is measured."""

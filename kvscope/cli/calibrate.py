@@ -82,7 +82,10 @@ Name = Annotated[
 Seed = Annotated[
     int,
     typer.Option(
-        "--seed", metavar="N", parser=parsed_by(whole(0)), help="Seed of tokens and of the order."
+        "--seed",
+        metavar="N",
+        parser=parsed_by(whole(0)),
+        help="Seed of the order, and of the tokens where the engine is started for it.",
     ),
 ]
 Output = Annotated[
@@ -124,7 +127,7 @@ def calibrate(
     _one_target(url, model, backend)
     with stop_on_interrupt() as stop, last_lines_shown():
         if url is not None:
-            opened = _running(url, served_model, max_tokens, timeout, seed)
+            opened = _running(url, served_model, max_tokens, timeout)
         elif backend == "torch":
             opened = _torch(str(model), python, device, max_tokens, start_timeout)
         else:
@@ -162,7 +165,7 @@ def _one_target(url: str | None, model: str | None, backend: str) -> None:
 
 @contextmanager
 def _running(
-    url: str, served_model: str | None, max_tokens: int | None, timeout_s: float, seed: int
+    url: str, served_model: str | None, max_tokens: int | None, timeout_s: float
 ) -> Iterator[tuple[Target, Measured, int]]:
     from kvscope.calibrate.facts import Measured
     from kvscope.calibrate.targets import ServerTarget
@@ -172,7 +175,8 @@ def _running(
     served = endpoint.served(served_model)
     longest = _longest(max_tokens, served.max_model_len)
     measured = Measured("server", endpoint.version(), None, served.model)
-    yield ServerTarget(endpoint, served.model, seed=seed), measured, longest
+    # without a seed: it may have been calibrated before, and still have those tokens in its cache
+    yield ServerTarget(endpoint, served.model), measured, longest
 
 
 @contextmanager
@@ -279,6 +283,8 @@ def _measured(
 def _report(found: Calibration, path: str, *, as_json: bool) -> None:
     from kvscope.calibrate.facts import write
 
+    if path != STANDARD_STREAM:  # first of all: it took long, and whoever reads may have left
+        write(Path(path), found)
     if as_json:
         output.emit_json("calibrate", None, _document(found))
     else:
@@ -288,7 +294,6 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
         output.emit(found.measured.in_words)
         show_sections(sections(found))
     if path != STANDARD_STREAM:
-        write(Path(path), found)
         note(f"profile written to {path}: give it to simulate, tune and validate as --latency")
     if found.ended:
         note(f"ended early: {found.ended}; made of {found.readings} of {found.wanted} measurements")

@@ -73,6 +73,7 @@ def record(
     if endpoint is None:
         raise UsageError("what is to be recorded?", where="--kv-events", remedy=_FROM_INSIDE)
     import json
+    from itertools import chain
     from pathlib import Path
 
     from kvscope.engine.kv_events import QUIET_S, Chains, batches
@@ -81,14 +82,18 @@ def record(
     written = missed = 0
     expected: int | None = None
     until_s = time.monotonic() + length if length is not None else float("inf")
+    stream = batches(endpoint)
+    first = next(stream)  # which there is none of where nothing can be listened to
     with Path(path).open("a", encoding="utf-8") as file:
         note(f"listening to {endpoint}; Ctrl-C ends the recording")
         try:
-            for found in batches(endpoint):
+            for found in chain([first], stream):
                 for line in _lines(chains, found):
                     file.write(json.dumps(line, separators=(",", ":")) + "\n")
                     written += 1
-                if found is not None:
+                if found is None:
+                    file.flush()
+                else:
                     number, _ = found
                     missed += max(number - (number if expected is None else expected), 0)
                     expected = number + 1

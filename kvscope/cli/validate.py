@@ -239,7 +239,10 @@ def _recommendation(wanted: Wanted) -> tuple[Recommendation | None, Path | None]
             raise InputError("no such file", where=str(path), remedy="`kvscope tune` writes it")
         note(f"no {path} here: LRU alone is validated")
         return None, None
-    return read_recommendation(path), path
+    advice = read_recommendation(path)
+    if wanted.recommendation is None:
+        note(f"taking {path}, which lies here: {advice.policy.name}, for the trace {advice.trace}")
+    return advice, path
 
 
 def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfile:
@@ -263,14 +266,17 @@ def _runs(
 ) -> list[PolicyRun]:
     from kvscope.validate.policies import PolicyRun, lru, recommended
 
-    if advice is None or path is None:
+    if wanted.url is not None and wanted.policies == "both":  # it runs what it was started with
+        note("the server is taken to evict by LRU; if not, see --policies recommendation")
+        return [lru()]
+    if advice is None or path is None or wanted.policies == "lru":
         return [lru()]
     best = recommended(advice, path, overlapped=overlapped, told_time=told_time)
-    if wanted.url is not None:  # which runs what it was started with
-        return [PolicyRun(advice.policy) if wanted.policies == "recommendation" else lru()]
-    if wanted.policies == "lru" or best.policy.name == "lru":
-        return [lru()]
-    return [best] if wanted.policies == "recommendation" else [lru(), best]
+    if wanted.url is not None:
+        return [PolicyRun(advice.policy)]
+    if best.policy.name == "lru" or wanted.policies == "recommendation":
+        return [best]
+    return [lru(), best]
 
 
 def _say(part: Part, forced: bool) -> None:

@@ -4,7 +4,8 @@ The stream tells which blocks were stored, behind which, in which session, and w
 It does not tell where requests begin and end, so a chain of blocks that grows without a pause is
 taken for one request: its first blocks, and others that come several at once, for its prompt,
 single ones after that for its output; several at once after output are a next turn's prompt. What
-fills no block, or is found in the cache whole, is not seen.
+fills no block, or is found in the cache whole, is not seen. Where requests ask for it
+(`kv_cache_report_mode`) what they find is published as if it were stored again, which begins one.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved).
 """
@@ -56,7 +57,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class _Growing:
-    """A chain that may still grow."""
+    """A chain that may still grow; `found`: nothing of it has been stored since it began."""
 
     path: list[Hash]
     start_s: float
@@ -64,6 +65,7 @@ class _Growing:
     block_size: int
     session: str | None
     prompt_blocks: int
+    found: bool
     output_blocks: int = 0
 
 
@@ -102,33 +104,43 @@ class Chains:
     def ended(self, now_s: float) -> list[Line]:
         """The lines of the chains that have not grown for a while."""
         over = [tip for tip, one in self._growing.items() if now_s - one.last_s > self.quiet_s]
-        chains = sorted((self._growing.pop(tip) for tip in over), key=lambda one: one.start_s)
-        return [self._line(one) for one in chains]
+        return self._lines(*(self._growing.pop(tip) for tip in over))
 
     def _stored(self, event: BlockStored, now_s: float) -> list[Line]:
         hashes, above = event.block_hashes, event.parent_block_hash
         if above is not None and above not in self._above and above not in self._growing:
             self.unknown += len(hashes)
             return []
+        found = above is None and all(one in self._above for one in hashes)
         before = above
         for one in hashes:
             self._above[one] = before
             before = one
         chain = self._growing.pop(above, None) if above is not None else None
+        same = self._growing.pop(hashes[-1], None)  # another one that ends in the same block
         if chain is not None and _goes_on(chain, event):
-            if len(hashes) > 1:
+            # at least one token of a prompt is never found, so what follows is prompt first
+            if len(hashes) > 1 or chain.found:
                 chain.prompt_blocks += len(hashes)
             else:
                 chain.output_blocks += 1
             chain.path += hashes
-            chain.last_s = now_s
+            chain.last_s, chain.found = now_s, False
             self._growing[hashes[-1]] = chain
+            return self._lines(same)
+        if found and same is not None and same.found and same.session == event.session_id:
+            same.last_s = now_s  # it waits for room, and looks again with every step
+            self._growing[hashes[-1]] = same
             return []
         path = [*self._path(above), *hashes]
         self._growing[hashes[-1]] = _Growing(
-            path, now_s, now_s, event.block_size, event.session_id, len(path)
+            path, now_s, now_s, event.block_size, event.session_id, len(path), found
         )
-        return [self._line(chain)] if chain is not None else []
+        return self._lines(chain, same)
+
+    def _lines(self, *over: _Growing | None) -> list[Line]:
+        chains = [one for one in over if one is not None]
+        return [self._line(one) for one in sorted(chains, key=lambda one: one.start_s)]
 
     def _path(self, tip: Hash | None) -> list[Hash]:
         path = []

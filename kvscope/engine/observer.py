@@ -9,6 +9,10 @@ Request: TypeAlias = Any  # an engine's request; vLLM's names are those of vllm/
 
 log = logging.getLogger("vllm.kvscope")  # below vLLM's own logger, which has the handlers
 
+# How a line of the log begins where blocks leave by vLLM's own order though a policy was asked for.
+NOTHING = "kvscope does nothing, and blocks leave by LRU"
+UNFIT = "kvscope leaves the eviction order to vLLM"
+
 
 class Observer:
     """Hears of everything that a scheduler does; an error inside ends it, never the engine.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvscope.engine.steering import lane_policy
 from kvscope.errors import UsageError
 from kvscope.policies.base import Policy
 from kvscope.policies.bound import policy_in, recommendation_in
@@ -41,7 +42,8 @@ class Settings:
 def settings(additional: object, environment: Mapping[str, str]) -> Settings:
     """What the engine's `additional` configuration says, and the environment where it does not.
 
-    Raises UsageError or InputError with the place, the value and the remedy.
+    Raises UsageError or InputError with the place, the value and the remedy, also for a policy that
+    no engine can follow.
     """
     table: Any = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
     if not isinstance(table, Mapping):
@@ -53,9 +55,11 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
     path = table.get("recommendation") or environment.get(RECOMMENDATION)
     policy = None
     if "policy" in table:
-        policy = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
+        told = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
+        policy = lane_policy(told, f"{_WHERE}: policy.name")
     elif path:
-        policy = policy_in(recommendation_in(Path(path)), str(path))
+        told = policy_in(recommendation_in(Path(path)), str(path))
+        policy = lane_policy(told, f"{path}: policy.name")
     clock = table.get("clock") or environment.get(CLOCK)
     if clock not in {None, "", BY_REQUESTS}:
         raise UsageError(f"{clock!r}", where=f"{CLOCK}", remedy=f"{BY_REQUESTS}, or leave it out")

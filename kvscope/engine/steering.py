@@ -209,15 +209,15 @@ class Steering(Observer):
             self._estimator.touch(keys, served.category, served.arrival_s)
 
 
-def lane_policy(policy: Policy) -> LanePolicy:
-    """A policy that an engine can follow; UsageError for others."""
+def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
+    """A policy that an engine can follow; UsageError for others, which stand at `where`."""
     if isinstance(policy, LanePolicy) and policy.in_plugin and not policy.hindsight:
         return policy
-    why = "knows the future" if policy.hindsight else "has no recency lists"
+    why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"
     if isinstance(policy, LanePolicy) and not policy.in_plugin:
         why = "asks for more than the plugin learns"
     raise UsageError(
-        f"{policy.name} {why}, so no engine can follow it",
-        where="policy",
+        f"{policy.name} {why}, so kvscope's plugin cannot run it",
+        where=where,
         remedy="take lru, tlru, threshold-lru, wa or ttl",
     )

@@ -13,20 +13,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import vllm
 from vllm.config import SchedulerConfig
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from kvscope.engine.observer import Observer, log
+from kvscope.engine.observer import NOTHING, UNFIT, Observer, log
 from kvscope.engine.recording import Recording
 from kvscope.engine.settings import settings
 from kvscope.engine.steering import Steering
-from kvscope.errors import EngineError
+from kvscope.errors import EngineError, KvscopeError
 from kvscope.policies.base import Policy
 from kvscope.vllm_xargs import OUTPUTS
 
@@ -35,6 +37,7 @@ _FULL = (FullAttentionSpec, MLAAttentionSpec)
 _POINTS = (
     (Scheduler, ("_free_request_blocks", "schedule", "update_from_output", "add_request")),
     (SchedulerConfig, ("get_scheduler_cls",)),
+    (BlockPool, ("_maybe_evict_cached_block", "_remove_cached_block_hashes", "cache_full_blocks")),
 )
 
 
@@ -118,27 +121,44 @@ class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
 
 
 def observers(scheduler: Any) -> tuple[Observer, ...]:
-    """What is to watch a new scheduler, by its configuration and the environment."""
-    chosen = settings(scheduler.vllm_config.additional_config, os.environ)
+    """What is to watch a new scheduler, by its configuration and the environment.
+
+    A mistake there is told, and costs the engine nothing but that.
+    """
+    try:
+        chosen = settings(scheduler.vllm_config.additional_config, os.environ)
+    except KvscopeError as error:
+        log.error("%s; %s", NOTHING, error)
+        return ()
     if chosen.policy is None and chosen.record is None:
         log.warning("kvscope has nothing to do: set KVSCOPE_RECOMMENDATION, or leave it out")
     watching: list[Observer] = []
     if chosen.policy is not None and steers(chosen.policy):
         why = unfit(scheduler)
         if why:
-            log.warning("kvscope leaves the eviction order to vLLM: %s", why)
+            log.warning("%s: %s", UNFIT, why)
         else:
             watching.append(steer(scheduler, chosen.policy, told_time=chosen.told_time))
             log.info(
                 "kvscope orders free blocks by %s %s", chosen.policy.name, chosen.policy.values
             )
     if chosen.record is not None:
-        if scheduler.kv_cache_manager.enable_caching:
-            watching.append(Recording(chosen.record, scheduler.hash_block_size))
-            log.info("kvscope records requests to %s", chosen.record)
-        else:
-            log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
+        watching += recorders(scheduler, chosen.record)
     return tuple(watching)
+
+
+def recorders(scheduler: Any, folder: Path) -> list[Observer]:
+    """What records an engine's requests to `folder`; nothing, which is told, where that fails."""
+    if not scheduler.kv_cache_manager.enable_caching:
+        log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
+        return []
+    try:
+        recording = Recording(folder, scheduler.hash_block_size)
+    except OSError as error:
+        log.error("kvscope records nothing: %s", error)
+        return []
+    log.info("kvscope records requests to %s", folder)
+    return [recording]
 
 
 def steers(policy: Policy) -> bool:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvscope.engine.observer import NOTHING, UNFIT
+from kvscope.errors import EngineError, UsageError
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.tune.file import Recommendation
+from kvscope.tune.flags import flags
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
@@ -34,8 +37,15 @@ def recommended(
 ) -> PolicyRun:
     """What `kvscope tune` wrote to `path`; `overlapped` as in `EngineSettings.async_scheduling`.
 
-    `told_time`: the policy's clock is that of the trace, as requests tell it (`sequential`).
+    `told_time`: the policy's clock is that of the trace, as requests tell it (`sequential`). Raises
+    UsageError for a policy that vLLM cannot run.
     """
+    if flags(found.policy, 0).vllm is None:
+        raise UsageError(
+            f"vLLM cannot run {found.policy.name}, and kvscope's plugin neither",
+            where=str(path),
+            remedy="tune with --policies tlru,threshold-lru,wa,ttl, or validate --policies lru",
+        )
     if found.policy.name == Lru.name:
         return lru()
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
@@ -44,6 +54,16 @@ def recommended(
         ("--scheduler-cls", f"{_PLUGIN}.{scheduler}"),
         {RECOMMENDATION: str(path.resolve())} | ({CLOCK: BY_REQUESTS} if told_time else {}),
     )
+
+
+def check_steered(run: PolicyRun, log: str) -> None:
+    """Raise EngineError where the log of an engine says that it does not run the policy."""
+    for line in log.splitlines() if run.environment else ():
+        for mark in (NOTHING, UNFIT):
+            if mark in line:
+                raise EngineError(
+                    line[line.index(mark) :], where="vLLM", remedy="see docs/run-it.md"
+                )
 
 
 def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRun]]:

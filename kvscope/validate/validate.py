@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +20,14 @@ from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.objective import Target
 from kvscope.validate.compare import compared
 from kvscope.validate.facts import EngineFacts, RunFacts, Validation
-from kvscope.validate.policies import PolicyRun, interleaved
+from kvscope.validate.policies import PolicyRun, check_steered, interleaved
 from kvscope.validate.predict import predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.share import Part
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
 from kvscope.validate.verdict import judged
 
+_SEED_BITS = 48
 _WHEN = "in the middle of the replay"
 WARM_UP_TOKENS = (16, 256, 1024)
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -55,11 +57,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An engine that answers: where, what it serves, and how to tell why it died."""
+    """An engine that answers: where, what it serves, and how to tell why it died.
+
+    `seed` is added to that of the tokens, so that one that has served the trace knows none of them.
+    """
 
     endpoint: Endpoint
     served: Served
     died: Callable[[], EngineDied | None]
+    seed: int = 0
 
 
 Open = Callable[[PolicyRun], AbstractContextManager[Running]]
@@ -86,6 +92,7 @@ def own_vllm(
         with VllmServer(
             wanted, has, start_s=start_s, timeout_s=timeout_s, log_path=log_path, stop=stop
         ) as server:
+            check_steered(run, server.log())
 
             def died() -> EngineDied | None:
                 return None if server.endpoint.healthy() else server.died(_WHEN)
@@ -96,11 +103,11 @@ def own_vllm(
 
 
 def running_already(endpoint: Endpoint, served: Served) -> Open:
-    """Takes the one server that there is."""
+    """Takes the one server that there is, whatever it has served before."""
 
     @contextmanager
     def opened(run: PolicyRun) -> Iterator[Running]:
-        yield Running(endpoint, served, lambda: None)
+        yield Running(endpoint, served, lambda: None, secrets.randbits(_SEED_BITS))
 
     return opened
 
@@ -187,9 +194,10 @@ def _one(
     advance: Callable[[int], None],
     stop: Event,
 ) -> RunFacts:
-    trace = TokenTrace(asked.part.prompts, forced=asked.forced, seed=asked.seed + repeat)
+    seed = asked.seed + repeat + engine.seed
+    trace = TokenTrace(asked.part.prompts, forced=asked.forced, seed=seed)
     sent = trace.sent(asked.block_size)
-    _warm_up(engine, asked.seed + repeat, int(sent.input_tokens.max()))
+    _warm_up(engine, seed, int(sent.input_tokens.max()))
     measured: Measurement = replay(
         engine.endpoint, engine.served.model, trace, asked.pace, advance=advance, stop=stop
     )

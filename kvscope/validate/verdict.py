@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.tune.bootstrap import Bootstrap, Drawn, Gain, objective_of
+from kvscope.tune.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
 from kvscope.tune.objective import Target
 from kvscope.units import format_duration
 from kvscope.validate.facts import Check, Compared, RunFacts, Verdict
@@ -32,7 +32,8 @@ def judged(
     """What was compared, the gain over `baseline` where two policies ran, and the verdict.
 
     A TTFT passes within `tolerance` of the prediction; it fails if its whole 95 % interval lies
-    outside. A gain passes if its interval lies above 0, and fails if it lies below.
+    outside, which takes `FEWEST` conversations. A gain passes if its interval lies above 0, and
+    fails if it lies below.
     """
     goal = target or Target(_NO_SLO_S)
     by_policy: dict[str, list[RunFacts]] = {}
@@ -51,7 +52,7 @@ def judged(
                 figure,
                 float(predicted.told[names.index(figure)]),
                 float(measured.told[names.index(figure)]),
-                bootstrap.interval(measured, figure),
+                _interval(bootstrap, measured, figure),
                 tolerance,
             )
             for figure in dict.fromkeys(("p50", objective_of(goal)))
@@ -112,27 +113,35 @@ def _draws(
     return bootstrap, bootstrap.figures(predicted), bootstrap.figures(measured)
 
 
+def _interval(bootstrap: Bootstrap, drawn: Drawn, figure: str) -> tuple[float, float] | None:
+    """The 95 % interval of a figure; None where there are too few conversations to draw from."""
+    return bootstrap.interval(drawn, figure) if bootstrap.conversations >= FEWEST else None
+
+
 def _ttft(
     name: str,
     figure: str,
     said: float,
     was: float,
-    interval: tuple[float, float],
+    interval: tuple[float, float] | None,
     tolerance: float,
 ) -> Check:
     if figure == "violations":
         return _violations(name, said, was, tolerance)
-    low, high = interval
     least, most = said * (1 - tolerance), said * (1 + tolerance)
     passed: bool | None = least <= was <= most
-    if not passed and low <= most and high >= least:
-        passed = None
+    if interval is None:
+        passed, told = passed or None, f"fewer than {FEWEST} conversations tell no interval"
+    else:
+        low, high = interval
+        if not passed and low <= most and high >= least:
+            passed = None
+        told = f"95 % interval {format_duration(low)} to {format_duration(high)}"
     return Check(
         figure,
         passed,
         f"{name}: {figure} TTFT {format_duration(was)}, predicted {format_duration(said)}"
-        f" ({was / said - 1:+.1%} off; 95 % interval {format_duration(low)} to"
-        f" {format_duration(high)})",
+        f" ({was / said - 1:+.1%} off; {told})",
     )
 
 

@@ -43,6 +43,15 @@ def test_a_server_without_a_cache_is_said_to_be_one(capsys: pytest.CaptureFixtur
     assert "--enable-prefix-caching" in capsys.readouterr().err
 
 
+def test_a_server_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """With tokens that it has not seen, as it keeps those of the first time."""
+    with fake_server(Behaviour(per_token_s=1e-5, resets=False)) as url:
+        for _ in range(2):
+            assert run(["calibrate", "--url", url, *SHORT, "--output", "-", "--json"]) == 0
+            told = json.loads(capsys.readouterr().out)
+            assert (told["cached_tokens_checked"], told["not_cached"]) == (True, [])
+
+
 def test_a_server_that_does_not_tell_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
     """With a word that nobody checked."""
     with fake_server(Behaviour(tells_hits=False, per_token_s=1e-5)) as url:

@@ -5,7 +5,9 @@ from threading import Event
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from kvscope.calibrate import fit as module
 from kvscope.calibrate.calibrate import calibrate
 from kvscope.calibrate.facts import Measured, write
 from kvscope.calibrate.fit import fit
@@ -68,6 +70,35 @@ def test_disturbed_measurements_move_it_little() -> None:
     profile = LatencyProfile("made", "", **fit(made.ttft_s).parameters)
     for cell in grid(4096):
         assert float(profile.ttft_s(*cell)) == pytest.approx(float(TRUE.ttft_s(*cell)), rel=0.1)
+
+
+def test_one_time_of_five_may_be_anything() -> None:
+    """Whatever else the machine did just then: the median does not see it."""
+    calm = {
+        cell: [base * (1 + step / 100) for step in range(5)]
+        for cell, (base, *_) in times(TRUE).items()
+    }
+    disturbed = {cell: [*some[:4], some[4] * 50] for cell, some in calm.items()}
+    assert fit(disturbed).parameters == fit(calm).parameters
+
+
+def test_intervals_are_of_95_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the parameters that were drawn, 95 in 100 lie within, as many below as above."""
+    drawn: list[NDArray[np.float64]] = []
+    least = module._least
+
+    def noted(terms: NDArray[np.float64], medians: NDArray[np.float64]) -> NDArray[np.float64]:
+        drawn.append(least(terms, medians))
+        return drawn[-1]
+
+    monkeypatch.setattr(module, "_least", noted)
+    rng = np.random.default_rng(0)
+    seen = {cell: (one[0] * rng.lognormal(0, 0.1, 5)).tolist() for cell, one in times(TRUE).items()}
+    low, high = fit(seen).intervals["per_token_s"]
+    values = np.array([one[1] for one in drawn[2:]])
+    assert len(values) == module.DRAWS
+    assert np.mean(values < low) == pytest.approx(0.025, abs=0.002)
+    assert np.mean(values > high) == pytest.approx(0.025, abs=0.002)
 
 
 def test_an_engine_of_another_kind_is_said_to_be_off() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.engine import kv_events
 from kvscope.engine.kv_events import Batch, BlockStored
-from kvscope.errors import ExitCode
+from kvscope.errors import EngineError, ExitCode
 
 
 def test_it_has_to_be_told_from_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -20,6 +20,23 @@ def test_it_has_to_be_told_from_where(capsys: pytest.CaptureFixture[str], tmp_pa
     told = capsys.readouterr().err
     assert "--kv-events" in told
     assert "KVSCOPE_RECORD" in told
+
+
+def test_where_nothing_can_be_listened_to_no_file_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 5 and one line, as without pyzmq."""
+
+    def stream(endpoint: str) -> Iterator[None]:
+        raise EngineError("needs pyzmq", where="--kv-events", remedy="pip install pyzmq")
+        yield
+
+    monkeypatch.setattr(kv_events, "batches", stream)
+    path = tmp_path / "trace.jsonl"
+    asked = ["record", "--kv-events", "tcp://localhost:5557", "-o", str(path)]
+    assert run(asked) == ExitCode.ENGINE
+    assert capsys.readouterr().err == "error: --kv-events: needs pyzmq; pip install pyzmq\n"
+    assert not path.exists()
 
 
 def test_ctrl_c_ends_a_recording_that_kvscope_reads(

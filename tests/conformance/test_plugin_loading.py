@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,39 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
     assert config.get_scheduler_cls() is vllm_plugin.KvscopeAsyncScheduler
     config.scheduler_cls = Scheduler
     assert config.get_scheduler_cls() is vllm_plugin.KvscopeScheduler
+
+
+@pytest.mark.parametrize(
+    ("variable", "what", "says"),
+    [
+        ("KVSCOPE_RECOMMENDATION", "missing.toml", "leave by LRU; missing.toml: No such file"),
+        ("KVSCOPE_RECOMMENDATION", "etlru.toml", "etlru.toml: policy.name: etlru .* cannot run"),
+        ("KVSCOPE_RECORD", "etlru.toml/folder", "kvscope records nothing: .*Not a directory"),
+    ],
+)
+def test_a_mistake_in_the_settings_costs_the_engine_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    what: str,
+    says: str,
+) -> None:
+    """One line of log, nothing that watches, and vLLM's own queue."""
+    from kvscope.engine.vllm_adapter import observers
+
+    vllm, _ = both(tmp_path, fitting(20, 3, "chats", 16, 120), 16, 120)
+    (tmp_path / "etlru.toml").write_text('schema = 1\n[policy]\nname = "etlru"\nparams = {}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, what)
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, logger="vllm.kvscope"):
+        assert observers(vllm.scheduler) == ()
+    (record,) = caplog.records
+    assert re.search(says, record.getMessage())
+    assert record.exc_info is None
+    queue = type(vllm.scheduler.kv_cache_manager.block_pool.free_block_queue)
+    assert queue.__module__.startswith("vllm.")
 
 
 def test_vllm_goes_on_when_the_policy_breaks(

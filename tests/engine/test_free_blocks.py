@@ -91,6 +91,14 @@ def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
     assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
 
 
+def test_of_two_alike_one_may_leave() -> None:
+    """What is cached behind them is found through the other."""
+    free, _ = queue(total=3, leaf=True)
+    cached(free, "ab")
+    cached(free, "a", deep_beyond=0)  # computed again, and safe
+    assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
+
+
 def test_a_head_that_was_set_aside_can_be_hit() -> None:
     """It is free, and a request that finds it takes it out from wherever it is."""
     free, blocks = queue(total=3, leaf=True)

@@ -68,6 +68,29 @@ def test_two_requests_part_ways_at_a_shared_head() -> None:
     assert two["hash_ids"][:2] == one["hash_ids"][:2]
 
 
+def test_what_requests_find_begins_them() -> None:
+    """Turns without a pause, each telling what it finds; while one waits for room it tells again.
+
+    What it adds is prompt, even if that is a single block.
+    """
+    lines = seen(
+        (1.0, [stored("abc", session="s")]),
+        (1.2, [stored("abc", session="s")]),
+        (1.3, [stored("abc", session="s")]),
+        (1.4, [stored("abc", session="s"), stored("d", "c", session="s")]),
+        (1.5, [stored("e", "d", session="s")]),
+        (1.6, [stored("abcd", session="s")]),
+    )
+    assert lengths(lines) == [(3, 0), (4, 1), (4, 0)]
+    assert [one["turn"] for one in lines] == [1, 2, 3]
+    assert lines[1]["timestamp"] == pytest.approx(0.2)
+
+
+def test_the_same_prompt_twice_is_two_requests() -> None:
+    """Both computed it, as neither was done when the other began."""
+    assert lengths(seen((1.0, [stored("abc"), stored("abc")]))) == [(3, 0), (3, 0)]
+
+
 def test_what_lies_behind_unknown_blocks_is_counted() -> None:
     """Blocks stored before the recording began, or removed since, hide what follows them."""
     chains = Chains()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_the_environment_names_a_recommendation(written: Path) -> None:
     assert found.policy is not None
     assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 1130.0)
     assert found.record == Path("to")
+
+
+def test_a_recommendation_that_no_engine_can_follow(written: Path) -> None:
+    """The line names the file, the policy, and those that can be run."""
+    said = written.read_text().replace('"tlru"', '"etlru"')
+    written.write_text(re.sub("params = .*", "params = { xi_tokens = 300.0 }", said))
+    with pytest.raises(UsageError, match=rf"^{written}: policy.name: etlru .*; take lru, tlru, "):
+        settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
 
 
 def test_the_configuration_goes_before_the_environment(written: Path) -> None:
@@ -67,6 +76,11 @@ def test_nothing_is_asked_for() -> None:
         ({"policy": {"name": "tlrru"}}, InputError, "did you mean tlru"),
         ({"policy": {"name": "tlru", "params": {"xi": 3}}}, InputError, "no parameter 'xi'"),
         ({"recommendation": "missing.toml"}, InputError, "No such file"),
+        (
+            {"policy": {"name": "etlru"}},
+            UsageError,
+            r"^--additional-config kvscope: policy.name: etlru .* cannot run it; take lru, tlru",
+        ),
     ],
 )
 def test_mistakes_are_told(told: object, error: type[KvscopeError], says: str) -> None:

@@ -13,7 +13,7 @@ from kvscope.engine.free_blocks import Plan
 from kvscope.engine.recording import Recording
 from kvscope.engine.steering import Steering, lane_policy
 from kvscope.errors import UsageError
-from kvscope.policies.base import LanePolicy
+from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
@@ -46,6 +46,27 @@ def test_tel_safe_blocks_go_to_the_lane_that_leaves_first() -> None:
     assert plan == Plan(400, 0, 1)
     assert plan.lane(FakeBlock(0).hold("x", 416)) == 0
     assert plan.lane(FakeBlock(0).hold("x", 400)) == 1
+
+
+@pytest.mark.parametrize(("leaves", "order"), [("leaf", [2, 1, 0]), ("any", [0, 2, 1])])
+def test_a_head_outlives_its_tails_where_leaves_leave(leaves: Leaves, order: list[int]) -> None:
+    """A safe head under needed tails: of use to none if it left first, which "any" allows."""
+    one = Steering(TLru(leaves=leaves), SIZE, clock=lambda: 0.0)
+
+    def forget(block: FakeBlock) -> None:
+        key, block.block_hash = block.block_hash, None
+        one.tell("uncached", [key])
+
+    one.attach([FakeBlock(number) for number in range(3)], 3, forget, lambda _: [])
+    path = one.free.popleft_n(3)
+    for depth, block in enumerate(path, start=1):
+        block.hold("abc"[:depth], depth * SIZE)
+    one.tell("cached", path, 0, 3)
+    for blocks, plan in ((path[:0:-1], Plan(99 * SIZE, 0, 1)), (path[:1], Plan(0, 0, 1))):
+        one.free.plan = plan
+        one.free.append_n(blocks)
+    assert [one.free.popleft().block_id for _ in path] == order
+    assert not one.broken
 
 
 def test_a_preempted_request_gives_nothing_up_early() -> None:
@@ -140,11 +161,11 @@ def test_an_error_in_a_score_is_told_once_too(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
 def test_policies_that_an_engine_can_follow(policy: type[LanePolicy]) -> None:
-    """Those of recency lists that know no future; others are refused by name."""
+    """Those of recency lists that know no future; others are refused by name, in one line."""
     if policy.name in {"lru", "tlru", "threshold-lru", "wa", "ttl"}:
         assert lane_policy(policy()).name == policy.name
     else:
-        with pytest.raises(UsageError, match="no engine can follow it"):
+        with pytest.raises(UsageError, match="kvscope's plugin cannot run it"):
             lane_policy(policy())
 
 

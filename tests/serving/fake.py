@@ -32,6 +32,7 @@ class Behaviour:
     tells_hits: bool = True
     caches: bool = True
     tells_blocks: bool = True
+    resets: bool = True
     refuses_from: int | None = None  # the request, by number, from which on it refuses
     dies_at: int | None = None
     stalls_at: int | None = None
@@ -96,6 +97,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Completions, and the cache's reset."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path == "/reset_prefix_cache" and not self.behaviour.resets:
+            self._answer(404, "{}")
+            return
         if self.path == "/reset_prefix_cache":
             self.cache.held.clear()
             self._answer(200, "")

@@ -1,6 +1,7 @@
 """Stands in for a Python interpreter that has vLLM: answers the probe, and serves as the fake does.
 
-FAKE_VLLM in the environment says what it does instead: `fails`, `hangs`, `spawns`.
+FAKE_VLLM in the environment says what it does instead: `fails`, `hangs`, or `fails-with-plugin`;
+FAKE_SAYS is a line of its log.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def main(arguments: list[str]) -> None:
     flag = dict(pairwise(arguments))
     does = os.environ.get("FAKE_VLLM", "")
     say("INFO starting")
-    if does == "fails":
+    say(os.environ.get("FAKE_SAYS", ""))
+    if does == "fails" or (does == "fails-with-plugin" and "--scheduler-cls" in flag):
         say("ValueError: no such model")
         sys.exit(1)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -150,6 +150,7 @@ def test_the_best_that_sglang_has(found: Tuned) -> None:
     words = _text(recommending("etlru", SURE))
     assert "SGLang has no etlru; its best is tlru" in words
     assert "--radix-eviction-policy tlru" in words
+    assert "vLLM cannot run etlru, and kvscope's plugin neither" in words
     words = _text(recommending("etlru", UNSURE))
     assert "SGLang has no etlru." in words
     assert "--radix-eviction-policy" not in words

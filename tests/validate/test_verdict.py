@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.tune.bootstrap import FEWEST
 from kvscope.tune.objective import Target
 from kvscope.validate.compare import compared
 from kvscope.validate.facts import Check, RunFacts
@@ -81,6 +83,55 @@ def test_slower_than_predicted(facts: RunFacts, times: float, word: str) -> None
     """Within the tolerance it passes, far outside it fails."""
     slow = replace(facts, measured_ttft_s=facts.measured_ttft_s * times)
     assert verdict(slow)[0] == word
+
+
+def test_what_may_be_chance_is_not_held_against_it(facts: RunFacts) -> None:
+    """15 % slower at the median, of which 100 requests cannot tell that it is more than 10 %."""
+    slow = replace(facts, measured_ttft_s=facts.measured_ttft_s * 1.15)
+    _, checks = verdict(slow)
+    assert checks["p50"].passed is None
+    assert "+15.0% off" in checks["p50"].words
+
+
+def test_few_conversations_tell_no_interval(facts: RunFacts) -> None:
+    """Three times as slow as predicted, but in all of nine conversations: that fails nothing."""
+    slow = replace(facts, measured_ttft_s=facts.measured_ttft_s * 3)
+    checks, _, word = judged(
+        [slow],
+        np.arange(COUNT, dtype=np.int32) % (FEWEST - 1),
+        baseline="lru",
+        target=Target(0.1),
+        tolerance=0.1,
+        sequential=True,
+    )
+    assert word == "inconclusive"
+    assert [one.passed for one in checks] == [True, None, None]
+    assert "fewer than 10 conversations tell no interval" in checks[1].words
+
+
+def test_a_gain_that_may_be_chance_confirms_nothing(facts: RunFacts) -> None:
+    """Faster by a little, in another order: the interval contains 0."""
+    times = np.random.default_rng(1).permutation(facts.measured_ttft_s) * 0.99
+    other = replace(facts, policy=TLru.name, predicted_ttft_s=times, measured_ttft_s=times)
+    word, checks = verdict(facts, other)
+    assert (word, checks["gain"].passed) == ("inconclusive", None)
+
+
+def test_conversations_are_drawn_whole(facts: RunFacts) -> None:
+    """Ten of ten requests each say less than a hundred: the interval is wider."""
+    alike = np.tile(np.linspace(0.05, 0.2, COUNT // 10), 10)
+    same = replace(facts, predicted_ttft_s=alike, measured_ttft_s=alike * 1.15)
+
+    def width(conversation: NDArray[np.int32]) -> float:
+        checks, *_ = judged(
+            [same], conversation, baseline="lru", target=None, tolerance=0.1, sequential=True
+        )
+        (words,) = (one.words for one in checks if one.name == "p50")
+        low, high = re.findall(r"interval ([\d.]+)ms to ([\d.]+)ms", words)[0]
+        return float(high) - float(low)
+
+    single = np.arange(COUNT, dtype=np.int32)
+    assert width(single % (COUNT // 10)) > 1.5 * width(single)
 
 
 def test_intervals_lie_around_what_was_measured(facts: RunFacts) -> None:

@@ -278,7 +278,10 @@ def _to_set(found: Tuned) -> Section:
 
 def _for_vllm(policy: str, flags: Flags) -> str:
     if flags.vllm is None:
-        return f"vLLM has no {policy}, and kvscope's plugin for it neither: it evicts by LRU."
+        return (
+            f"vLLM cannot run {policy}, and kvscope's plugin neither: for the best that it can,"
+            " tune with --policies tlru,threshold-lru,wa,ttl."
+        )
     if flags.vllm_needs_plugin:
         serve = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
         return f"vLLM, with kvscope's plugin: {serve} {flags.vllm}"

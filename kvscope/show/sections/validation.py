@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from kvscope.show import html
 from kvscope.show.report import trace_in_words
 from kvscope.show.section import Section
 from kvscope.show.sections.run_cells import in_ms, in_s
+from kvscope.show.simulation import value_in_words
 from kvscope.show.table import Table
 from kvscope.show.words import counted
 from kvscope.validate.facts import EngineFacts, Figures, RunFacts, Validation
@@ -105,6 +107,15 @@ def _called(run: RunFacts) -> str:
     return f"{run.policy} {run.repeat + 1}" + (" (not whole)" if run.ended else "")
 
 
+def _with_params(run: RunFacts) -> str:
+    told = [
+        f"{name}={value_in_words(name, value)}"
+        for name, value in run.params.items()
+        if math.isfinite(value)
+    ]
+    return " ".join([run.policy, f"leaves={run.leaves}", *told])
+
+
 def _mismatch(run: RunFacts) -> tuple[str, ...]:
     total = int(run.counted.sum())
     if run.mismatched_requests is None or run.mismatched_tokens is None:
@@ -119,10 +130,10 @@ def _mismatch(run: RunFacts) -> tuple[str, ...]:
 
 
 def _engine(found: Validation) -> Section:
-    part = found.part
+    part, sent = found.part, "to be sent" if found.ended else "sent"
     words = [
         *_engine_in_words(found.engine),
-        f"{len(part.prompts.leaf):,} of {part.of:,} requests were sent, {found.pace}.",
+        f"{len(part.prompts.leaf):,} of {part.of:,} requests were {sent}, {found.pace}.",
         f"TTFT was predicted with the latency profile {found.latency}.",
         _outputs_in_words(found.forced_outputs).capitalize(),
     ]
@@ -139,7 +150,7 @@ def _engine(found: Validation) -> Section:
         words.append(f"Left out: {', '.join(left)}.")
     for run in found.runs:
         if run.flags:
-            words.append(f"{run.policy}: {' '.join(run.flags)}")
+            words.append(f"{_with_params(run)}: {' '.join(run.flags)}")
     return Section("Measured on", tuple(dict.fromkeys(words)))
 
 
