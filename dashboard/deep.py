@@ -48,4 +48,5 @@ def names(text: str) -> list[str]:
 
 
 def _memory() -> dict[str, str]:
-    return st.session_state.setdefault("memory", {})
+    found: dict[str, str] = st.session_state.setdefault("memory", {})
+    return found

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import deep
 import frame
-import held
 import job
 import render
 import streamlit as st
 import tuned
+from plain import plain
 
 from kvscope import units
 from kvscope.facts import Trace
@@ -28,14 +29,19 @@ def page() -> None:
     ask, read = st.tabs(["Tune", "Read a recommendation.toml"])
     with ask:
         asking = _asking(trace)
-        prompts = held.lru(trace).prompts
-        if st.button("Tune", type="primary", key="tune", disabled=asking is None):
-            job.start("tune", lambda one: (asking, tuned.recommend(one, asking, prompts)))
+        wanted = st.button("Tune", type="primary", key="tune", disabled=asking is None)
+        if wanted and asking is not None:
+            job.start("tune", partial(_tuned, asking))
         done = job.finished("tune")
         if done is not None:
-            _show(*done.result, now=asking)
+            asked, found = done.result
+            _show(asked, found, now=asking)
     with read:
         _read()
+
+
+def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Tuned | None]:
+    return asking, tuned.recommend(one, asking)
 
 
 def _asking(trace: Trace) -> tuned.Asking | None:
@@ -122,7 +128,7 @@ def _told(found: Recommendation) -> None:
         f" {units.format_percentile(target.percentile)} TTFT within"
         f" {units.format_duration(target.slo_s)} ({found.profile.name})."
     )
-    st.markdown(render.plain(words))
+    st.markdown(plain(words))
     _flags(flags(found.policy, found.capacity_tokens))
 
 

@@ -104,8 +104,9 @@ def _command(db: str, host: str, port: int) -> list[str]:
         "theme.dark.primaryColor": _SKY,
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    app = str(data_folder("dashboard") / "app.py")
-    return [sys.executable, "-m", "streamlit", "run", app, *options, "--", "--db", db]
+    folder = data_folder("dashboard")
+    run = [sys.executable, str(folder / "serve.py"), "run", str(folder / "app.py")]
+    return [*run, *options, "--", "--db", db]
 
 
 def _serve(db: str, host: str, port: int) -> None:

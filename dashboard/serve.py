@@ -1,0 +1,34 @@
+"""What `kvscope dashboard` runs: Streamlit, which begins to work before anybody looks."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import threading
+from contextlib import suppress
+
+import held
+import prepared
+from streamlit.web.cli import main
+
+from kvscope.errors import KvscopeError
+from kvscope.show import charts, sections
+
+_OWN = ("render", "added", "replays", "tuned", "lab_answers")
+
+
+def begin() -> None:
+    """Find what is costly in the trace last worked on, and import what the pages will."""
+    with suppress(KvscopeError):  # the pages say what is wrong with the store
+        for trace in held.all_traces()[:1]:
+            prepared.of(trace)
+    for name in _OWN:
+        importlib.import_module(name)
+    for package in (sections, charts):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=begin, name="begin", daemon=True).start()
+    main()
