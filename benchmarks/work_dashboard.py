@@ -43,8 +43,8 @@ def main() -> None:
         sys.argv = ["app.py", "--db", db]
         sys.path.insert(0, str(FOLDER))
         pages = _scripts()
-        for page, seconds in seen(db).items():
-            pages[page]["seen_s"] = seconds
+        for page, (first_s, again_s) in seen(db).items():
+            pages[page] |= {"opened_s": first_s, "seen_s": again_s}
     print(json.dumps({"trace": trace, "pages": pages}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import prepared
+from apart import apart
 from job import Job
 from opened import reading
 
@@ -65,7 +66,7 @@ def fitted(job: Job, trace: Trace) -> Fit:
 
     with reading() as store:
         evidence = load_evidence(store, trace)
-    found = fit_to(evidence, trace, step=step)
+    found = apart(fit_to, evidence, trace, step=step)
     while len(_FITS) >= _MOST_FITS:
         _FITS.pop(next(iter(_FITS)), None)
     _FITS[trace] = found

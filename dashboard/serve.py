@@ -7,18 +7,19 @@ import pkgutil
 import threading
 from contextlib import suppress
 
-import held
-import prepared
 from streamlit.web.cli import main
-
-from kvscope.errors import KvscopeError
-from kvscope.show import charts, sections
 
 _OWN = ("render", "added", "replays", "tuned", "lab_answers")
 
 
 def begin() -> None:
     """Find what is costly in the trace last worked on, and import what the pages will."""
+    import held
+    import prepared
+
+    from kvscope.errors import KvscopeError
+    from kvscope.show import charts, sections
+
     with suppress(KvscopeError):  # the pages say what is wrong with the store
         for trace in held.all_traces()[:1]:
             prepared.of(trace)

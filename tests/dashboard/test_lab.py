@@ -89,6 +89,25 @@ def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
     assert "20blocks" in words(app)
 
 
+def test_an_engine(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """Capacity may be an engine's: only what it can run is offered, with the command's numbers."""
+    asked = {"counts": "engine", "policies": "lru,belady,tlru", "sizes": "60", "slo": "20ms"}
+    app = shown(db, monkeypatch, "lab", **asked)
+    assert app.multiselect(key="policies").value == ["lru", "tlru"]
+    app.button(key="run").click().run()
+    settled(app, "Policies")
+    document = told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--slo", "20ms",
+        "--capacity-blocks", "60", "--capacity-model", "engine",
+    )  # fmt: skip
+    table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)
+    expected = {
+        one["policy"]: units.format_share(one["token_hit_rate"], 2) for one in document["results"]
+    }
+    assert dict(zip(table["policy"], table["hit rate"], strict=True)) == expected
+    assert "an engine's block pool" in words(app)
+
+
 def test_contradictions_are_those_of_the_command(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers beside capacities, a tier without a read, xi without an SLO: a sentence each."""
     app = shown(db, monkeypatch, "lab", tiers="hbm=20blocks", sizes="60")
