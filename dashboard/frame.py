@@ -99,11 +99,20 @@ def trace(title: str, *, hashes: bool = True) -> Trace:
 
 
 def asked(
-    key: str, label: str, default: str, parse: Callable[[str], Any], words: str
+    key: str,
+    label: str,
+    default: str,
+    parse: Callable[[str], Any],
+    words: str,
+    *,
+    hint: str = "",
 ) -> Any | None:
-    """A value typed with its unit; a sentence under the box where it cannot be read."""
+    """A value typed with its unit; a sentence under the box where it cannot be read.
+
+    `hint` stands in an empty box.
+    """
     deep.seed(key, default)
-    text = st.text_input(label, key=key, help=words)
+    text = st.text_input(label, key=key, help=words, placeholder=hint)
     deep.remember(key)
     if not text:
         return None

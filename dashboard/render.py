@@ -11,6 +11,7 @@ from plotly.graph_objects import Figure
 from kvscope.show.glossary import meaning
 from kvscope.show.section import Section
 from kvscope.show.table import Table
+from kvscope.show.words import WHATEVER_OPTIONS
 
 _MOST_KEPT = 64  # sections with their charts
 _SIDE_BY_SIDE = 2  # more charts or tables than that get tabs
@@ -28,7 +29,8 @@ def show(
         if titles:
             st.subheader(section.title, help=meaning(section.title))
         if section.sentences:
-            st.markdown("  \n".join(plain(sentence) for sentence in section.sentences))
+            told = (one.replace(WHATEVER_OPTIONS, "") for one in section.sentences)  # none here
+            st.markdown("  \n".join(plain(sentence) for sentence in told))
         charts(section, f"{within} {section.title}", keep)
         tables(section.tables, f"{within} {section.title}")
 

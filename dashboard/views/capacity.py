@@ -84,7 +84,9 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
 
 def _replay_others(trace: Trace, lru: LruAnywhere) -> None:
     """The optimum, and the policy that knows the traffic, where nobody replayed them yet."""
-    if {"wa", "belady"} <= {run.policy for run in _comparable(trace, lru)}:
+    asked = job.current("others")
+    known = {run.policy for run in _comparable(trace, lru)}
+    if {"wa", "belady"} <= known and (asked is None or asked.ended):
         return
     setting = setting_of(lru.definition, frame.chosen().profile)
     asking = replays.Asking(trace, setting, (Variant(Wa), Variant(Belady)), ())

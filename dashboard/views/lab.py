@@ -43,6 +43,7 @@ def page() -> None:
             "",
             str.split,
             "As on the command line, for example tlru.xi_tokens=1k,2k wa.refit_s=5m",
+            hint="as they are, or tlru.xi_tokens=1k,2k",
         )
     st.caption(f"TTFT by {plain(profile.name)}, the latency profile at the side.")
     setting = setting_of(standard(), profile, slo_s=slo)
@@ -72,6 +73,7 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             frame.blocks_listed,
             "For example 5000,20000 or 10GiB,20GiB; empty for a spread of five, up to where LRU"
             " loses nothing.",
+            hint="a spread of five",
         )
     with middle:
         tiers = frame.asked(
@@ -81,6 +83,7 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             str.strip,
             "In the place of capacities, the fastest first: hbm=40GiB,dram=128GiB:ttl=10m. A tier"
             " takes ttl, policy, read (a bandwidth) and latency.",
+            hint="hbm=40GiB,dram=128GiB",
         )
     with right:
         deep.seed("tier_mode", MODES[0], among=MODES)
@@ -146,6 +149,7 @@ def _over_xi(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             "",
             frame.blocks,
             "Empty: where LRU gets half of the hits that there are.",
+            hint="where LRU gets half of the hits",
         )
     if setting.slo_s is None:
         st.info("What xi does is told against an SLO: write one above, for example 200ms.")

@@ -59,6 +59,7 @@ def _asking(trace: Trace) -> tuned.Asking | None:
             "",
             frame.blocks,
             "Empty: where LRU gets half of the hits that there are.",
+            hint="where LRU gets half of the hits",
         )
     if not slo:
         return None
@@ -76,6 +77,7 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
     verdict, *rest = sections.sections(found, explain=True)
     render.show([verdict])
     _flags(found.flags)
+    st.caption(sections.ON_TOP)
     _instead(found)
     st.download_button(
         "Download recommendation.toml",
@@ -85,12 +87,15 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
         key="download",
         on_click="ignore",
     )
-    render.show(rest)
+    render.show(one for one in rest if one.title != "To set")  # which stands above
 
 
 def _flags(told: Flags) -> None:
     """What to tell each engine, with a button that copies it."""
-    for engine, text in (("SGLang", told.sglang), ("vLLM", told.vllm)):
+    plugin = bool(told.vllm) and told.vllm_needs_plugin
+    vllm = f"{sections.PLUGIN} {told.vllm}" if plugin else told.vllm
+    named = "vLLM, with kvscope's plugin and the file" if plugin else "vLLM"
+    for engine, text in (("SGLang", told.sglang), (named, vllm)):
         if text:
             st.caption(f"Flags for {engine}")
             st.code(text, language="bash", wrap_lines=True)

@@ -68,6 +68,6 @@ def cdf(found: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
         )
     if slo_s is not None:
         style.mark(chart, slo_s * 1e3, "SLO")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", range=[0, 1.01])
     return chart

@@ -34,7 +34,7 @@ def reuse(found: CategoryFit) -> go.Figure:
             name=f"{name}: use this" if chosen else name,
             line=style.line(number) | {"width": 3 if chosen else 1.5},
         )
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
@@ -55,7 +55,7 @@ def by_window(windows: Windows, category: str) -> go.Figure:
             name=f"{row.start_s / 3600:.1f} h",
             line=style.line(number),
         )
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
