@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import deep
 import streamlit as st
 from plain import plain
 
@@ -77,6 +78,11 @@ def current(key: str) -> Job | None:
     """The job that this session began last under `key`."""
     found: Job | None = st.session_state.get(f"job {key}")
     return found
+
+
+def wanted(key: str, *, clicked: bool) -> bool:
+    """Whether to begin a job: its button was clicked, by somebody here or who gave the address."""
+    return clicked or (current(key) is None and deep.linked(key))
 
 
 def start(key: str, work: Callable[[Job], Any]) -> None:

@@ -47,7 +47,7 @@ def page() -> None:
         )
     st.caption(f"TTFT by {plain(profile.name)}, the latency profile at the side.")
     setting = setting_of(standard(), profile, slo_s=slo)
-    compare, over_xi = st.tabs(["Compare policies", "What xi does"])
+    compare, over_xi = deep.tabs("question", ("Compare policies", "What xi does"))
     with compare:
         _compare(trace, setting, parameters or [])
     with over_xi:
@@ -105,11 +105,13 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
         setting = replace(setting, block_bytes=kv.bytes_for(trace.block_size))
     variants = _variants(setting, parameters)
     asking = replays.Asking(trace, setting, variants, sizes or ())
-    if st.button("Run", type="primary", key="run", disabled=not variants):
+    clicked = st.button("Run", type="primary", key="run", disabled=not variants)
+    if variants and job.wanted("lab", clicked=clicked):
         job.start("lab", lambda one: (asking, replays.replay(one, asking)))
     done = job.finished("lab")
     if done is not None:
         asked, made = done.result
+        deep.link("lab", shown=asked == asking)
         lab_answers.compared(asked, made, now=asking)
     elif job.current("lab") is None:
         st.caption("Runs that were made before come from the store; every other is kept there.")
@@ -157,11 +159,12 @@ def _over_xi(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
     own = [one for one in parameters if one.startswith(f"{name}.")]
     variant: Variant = parse_variants([by_name(name)], own)[0]
     asking = replays.Asking(trace, setting, (variant,), (at,) if at else ())
-    if st.button("Replay every xi", type="primary", key="run_xi"):
+    if job.wanted("xi", clicked=st.button("Replay every xi", type="primary", key="run_xi")):
         job.start("xi", lambda one: (asking, replays.over_xi(one, asking)))
     done = job.finished("xi")
     if done is not None:
         asked, made = done.result
+        deep.link("xi", shown=asked == asking)
         lab_answers.over_xi(asked, made, now=asking)
     elif job.current("xi") is None:
         st.caption("The values that `kvscope tune` begins with; then a slider moves xi.")

@@ -26,15 +26,16 @@ from kvscope.tune.objective import Target
 def page() -> None:
     """A question of one line; the verdict; or a file that was written before."""
     trace = frame.trace("Recommendation")
-    ask, read = st.tabs(["Tune", "Read a recommendation.toml"])
+    ask, read = deep.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
         asking = _asking(trace)
-        wanted = st.button("Tune", type="primary", key="tune", disabled=asking is None)
-        if wanted and asking is not None:
+        clicked = st.button("Tune", type="primary", key="tune", disabled=asking is None)
+        if asking is not None and job.wanted("tune", clicked=clicked):
             job.start("tune", partial(_tuned, asking))
         done = job.finished("tune")
         if done is not None:
             asked, found = done.result
+            deep.link("tune", shown=asked == asking)
             _show(asked, found, now=asking)
     with read:
         _read()

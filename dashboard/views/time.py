@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import deep
 import frame
 import held
 import job
@@ -15,7 +16,7 @@ from kvscope.show.sections import fit, time, traffic
 def page() -> None:
     """What was observed at once; the models as soon as they are fitted."""
     trace = frame.trace("Time")
-    observed, fitted = st.tabs(["What was observed", "Fitted models"])
+    observed, fitted = deep.tabs("told", ("What was observed", "Fitted models"))
     with fitted:
         _models(trace)
     with observed:  # last, since the page ends here where it is not known yet

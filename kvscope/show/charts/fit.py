@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from kvscope.model.facts import CategoryFit, Fit, NextTurnFit, Windows
 from kvscope.show.charts import style
 
+_EACH_TURN = 20
 SHOWN_WINDOWS = 12  # more lines than that nobody can tell apart
 
 
@@ -109,6 +110,7 @@ def next_turns(found: Fit) -> go.Figure:
         mode="markers",
         marker={"color": style.BLUE, "size": 9},
     )
+    chart.update_xaxes(tickformat="d", dtick=1 if len(rows) <= _EACH_TURN else None)
     chart.update_yaxes(tickformat=".0%", range=[0, 1])
     return chart
 
