@@ -89,6 +89,14 @@ def of(trace: Trace) -> Prepared:
         return known[trace]
 
 
+def settle() -> None:
+    """Return once nothing is under way."""
+    with _known() as known:
+        begun = list(known.values())
+    for work in begun:
+        work.wait("")
+
+
 def lru_for(one: job.Job, trace: Trace) -> LruAnywhere:
     """What a job needs of LRU, awaited. Raises what stands in the way, and Stopped."""
     work = of(trace)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -98,6 +98,7 @@ def _command(db: str, host: str, port: int) -> list[str]:
         "server.headless": "true",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
+        "logger.level": "warning",  # where it listens has been said
         "client.showErrorDetails": "none",
         "client.toolbarMode": "viewer",
         "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
@@ -137,7 +138,8 @@ def _serve(db: str, host: str, port: int) -> None:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     if server.poll() is None:
-        server.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)  # and what works for it apart
         try:
             server.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:

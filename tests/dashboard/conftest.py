@@ -21,9 +21,7 @@ def forgetful() -> Iterator[None]:
     st.cache_resource.clear()
     yield
     if (prepared := sys.modules.get("prepared")) is not None:
-        for work in prepared._known().values():
-            work.stop.set()
-            work.wait("all of it")  # or it would have the store open
+        prepared.settle()  # or it would have the store open
     st.cache_resource.clear()
 
 

@@ -35,8 +35,7 @@ def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: s
 
 def drawn(app: AppTest) -> AppTest:
     """The app once all is found that its page, or another, needs of the trace."""
-    for work in sys.modules["prepared"]._known().values():
-        work.wait("all of it", _PATIENCE_S)
+    sys.modules["prepared"].settle()
     return app.run() if waits(app) else app
 
 
