@@ -27,14 +27,18 @@ TITLES = {
 _PATIENCE_MS = 300_000
 _DRAWN = """() => {
     const app = document.querySelector('[data-testid=stApp]');
-    const plots = [...document.querySelectorAll('[data-testid=stPlotlyChart]')];
+    const shown = kind => [...document.querySelectorAll(kind)].filter(one => one.offsetParent);
     return app.dataset.testScriptState === 'notRunning'
-        && plots.every(one => !one.offsetParent || one.querySelector('.main-svg'));
+        && !shown('button').some(one => one.innerText === 'Stop')
+        && shown('[data-testid=stPlotlyChart]').every(one => one.querySelector('.main-svg'));
 }"""
 
 
-def seen(db: str) -> dict[str, float]:
-    """Seconds of the second visit to each page of `kvscope dashboard`; none without Chromium."""
+def seen(db: str) -> dict[str, tuple[float, float]]:
+    """Seconds of the first and second visit to each page of a `kvscope dashboard` just started.
+
+    None without Chromium.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None or find_spec("playwright") is None:
         return {}
@@ -52,11 +56,12 @@ def seen(db: str) -> dict[str, float]:
             browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.set_default_timeout(_PATIENCE_MS)
+            started_s = time.perf_counter()
             page.goto(address)
-            page.get_by_role("heading", name="Overview", exact=True).wait_for()
-            for title in reversed(TITLES.values()):
-                _visit(page, title)
-            return {name: _visit(page, title) for name, title in TITLES.items()}
+            _drawn(page, "Overview")
+            first = {"overview": time.perf_counter() - started_s}
+            first |= {name: _visit(page, TITLES[name]) for name in list(TITLES)[1:]}
+            return {name: (first[name], _visit(page, title)) for name, title in TITLES.items()}
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
@@ -65,9 +70,13 @@ def seen(db: str) -> dict[str, float]:
 def _visit(page: Any, title: str) -> float:
     started = time.perf_counter()
     page.get_by_role("link", name=title, exact=True).click()
+    _drawn(page, title)
+    return time.perf_counter() - started
+
+
+def _drawn(page: Any, title: str) -> None:
     page.get_by_role("heading", name=title, exact=True).wait_for()
     page.wait_for_function(_DRAWN)
-    return time.perf_counter() - started
 
 
 def _until_it_answers(server: subprocess.Popen[bytes], address: str) -> None:

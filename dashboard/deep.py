@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 
 def seed(
@@ -42,10 +43,36 @@ def remember(*keys: str) -> None:
             st.query_params.pop(key, None)
 
 
+def tabs(key: str, titles: Sequence[str]) -> Sequence[DeltaGenerator]:
+    """Tabs whose choice stands in the address too."""
+    seed(key, titles[0], among=titles)
+    found = st.tabs(titles, key=key, on_change="rerun")
+    remember(key)
+    return found
+
+
+def linked(key: str) -> bool:
+    """Whether the address is of a page that shows what the job `key` found."""
+    return st.query_params.get(_ran(key)) == "1"
+
+
+def link(key: str, *, shown: bool) -> None:
+    """Let the address say whether the page shows what the job `key` finds."""
+    if shown:
+        st.query_params[_ran(key)] = "1"
+    else:
+        st.query_params.pop(_ran(key), None)
+
+
+def _ran(key: str) -> str:
+    return f"ran_{key}"
+
+
 def names(text: str) -> list[str]:
     """A list as the address writes it."""
     return [part for part in text.split(",") if part]
 
 
 def _memory() -> dict[str, str]:
-    return st.session_state.setdefault("memory", {})
+    found: dict[str, str] = st.session_state.setdefault("memory", {})
+    return found

@@ -8,6 +8,8 @@ from typing import Any
 
 import deep
 import held
+import opened
+import prepared
 import streamlit as st
 
 from kvscope import units
@@ -60,7 +62,7 @@ def choose() -> Chosen:
             help="How long prefill takes: a preset, or the file that `kvscope calibrate` wrote.",
         )
         deep.remember("trace", "model", "latency")
-        st.caption(f"Store: {held.database()}")
+        st.caption(f"Store: {opened.database()}")
     chosen = Chosen(
         trace=known[name] if name else None,
         model=resolve_model(model) if model and model != NO_MODEL else None,
@@ -68,6 +70,8 @@ def choose() -> Chosen:
         profile=load_profile(latency or DEFAULT_PROFILE),
     )
     st.session_state["chosen"] = chosen
+    if chosen.trace is not None:
+        prepared.of(chosen.trace)
     return chosen
 
 
@@ -95,11 +99,20 @@ def trace(title: str, *, hashes: bool = True) -> Trace:
 
 
 def asked(
-    key: str, label: str, default: str, parse: Callable[[str], Any], words: str
+    key: str,
+    label: str,
+    default: str,
+    parse: Callable[[str], Any],
+    words: str,
+    *,
+    hint: str = "",
 ) -> Any | None:
-    """A value typed with its unit; a sentence under the box where it cannot be read."""
+    """A value typed with its unit; a sentence under the box where it cannot be read.
+
+    `hint` stands in an empty box.
+    """
     deep.seed(key, default)
-    text = st.text_input(label, key=key, help=words)
+    text = st.text_input(label, key=key, help=words, placeholder=hint)
     deep.remember(key)
     if not text:
         return None

@@ -7,33 +7,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import deep
 import streamlit as st
+from plain import plain
 
 from kvscope.errors import KvscopeError
+from kvscope.tune.evaluate import Stopped
 
-_EVERY_S = 0.5
+_EVERY_S = 0.3
 _TROUBLE = "Something went wrong; the terminal that runs the dashboard has the details."
 
 
 class Job:
     """One run of `work(job)`. `result` is what it returned, `error` the sentence it failed with."""
 
-    def __init__(self, work: Callable[[Job], Any]) -> None:
+    def __init__(self, work: Callable[[Any], Any]) -> None:
         self.stop = threading.Event()
         self.label = "preparing"
         self.done = 0
         self.total: int | None = None
         self.result: Any = None
         self.error = ""
+        self.stopped = False
         self.notes: list[str] = []
+        self._ended = threading.Event()
         self._work = work
-        self._thread = threading.Thread(target=self._run, name="job", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="job", daemon=True).start()
 
     @property
-    def running(self) -> bool:
-        """Whether it still runs."""
-        return self._thread.is_alive()
+    def ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._ended.is_set()
+
+    def check(self) -> None:
+        """Raise Stopped where somebody asked for that."""
+        if self.stop.is_set():
+            raise Stopped("stopped before it was finished")
 
     @contextmanager
     def steps(self, label: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -45,14 +54,24 @@ class Job:
 
         yield advance
 
+    def soon(self) -> None:
+        """Wait a moment for its end: what is done by then shows no progress."""
+        self._ended.wait(_EVERY_S)
+
+    def end(self) -> None:
+        """It is done, one way or another."""
+        self._ended.set()
+
     def _run(self) -> None:
         try:
             self.result = self._work(self)
         except KvscopeError as error:
-            self.error = str(error)
+            self.error, self.stopped = str(error), isinstance(error, Stopped)
         except BaseException:
             self.error = _TROUBLE
             raise
+        finally:
+            self.end()
 
 
 def current(key: str) -> Job | None:
@@ -61,13 +80,24 @@ def current(key: str) -> Job | None:
     return found
 
 
+def wanted(key: str, *, clicked: bool) -> bool:
+    """Whether to begin a job: its button was clicked, by somebody here or who gave the address."""
+    return clicked or (current(key) is None and deep.linked(key))
+
+
 def start(key: str, work: Callable[[Job], Any]) -> None:
     """Begin a job; one that still runs is told to stop."""
     before = current(key)
     if before is not None:
         before.stop.set()
-    st.session_state[f"job {key}"] = Job(work)
+    begun = st.session_state[f"job {key}"] = Job(work)
+    begun.soon()
     st.rerun()
+
+
+def forget(key: str) -> None:
+    """What became of the job has been dealt with."""
+    st.session_state.pop(f"job {key}", None)
 
 
 def finished(key: str) -> Job | None:
@@ -75,23 +105,22 @@ def finished(key: str) -> Job | None:
     job = current(key)
     if job is None:
         return None
-    if job.running:
-        _watch(key)
+    if not job.ended:
+        watch(job, key)
         return None
     for text in job.notes:
         st.caption(text)
     if job.error:
-        st.error(job.error)
+        st.error(plain(job.error))
         return None
     return job
 
 
 @st.fragment(run_every=_EVERY_S)
-def _watch(key: str) -> None:
-    job = current(key)
-    if job is None or not job.running:
+def watch(job: Job, key: str) -> None:
+    """How far a job is, and a button that stops it; the page is drawn anew when it has ended."""
+    if job.ended:
         st.rerun()
-        return
     share = min(job.done / job.total, 1.0) if job.total else 0.0
     of = f" {job.done:,} of {job.total:,}" if job.total else f" {job.done:,}" if job.done else ""
     st.progress(share, text=f"{job.label}{of} …" + (" stopping" if job.stop.is_set() else ""))

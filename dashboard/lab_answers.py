@@ -94,9 +94,9 @@ def _who_pays(found: Simulation, at: int) -> None:
         st.session_state["other"] = next(iter(others))
     picked = st.selectbox("Compare lru with", list(others), key="other")
     deep.remember("other")
-    both = (who_pays.by_category(run) for run in (baseline, others[picked]))
+    before, after = (who_pays.by_category(run) for run in (baseline, others[picked]))
     title = f"lru, and {picked} then, at {units.format_count(at)} blocks"
-    render.show([who_pays.section(title, *both)])
+    render.show([who_pays.section(title, before, after)])
 
 
 @st.fragment
@@ -112,7 +112,7 @@ def _at_xi(found: Simulation) -> None:
         at = st.select_slider("xi (tokens)", values, key="xi", format_func=units.format_count)
     with right:
         deep.seed("rank", "p95", among=PERCENTILES)
-        rank = st.segmented_control("Target", PERCENTILES, key="rank", required=True)
+        rank = st.segmented_control("Target", PERCENTILES, key="rank", required=True) or "p95"
     deep.remember("xi", "rank")
     lru = next(run for run in found.runs if run.policy == BASELINE)
     _beside(lru, runs[at])

@@ -2,49 +2,65 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import streamlit as st
+from plain import plain
+from plotly.graph_objects import Figure
 
 from kvscope.show.glossary import meaning
 from kvscope.show.section import Section
 from kvscope.show.table import Table
+from kvscope.show.words import WHATEVER_OPTIONS
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:])")
+_MOST_KEPT = 64  # sections with their charts
 _SIDE_BY_SIDE = 2  # more charts or tables than that get tabs
 _CHART = {"displaylogo": False, "toImageButtonOptions": {"scale": 2}}
 
 
-def plain(text: str) -> str:
-    """Text that a trace may have supplied, with nothing in it that Markdown would read."""
-    return _MARKDOWN.sub(r"\\\1", text)
+def show(
+    sections: Iterable[Section], *, titles: bool = True, within: str = "", keep: str = ""
+) -> None:
+    """Draw the sections, one below the other; `within` tells two of one title on a page apart.
 
-
-def show(sections: Iterable[Section], *, titles: bool = True, within: str = "") -> None:
-    """Draw the sections, one below the other; `within` tells two of one title on a page apart."""
+    With `keep`, which names all that they tell of, their charts are made once.
+    """
     for section in sections:
         if titles:
             st.subheader(section.title, help=meaning(section.title))
         if section.sentences:
-            st.markdown("  \n".join(plain(sentence) for sentence in section.sentences))
-        charts(section, f"{within} {section.title}")
+            told = (one.replace(WHATEVER_OPTIONS, "") for one in section.sentences)  # none here
+            st.markdown("  \n".join(plain(sentence) for sentence in told))
+        charts(section, f"{within} {section.title}", keep)
         tables(section.tables, f"{within} {section.title}")
 
 
-def charts(section: Section, key: str) -> None:
+def charts(section: Section, key: str, keep: str = "") -> None:
     """The charts of a section: in tabs, where there are several."""
-    figures = [figure() for figure in section.figures]
-    titles = [str(figure.layout.title.text) for figure in figures]
-    places = st.tabs([plain(title) for title in titles]) if len(figures) > 1 else [st.container()]
-    for number, (figure, title, place) in enumerate(zip(figures, titles, places, strict=False)):
-        if len(figures) > 1:  # the tab says it
-            figure.update_layout(title=None, margin_t=20)
+    made = _kept(f"{keep} {key}", section) if keep else _made(section)
+    titles = [plain(title) for title, _ in made]
+    places = st.tabs(titles) if len(made) > 1 else [st.container()]
+    for number, ((title, figure), place) in enumerate(zip(made, places, strict=False)):
         with place:
             chart(figure, title, f"{key} {number}")
 
 
-def chart(figure: object, title: str, key: str) -> None:
+def _made(section: Section) -> list[tuple[str, Figure]]:
+    """The charts with their titles. Where there are several, tabs say these in their place."""
+    figures = [figure() for figure in section.figures]
+    titled = [(str(figure.layout.title.text), figure) for figure in figures]
+    if len(figures) > 1:
+        for figure in figures:
+            figure.update_layout(title=None, margin_t=20)
+    return titled
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MOST_KEPT)
+def _kept(key: str, _section: Section) -> list[tuple[str, Figure]]:
+    return _made(_section)
+
+
+def chart(figure: Figure, title: str, key: str) -> None:
     """One plotly figure in the theme's colours; its button saves it as PNG."""
     st.plotly_chart(
         figure, key=f"chart {key}", theme="streamlit", config=_CHART, alt=f"Chart: {title}"

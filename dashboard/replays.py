@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
-import held
 import numpy as np
+import prepared
 from job import Job
+from opened import reading, writing
 
 from kvscope.characterize.windows import round_windows
 from kvscope.errors import StoreBusyError
 from kvscope.facts import Run, RunSetting, Trace
-from kvscope.policies.base import Policy
+from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 from kvscope.show.charts.distributions import Distribution, distribution
 from kvscope.show.simulation import Simulation, names, ordered
 from kvscope.simulate import kept
 from kvscope.simulate.capacity_models import replayed
+from kvscope.simulate.lru_at import LruAnywhere
 from kvscope.simulate.modelled import over_tiers
 from kvscope.simulate.sweep import sweep
 from kvscope.simulate.variants import Found, Variant, bind, found_values
 from kvscope.simulate.workload import WINDOWS, Asked, Workload
-from kvscope.store.prompts import Prompts
 from kvscope.tune import xi
 from kvscope.tune.objective import Target
 
@@ -54,9 +56,9 @@ class Replays:
     ttft: dict[int, tuple[Distribution, ...]] = field(default_factory=dict)
 
 
-def replay(job: Job, asking: Asking, prompts: Prompts) -> Replays:
+def replay(job: Job, asking: Asking) -> Replays:
     """The runs asked for, from the store or replayed and kept."""
-    workload, values = _ready(asking, prompts)
+    workload, values = _ready(asking, prepared.lru_for(job, asking.trace))
     policies = [bind(variant, values) for variant in asking.variants]
     if asking.setting.tiers:
         asked = [over_tiers(workload, policy, values) for policy in policies]
@@ -73,10 +75,16 @@ def replay(job: Job, asking: Asking, prompts: Prompts) -> Replays:
     return made
 
 
-def over_xi(job: Job, asking: Asking, prompts: Prompts) -> Replays:
-    """The first variant with every xi worth a look, at the first capacity; LRU beside it."""
-    workload, values = _ready(asking, prompts)
-    at, target = asking.capacities_blocks[0], Target(asking.setting.slo_s or 0.0)
+def over_xi(job: Job, asking: Asking) -> Replays:
+    """The first variant with every xi worth a look, LRU beside it, at the first capacity.
+
+    Where none is named, it is the one with which LRU gets half of the hits that there are.
+    """
+    lru = prepared.lru_for(job, asking.trace)
+    workload, values = _ready(asking, lru)
+    half = max(lru.curve.capacity_for(lru.curve.ideal / 2), 1)
+    at = next(iter(asking.capacities_blocks), half)
+    target = Target(asking.setting.slo_s or 0.0)
     with job.steps("looking where xi matters"):
         policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
     asked = [Asked(policy, at) for policy in policies]
@@ -100,8 +108,8 @@ def spread(made: Replays, capacity_blocks: int) -> tuple[Distribution, ...]:
     return made.ttft[capacity_blocks]
 
 
-def _ready(asking: Asking, prompts: Prompts) -> tuple[Workload, Mapping[str, Found]]:
-    workload = Workload(prompts, asking.setting, round_windows(asking.trace, WINDOWS))
+def _ready(asking: Asking, lru: LruAnywhere) -> tuple[Workload, Mapping[str, Found]]:
+    workload = Workload(lru.prompts, asking.setting, round_windows(asking.trace, WINDOWS))
     return workload, found_values(workload.turns, workload.profile, asking.setting.slo_s)
 
 
@@ -113,7 +121,7 @@ def _made(
     asked: Sequence[Asked],
 ) -> Replays:
     setting = workload.setting
-    with held.opened() as store:
+    with reading() as store:
         wanted = kept.wanted(store, trace, setting, asked)
     runs = list(wanted.known)
     with job.steps("compiling and preparing"):
@@ -122,14 +130,15 @@ def _made(
         for run in sweep(workload, wanted.missing, stop=job.stop):
             runs.append(_keep(job, trace, run))
             advance(1)
-    curve = None if setting.tiers else workload.curve
+    one_cache = setting.capacity_model == "cache" and not setting.tiers
+    curve = workload.curve if one_cache else None
     found = Simulation(trace, None, setting, ordered(runs), curve)
     return Replays(found, len(runs) == wanted.count, workload, values)
 
 
 def _keep(job: Job, trace: Trace, run: Run) -> Run:
     try:
-        with held.opened(write=True) as store:
+        with writing() as store:
             return kept.keep(store, trace, run)
     except StoreBusyError as error:
         if not job.notes:
@@ -138,7 +147,7 @@ def _keep(job: Job, trace: Trace, run: Run) -> Run:
 
 
 def _ttft_ms(made: Replays, run: Run) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    policy = by_name(run.policy)(dict(run.params), run.leaves)
+    policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
     asked = (
         over_tiers(made.workload, policy, made.values)
         if run.setting.tiers

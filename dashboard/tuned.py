@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import prepared
 from job import Job
 
 from kvscope.characterize.windows import round_windows
@@ -18,7 +19,6 @@ from kvscope.simulate.definitions import standard
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.parameters import CONTENDERS, parse_policies, parse_variants
 from kvscope.simulate.workload import setting_of
-from kvscope.store.prompts import Prompts
 from kvscope.tune.evaluate import Stopped
 from kvscope.tune.file import write_recommendation
 from kvscope.tune.objective import Target
@@ -38,7 +38,7 @@ class Asking:
     profile: LatencyProfile
 
 
-def recommend(job: Job, asking: Asking, prompts: Prompts) -> Tuned | None:
+def recommend(job: Job, asking: Asking) -> Tuned | None:
     """The procedure; None where it was stopped."""
     trace, target = asking.trace, asking.target
     question = Question(
@@ -49,7 +49,7 @@ def recommend(job: Job, asking: Asking, prompts: Prompts) -> Tuned | None:
     setting = setting_of(standard(), asking.profile, slo_s=target.slo_s)
     try:
         tuning = tune(
-            prompts,
+            prepared.lru_for(job, trace).prompts,
             setting,
             question,
             round_windows(trace),

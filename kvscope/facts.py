@@ -21,7 +21,11 @@ TierMode = Literal["exclusive", "write-through"]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One trace in a store. `trace_id` is the store's key, `name` the user's."""
+    """One trace in a store. `trace_id` is the store's key, `name` the user's.
+
+    Either may come to stand for something else once the trace is removed. `content_hash` never
+    does: it digests what was read, and how.
+    """
 
     trace_id: int
     name: str
@@ -40,6 +44,7 @@ class Trace:
     bad_lines: int
     out_of_order: int
     notes: tuple[str, ...]
+    content_hash: str = ""
 
     @property
     def has_hashes(self) -> bool:

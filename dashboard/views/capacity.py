@@ -9,9 +9,11 @@ import frame
 import held
 import job
 import numpy as np
+import prepared
 import render
 import replays
 import streamlit as st
+from plain import plain
 
 from kvscope import units
 from kvscope.facts import Run, Trace
@@ -31,14 +33,15 @@ STEPS = 200
 def page() -> None:
     """The slider with all that it reads off, then the sections of the analysis."""
     trace = frame.trace("Capacity")
-    lru = held.lru(trace)
+    lru = prepared.lru(trace)
     if not lru.curve.ideal:
         st.info("No prompt begins as an earlier one did: a cache of any size hits nothing.")
         st.stop()
     _read_off(trace, lru)
     _replay_others(trace, lru)
-    found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
-    render.show(caching.sections(found)[1:])
+    model, hbm_bytes = frame.chosen().model, frame.chosen().hbm_bytes
+    found = held.analysis(trace, model, hbm_bytes)
+    render.show(caching.sections(found)[1:], keep=f"capacity {trace} {model} {hbm_bytes}")
 
 
 @st.fragment
@@ -56,7 +59,8 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
     _numbers(trace, lru, blocks)
     unit = _unit(trace)
     runs = _comparable(trace, lru)
-    working_set = held.analysis(trace).characterization.working_set
+    known = prepared.of(trace).finding("analysis")  # which may take longer
+    working_set = known.characterization.working_set if known is not None else None
     figure = charts.curve(
         lru.curve,
         unit,
@@ -67,7 +71,7 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
     render.chart(figure, "LRU's hit rate at every capacity", "capacity")
     st.caption(
         "Exact, from one pass over the trace. Counted:"
-        f" {render.plain(definition_in_words(lru.definition))}. Working set: blocks that will be"
+        f" {plain(definition_in_words(lru.definition))}. Working set: blocks that will be"
         " used again. "
         + (
             "Points: runs that the store keeps, of each policy the setting with most of them."
@@ -80,13 +84,15 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
 
 def _replay_others(trace: Trace, lru: LruAnywhere) -> None:
     """The optimum, and the policy that knows the traffic, where nobody replayed them yet."""
-    if {"wa", "belady"} <= {run.policy for run in _comparable(trace, lru)}:
+    asked = job.current("others")
+    known = {run.policy for run in _comparable(trace, lru)}
+    if {"wa", "belady"} <= known and (asked is None or asked.ended):
         return
     setting = setting_of(lru.definition, frame.chosen().profile)
     asking = replays.Asking(trace, setting, (Variant(Wa), Variant(Belady)), ())
     words = "belady knows the future: no policy hits more. Runs are kept in the store."
     if st.button("Replay wa and the optimum (belady)", key="others", help=words):
-        job.start("others", lambda one: replays.replay(one, asking, lru.prompts))
+        job.start("others", lambda one: replays.replay(one, asking))
     job.finished("others")
 
 
@@ -138,7 +144,7 @@ def _unit(trace: Trace) -> charts.Unit:
         st.session_state["unit"] = "blocks"
     name = st.segmented_control("Axis", list(known), key="unit", required=True)
     deep.remember("unit")
-    return charts.Unit(name, known[name])
+    return charts.Unit(name or "blocks", known[name or "blocks"])
 
 
 def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import deep
 import frame
-import held
 import job
 import lab_answers
-import render
 import replays
 import streamlit as st
+from plain import plain
 
 from kvscope import units
-from kvscope.facts import RunSetting, Trace
+from kvscope.facts import CapacityModel, RunSetting, TierMode, Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.modelled import modelled, policies_for
-from kvscope.simulate.parameters import parse_variants
+from kvscope.simulate.parameters import ALL, parse_variants
 from kvscope.simulate.variants import Variant
 from kvscope.simulate.workload import setting_of
 from kvscope.tune.xi import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]
-MODES = ("exclusive", "write-through")
+MODELS: tuple[CapacityModel, ...] = ("cache", "engine")
+MODES: tuple[TierMode, ...] = ("exclusive", "write-through")
 
 
 def page() -> None:
@@ -43,10 +43,11 @@ def page() -> None:
             "",
             str.split,
             "As on the command line, for example tlru.xi_tokens=1k,2k wa.refit_s=5m",
+            hint="as they are, or tlru.xi_tokens=1k,2k",
         )
-    st.caption(f"TTFT by {render.plain(profile.name)}, the latency profile at the side.")
+    st.caption(f"TTFT by {plain(profile.name)}, the latency profile at the side.")
     setting = setting_of(standard(), profile, slo_s=slo)
-    compare, over_xi = st.tabs(["Compare policies", "What xi does"])
+    compare, over_xi = deep.tabs("question", ("Compare policies", "What xi does"))
     with compare:
         _compare(trace, setting, parameters or [])
     with over_xi:
@@ -55,16 +56,15 @@ def page() -> None:
 
 def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
     """Policies at capacities or over tiers."""
-    names = [policy.name for policy in POLICIES]
-    deep.seed("policies", USUAL, deep.names, among=names)
-    chosen = st.multiselect(
-        "Policies",
-        names,
-        key="policies",
-        format_func=lambda name: f"{name} (knows the future)" if by_name(name).hindsight else name,
-    )
-    deep.remember("policies")
-    left, middle, right = st.columns([2, 2, 1])
+    first, left, middle, right = st.columns([2, 3, 3, 2])
+    with first:
+        deep.seed("counts", MODELS[0], among=MODELS)
+        words = (
+            "cache: what is kept between requests. engine: vLLM's block pool, of which running"
+            " requests take theirs too."
+        )
+        model = st.selectbox("Capacity is that of a", MODELS, key="counts", help=words)
+        deep.remember("counts")
     with left:
         sizes = frame.asked(
             "sizes",
@@ -73,6 +73,7 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             frame.blocks_listed,
             "For example 5000,20000 or 10GiB,20GiB; empty for a spread of five, up to where LRU"
             " loses nothing.",
+            hint="a spread of five",
         )
     with middle:
         tiers = frame.asked(
@@ -82,46 +83,57 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             str.strip,
             "In the place of capacities, the fastest first: hbm=40GiB,dram=128GiB:ttl=10m. A tier"
             " takes ttl, policy, read (a bandwidth) and latency.",
+            hint="hbm=40GiB,dram=128GiB",
         )
     with right:
         deep.seed("tier_mode", MODES[0], among=MODES)
         words = "What leaves a tier moves down, or every tier is written to at once."
         mode = st.selectbox("Tier mode", MODES, key="tier_mode", help=words)
         deep.remember("tier_mode")
-    asking = _asking(trace, setting, chosen, parameters, sizes or (), tiers, mode)
-    prompts = held.lru(trace).prompts
-    if st.button("Run", type="primary", key="run", disabled=not asking.variants):
-        job.start("lab", lambda one: (asking, replays.replay(one, asking, prompts)))
+    if tiers or model == "engine":
+        setting = modelled(
+            setting,
+            model,
+            max_num_seqs=None,
+            max_num_batched_tokens=None,
+            tiers=tiers or None,
+            tier_mode=mode if tiers else None,
+            capacities_named=bool(sizes),
+        )
+    kv = frame.chosen().model
+    if tiers and kv is not None:
+        setting = replace(setting, block_bytes=kv.bytes_for(trace.block_size))
+    variants = _variants(setting, parameters)
+    asking = replays.Asking(trace, setting, variants, sizes or ())
+    clicked = st.button("Run", type="primary", key="run", disabled=not variants)
+    if variants and job.wanted("lab", clicked=clicked):
+        job.start("lab", lambda one: (asking, replays.replay(one, asking)))
     done = job.finished("lab")
     if done is not None:
-        lab_answers.compared(*done.result, now=asking)
+        asked, made = done.result
+        deep.link("lab", shown=asked == asking)
+        lab_answers.compared(asked, made, now=asking)
     elif job.current("lab") is None:
         st.caption("Runs that were made before come from the store; every other is kept there.")
 
 
-def _asking(
-    trace: Trace,
-    setting: RunSetting,
-    chosen: list[str],
-    parameters: list[str],
-    sizes: tuple[int, ...],
-    tiers: str | None,
-    mode: str,
-) -> replays.Asking:
-    if tiers:
-        setting = modelled(
-            setting,
-            "cache",
-            max_num_seqs=None,
-            max_num_batched_tokens=None,
-            tiers=tiers,
-            tier_mode=mode,
-            capacities_named=bool(sizes),
-        )
-        if (model := frame.chosen().model) is not None:
-            setting = replace(setting, block_bytes=model.bytes_for(trace.block_size))
+def _variants(setting: RunSetting, parameters: list[str]) -> tuple[Variant, ...]:
+    """The policies to replay, of those that this kind of cache can run."""
+    names = [policy.name for policy in policies_for(setting, ALL)]
+    usual = [name for name in USUAL if name in names]
+    deep.seed("policies", usual, deep.names)
+    before = st.session_state["policies"]
+    known = [name for name in before if name in names]
+    st.session_state["policies"] = known if known or not before else usual
+    chosen = st.multiselect(
+        "Policies",
+        names,
+        key="policies",
+        format_func=lambda name: f"{name} (knows the future)" if by_name(name).hindsight else name,
+    )
+    deep.remember("policies")
     policies = policies_for(setting, ",".join(chosen)) if chosen else []
-    return replays.Asking(trace, setting, tuple(parse_variants(policies, parameters)), sizes)
+    return tuple(parse_variants(policies, parameters))
 
 
 def _over_xi(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
@@ -139,20 +151,21 @@ def _over_xi(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             "",
             frame.blocks,
             "Empty: where LRU gets half of the hits that there are.",
+            hint="where LRU gets half of the hits",
         )
     if setting.slo_s is None:
         st.info("What xi does is told against an SLO: write one above, for example 200ms.")
         return
-    lru = held.lru(trace)
-    at = at or max(lru.curve.capacity_for(lru.curve.ideal / 2), 1)
     own = [one for one in parameters if one.startswith(f"{name}.")]
     variant: Variant = parse_variants([by_name(name)], own)[0]
-    asking = replays.Asking(trace, setting, (variant,), (at,))
-    if st.button("Replay every xi", type="primary", key="run_xi"):
-        job.start("xi", lambda one: (asking, replays.over_xi(one, asking, lru.prompts)))
+    asking = replays.Asking(trace, setting, (variant,), (at,) if at else ())
+    if job.wanted("xi", clicked=st.button("Replay every xi", type="primary", key="run_xi")):
+        job.start("xi", lambda one: (asking, replays.over_xi(one, asking)))
     done = job.finished("xi")
     if done is not None:
-        lab_answers.over_xi(*done.result, now=asking)
+        asked, made = done.result
+        deep.link("xi", shown=asked == asking)
+        lab_answers.over_xi(asked, made, now=asking)
     elif job.current("xi") is None:
         st.caption("The values that `kvscope tune` begins with; then a slider moves xi.")
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
+import added
 import frame
 import held
+import job
 import render
 import streamlit as st
+from plain import plain
 
 from kvscope import units
-from kvscope.errors import KvscopeError
 from kvscope.facts import Trace
-from kvscope.ingest.pipeline import UnusableLinesError, ingest
-from kvscope.ingest.told import bad_lines_in_words
 from kvscope.show import report
 from kvscope.show.analysis import Analysis
 from kvscope.show.sections import traffic
 from kvscope.show.words import definition_in_words
-from kvscope.store import traces
 
 
 def page() -> None:
@@ -30,16 +26,19 @@ def page() -> None:
         _add()
         return
     trace = frame.trace("Overview", hashes=False)
-    found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
-    _numbers(found)
-    render.show([report.headline(found)], titles=False)
-    told = traffic.sections(found.characterization)
-    render.show(one for one in told if one.title != "Conversations")
+    above = st.container()
     _next()
     st.subheader("Traces in the store")
     _traces()
-    with st.expander("Add a trace"):
+    with st.expander("Add a trace", expanded=job.current("add") is not None):
         _add()
+    with above:  # last, since the page ends here where it is not known yet
+        found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
+        _numbers(found)
+        render.show([report.headline(found)], titles=False)
+        told = traffic.sections(found.characterization)
+        keep = f"overview {trace}"
+        render.show((one for one in told if one.title != "Conversations"), keep=keep)
 
 
 def _numbers(found: Analysis) -> None:
@@ -101,34 +100,30 @@ def _add() -> None:
         path = st.text_input("Path on this machine", key="path", placeholder="trace.jsonl.gz")
         upload = st.file_uploader("or a file", key="upload")
         wanted = st.form_submit_button("Read it")
-    if not wanted:
-        return
-    if upload is None and not path:
+    if wanted and (upload is not None or path):
+        given = (upload.name, upload.getvalue()) if upload is not None else None
+        job.start("add", lambda one: added.read(one, path, given))
+    if wanted:
         st.warning("Name a path, or choose a file.")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        if upload is not None:
-            path = str(Path(folder) / Path(upload.name).name)
-            Path(path).write_bytes(upload.getvalue())
-        trace = _read(path)
-    if trace is not None:
-        st.session_state["memory"]["trace"] = trace.name
-        st.query_params["trace"] = trace.name
-        st.session_state.pop("trace", None)  # the sidebar asks again, or for the first time
-        st.rerun()
+    done = job.finished("add")
+    if done is not None:
+        _told(*done.result)
 
 
-def _read(path: str) -> Trace | None:
-    try:
-        with st.spinner(f"Reading {path}"), held.opened(write=True) as store:
-            found = ingest(store, path)
-            traces.mark_used(store, found.trace)
-    except KvscopeError as error:
-        st.error(render.plain(str(error)))
-        if isinstance(error, UnusableLinesError):
-            st.code("\n".join(bad_lines_in_words(error.rejects)), language=None)
-        return None
-    return found.trace
+def _told(trace: Trace | None, refused: tuple[str, list[str]]) -> None:
+    """Look at what was read, or say why it was not."""
+    if trace is None:
+        error, lines = refused
+        st.error(plain(error))
+        if lines:
+            st.code("\n".join(lines), language=None)
+        return
+    job.forget("add")
+    st.session_state["memory"]["trace"] = trace.name
+    st.query_params["trace"] = trace.name
+    st.session_state.pop("trace", None)  # the sidebar asks again, or for the first time
+    st.rerun()
 
 
 page()

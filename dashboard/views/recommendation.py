@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import deep
 import frame
-import held
 import job
 import render
 import streamlit as st
 import tuned
+from plain import plain
 
 from kvscope import units
 from kvscope.facts import Trace
@@ -25,17 +26,23 @@ from kvscope.tune.objective import Target
 def page() -> None:
     """A question of one line; the verdict; or a file that was written before."""
     trace = frame.trace("Recommendation")
-    ask, read = st.tabs(["Tune", "Read a recommendation.toml"])
+    ask, read = deep.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
         asking = _asking(trace)
-        prompts = held.lru(trace).prompts
-        if st.button("Tune", type="primary", key="tune", disabled=asking is None):
-            job.start("tune", lambda one: (asking, tuned.recommend(one, asking, prompts)))
+        clicked = st.button("Tune", type="primary", key="tune", disabled=asking is None)
+        if asking is not None and job.wanted("tune", clicked=clicked):
+            job.start("tune", partial(_tuned, asking))
         done = job.finished("tune")
         if done is not None:
-            _show(*done.result, now=asking)
+            asked, found = done.result
+            deep.link("tune", shown=asked == asking)
+            _show(asked, found, now=asking)
     with read:
         _read()
+
+
+def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Tuned | None]:
+    return asking, tuned.recommend(one, asking)
 
 
 def _asking(trace: Trace) -> tuned.Asking | None:
@@ -53,6 +60,7 @@ def _asking(trace: Trace) -> tuned.Asking | None:
             "",
             frame.blocks,
             "Empty: where LRU gets half of the hits that there are.",
+            hint="where LRU gets half of the hits",
         )
     if not slo:
         return None
@@ -70,6 +78,7 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
     verdict, *rest = sections.sections(found, explain=True)
     render.show([verdict])
     _flags(found.flags)
+    st.caption(sections.ON_TOP)
     _instead(found)
     st.download_button(
         "Download recommendation.toml",
@@ -79,12 +88,15 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
         key="download",
         on_click="ignore",
     )
-    render.show(rest)
+    render.show(one for one in rest if one.title != "To set")  # which stands above
 
 
 def _flags(told: Flags) -> None:
     """What to tell each engine, with a button that copies it."""
-    for engine, text in (("SGLang", told.sglang), ("vLLM", told.vllm)):
+    plugin = bool(told.vllm) and told.vllm_needs_plugin
+    vllm = f"{sections.PLUGIN} {told.vllm}" if plugin else told.vllm
+    named = "vLLM, with kvscope's plugin and the file" if plugin else "vLLM"
+    for engine, text in (("SGLang", told.sglang), (named, vllm)):
         if text:
             st.caption(f"Flags for {engine}")
             st.code(text, language="bash", wrap_lines=True)
@@ -122,7 +134,7 @@ def _told(found: Recommendation) -> None:
         f" {units.format_percentile(target.percentile)} TTFT within"
         f" {units.format_duration(target.slo_s)} ({found.profile.name})."
     )
-    st.markdown(render.plain(words))
+    st.markdown(plain(words))
     _flags(flags(found.policy, found.capacity_tokens))
 
 

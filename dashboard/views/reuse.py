@@ -8,5 +8,6 @@ import render
 
 from kvscope.show.sections import reuse
 
-found = held.analysis(frame.trace("Reuse"))
-render.show(reuse.sections(found.characterization))
+trace = frame.trace("Reuse")
+found = held.analysis(trace)
+render.show(reuse.sections(found.characterization), keep=f"reuse {trace}")

@@ -9,8 +9,9 @@ import render
 from kvscope.show.sections import prefixes, space
 
 trace = frame.trace("Space")
-found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
-where, *rest = space.sections(found) or [None]
-if where is not None:
-    render.show([where])
-render.show([prefixes.section(held.prefixes(trace), trace.block_size), *rest])
+model, hbm_bytes = frame.chosen().model, frame.chosen().hbm_bytes
+found = held.analysis(trace, model, hbm_bytes)
+keep = f"space {trace} {model} {hbm_bytes}"
+told = space.sections(found)
+render.show(told[:1], keep=keep)
+render.show([prefixes.section(held.prefixes(trace), trace.block_size), *told[1:]], keep=keep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import deep
 import frame
 import held
 import job
@@ -15,23 +16,23 @@ from kvscope.show.sections import fit, time, traffic
 def page() -> None:
     """What was observed at once; the models as soon as they are fitted."""
     trace = frame.trace("Time")
-    observed, fitted = st.tabs(["What was observed", "Fitted models"])
-    with observed:
-        told = held.analysis(trace).characterization
-        turns = [one for one in traffic.sections(told) if one.title == "Conversations"]
-        render.show([*time.sections(told), *turns])
+    observed, fitted = deep.tabs("told", ("What was observed", "Fitted models"))
     with fitted:
         _models(trace)
+    with observed:  # last, since the page ends here where it is not known yet
+        told = held.analysis(trace).characterization
+        turns = [one for one in traffic.sections(told) if one.title == "Conversations"]
+        render.show([*time.sections(told), *turns], keep=f"time {trace}")
 
 
 def _models(trace: Trace) -> None:
-    key = f"fit {trace.trace_id} {trace.name}"
+    key = f"fit {trace}"
     known = held.known_fit(trace)
     if known is not None:
-        render.show(fit.sections(known), within="fitted")
+        render.show(fit.sections(known), within="fitted", keep=f"fitted {trace}")
         return
     asked = job.current(key)
-    if asked is None or (not asked.running and st.button("Fit models", type="primary")):
+    if asked is None or (asked.ended and st.button("Fit models", type="primary")):
         job.start(key, lambda one: held.fitted(one, trace))
     job.finished(key)
 

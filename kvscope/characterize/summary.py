@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from kvscope.characterize.categories import assemble_categories
 from kvscope.characterize.facts import Characterization
 from kvscope.characterize.gaps import reuse_gaps, reuse_hazard
@@ -16,32 +19,44 @@ from kvscope.facts import Trace
 from kvscope.store.db import Store
 from kvscope.store.prompts import Prompts
 
+STEPS = 16
+Step = Callable[[str], None]
+T = TypeVar("T")
 
-def characterize(store: Store, trace: Trace, prompts: Prompts | None = None) -> Characterization:
+
+def characterize(
+    store: Store, trace: Trace, prompts: Prompts | None = None, *, step: Step | None = None
+) -> Characterization:
     """What is in the traffic: who reuses what, after how long, for how long, from where.
 
-    `prompts` spares loading them again where they are at hand. A length-only trace gets what
-    lengths can tell.
+    `prompts` spares loading them again where they are at hand. `step` is told what comes next,
+    `STEPS` times; what it raises ends the work. A length-only trace gets what lengths can tell.
     """
-    history = load_history(store, trace)
-    gaps = reuse_gaps(store, trace, history)
-    lives = lifetimes(store, trace, history)
-    followed = next_turns(store, trace)
+
+    def ask(what: str, question: Callable[..., T], *given: object) -> T:
+        if step is not None:
+            step(what)
+        return question(store, trace, *given)
+
+    history = ask("who touched what when", load_history)
+    gaps = ask("reuse gaps", reuse_gaps, history)
+    lives = ask("lifetimes", lifetimes, history)
+    followed = ask("next turns", next_turns)
     return Characterization(
         trace=trace,
-        lengths=lengths(store, trace),
-        request_sizes=request_sizes(store, trace),
-        over_time=over_time(store, trace),
-        contribution=contribution(store, trace),
-        categories=assemble_categories(store, trace, gaps, lives, followed),
-        turns=turns(store, trace),
+        lengths=ask("lengths", lengths),
+        request_sizes=ask("sizes", request_sizes),
+        over_time=ask("traffic over time", over_time),
+        contribution=ask("contributions", contribution),
+        categories=ask("categories", assemble_categories, gaps, lives, followed),
+        turns=ask("turns", turns),
         next_turns=followed,
-        sources=sources(store, trace),
-        skew=skew(store, trace),
+        sources=ask("whose blocks are reused", sources),
+        skew=ask("skew", skew),
         reuse_gaps=gaps,
-        reuse_hazard=reuse_hazard(store, trace, history),
+        reuse_hazard=ask("chance of reuse", reuse_hazard, history),
         lifetimes=lives,
-        spatial=spatial(store, trace, prompts),
-        working_set=working_set(store, trace, history),
-        stability=stability(store, trace, history),
+        spatial=ask("places in the prompt", spatial, prompts),
+        working_set=ask("working set", working_set, history),
+        stability=ask("stability", stability, history),
     )

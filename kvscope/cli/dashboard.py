@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -98,14 +98,16 @@ def _command(db: str, host: str, port: int) -> list[str]:
         "server.headless": "true",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
+        "logger.level": "warning",  # where it listens has been said
         "client.showErrorDetails": "none",
         "client.toolbarMode": "viewer",
         "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
         "theme.dark.primaryColor": _SKY,
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    app = str(data_folder("dashboard") / "app.py")
-    return [sys.executable, "-m", "streamlit", "run", app, *options, "--", "--db", db]
+    folder = data_folder("dashboard")
+    run = [sys.executable, str(folder / "serve.py"), "run", str(folder / "app.py")]
+    return [*run, *options, "--", "--db", db]
 
 
 def _serve(db: str, host: str, port: int) -> None:
@@ -136,7 +138,8 @@ def _serve(db: str, host: str, port: int) -> None:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     if server.poll() is None:
-        server.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)  # and what works for it apart
         try:
             server.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:

@@ -77,7 +77,7 @@ def ingest_reported(store: Store, path: str, reading: Reading = AS_IT_SAYS) -> I
 def trace_record(trace: Trace) -> dict[str, Any]:
     """All that a store knows of a trace itself, for the JSON documents that list traces."""
     record = asdict(trace)
-    del record["trace_id"]  # the store's own key
+    del record["trace_id"], record["content_hash"]  # the store's own keys
     return record
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.beside import beside
-from kvscope.characterize import Characterization, characterize
+from kvscope.characterize import Characterization, Step, characterize
 from kvscope.characterize.facts import RequestSize, Summary, WorkingSet
 from kvscope.facts import HitDefinition, Trace, Weight
 from kvscope.kv_size import ModelKv
@@ -98,16 +98,27 @@ class AnalyzeOptions:
     capacities_blocks: tuple[int, ...] = ()
 
 
-def analyze(store: Store, trace: Trace, options: AnalyzeOptions | None = None) -> Analysis:
-    """Characterize `trace` and draw LRU's curve over it."""
+def analyze(
+    store: Store,
+    trace: Trace,
+    options: AnalyzeOptions | None = None,
+    *,
+    prompts: Prompts | None = None,
+    step: Step | None = None,
+) -> Analysis:
+    """Characterize `trace` and draw LRU's curve over it.
+
+    `prompts` spares loading them, and `step` is told what comes next, as in `characterize`.
+    """
     options = options or AnalyzeOptions()
-    prompts = load_prompts(store, trace) if trace.has_hashes else None
+    if prompts is None and trace.has_hashes:
+        prompts = load_prompts(store, trace)
     drawn = beside(caching, prompts, options) if prompts is not None else None
     return Analysis(
         trace=trace,
         model=options.model,
         hbm_bytes=options.hbm_bytes,
-        characterization=_sized(characterize(store, trace, prompts), options),
+        characterization=_sized(characterize(store, trace, prompts, step=step), options),
         caching=drawn() if drawn is not None else None,
     )
 

@@ -41,8 +41,9 @@ def window_in_words(definition: HitDefinition) -> str:
     return f"last {100 * (1 - definition.warmup):.4g}% of the requests"
 
 
+WHATEVER_OPTIONS = ", whatever --compat, --outputs and --warmup say"
 DEFAULT_HITS = (
     "Hits are an infinite cache's by default definition (full blocks only, last-token rule on,"
-    " outputs carried), whatever --compat, --outputs and --warmup say."
+    f" outputs carried){WHATEVER_OPTIONS}."
 )
 """Stands where hits do not follow the definition that was asked for."""

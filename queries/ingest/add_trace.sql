@@ -17,7 +17,7 @@
 -- $bad_lines: see the schema
 -- $out_of_order: see the schema
 -- $notes: see the schema
--- columns: trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes
+-- columns: trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes, content_hash
 INSERT INTO traces (
     name, content_hash, source, source_bytes, format, block_size, requests, accesses,
     distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines,
@@ -30,4 +30,5 @@ VALUES (
 )
 RETURNING
     trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s,
-    input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes
+    input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes,
+    content_hash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def forgetful() -> Iterator[None]:
 
     st.cache_resource.clear()
     yield
+    if (prepared := sys.modules.get("prepared")) is not None:
+        prepared.settle()  # or it would have the store open
     st.cache_resource.clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -27,7 +28,20 @@ def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: s
     for name, value in address.items():
         app.query_params[name] = value
     app.run()
-    return app.switch_page(f"views/{page}.py").run() if page else app
+    if page:
+        app.switch_page(f"views/{page}.py").run()
+    return drawn(app)
+
+
+def drawn(app: AppTest) -> AppTest:
+    """The app once all is found that its page, or another, needs of the trace."""
+    sys.modules["prepared"].settle()
+    return app.run() if waits(app) else app
+
+
+def waits(app: AppTest) -> bool:
+    """Whether the page says how far an analysis is."""
+    return any(one.key == "stop analysis" for one in app.button)
 
 
 def words(app: AppTest) -> str:
@@ -56,6 +70,16 @@ def told(capsys: Streams, *arguments: str) -> dict[str, Any]:
     assert run([*arguments, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
+
+
+def worked(app: AppTest) -> AppTest:
+    """The app once no job of its page is under way."""
+    until = time.monotonic() + _PATIENCE_S
+    while any(one.key.startswith("stop ") for one in app.button if one.key):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+        app.run()
+    return app
 
 
 def settled(app: AppTest, done: str) -> AppTest:

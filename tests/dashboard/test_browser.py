@@ -33,6 +33,7 @@ def test_a_visit(server: Server, tmp_path: Path) -> None:
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
         page.set_default_timeout(PATIENCE_MS)
         wrong: list[str] = []
         page.on("console", lambda one: one.type == "error" and wrong.append(one.text))
@@ -97,5 +98,9 @@ def tune(page: Page, folder: Path) -> None:
         page.get_by_role("button", name="Download recommendation.toml").click()
     saved.value.save_as(folder / "recommendation.toml")
     assert "verdict = " in (folder / "recommendation.toml").read_text()
-    page.get_by_test_id("stCode").first.hover()
-    page.get_by_test_id("stCode").first.get_by_role("button").click()
+    flags = page.get_by_test_id("stCode").first
+    flags.hover()
+    flags.get_by_role("button").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip()
+    assert copied.strip() == flags.locator("code").inner_text().strip()

@@ -89,6 +89,45 @@ def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
     assert "20blocks" in words(app)
 
 
+def test_a_link_shows_what_its_giver_saw(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address has the tab and says that the replays are shown: who opens it sees them too."""
+    asked = {"policies": "lru,fifo", "sizes": "60", "slo": "20ms", "question": "What xi does"}
+    app = shown(db, monkeypatch, "lab", **asked)
+    assert app.session_state["question"] == "What xi does"
+    assert not app.query_params.get("ran_lab")
+    settled(app.button(key="run").click().run(), "Policies")
+    address = {name: _one(value) for name, value in app.query_params.items()}
+    assert address["ran_lab"] == "1"
+    assert asked.items() <= address.items()
+    other = settled(shown(db, monkeypatch, "lab", **address), "Policies")
+    assert other.session_state["question"] == "What xi does"
+    other.text_input(key="sizes").set_value("80").run()
+    assert not other.query_params.get("ran_lab")  # what is shown was asked before
+
+
+def _one(value: str | list[str]) -> str:
+    return value if isinstance(value, str) else value[-1]
+
+
+def test_an_engine(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """Capacity may be an engine's: only what it can run is offered, with the command's numbers."""
+    asked = {"counts": "engine", "policies": "lru,belady,tlru", "sizes": "60", "slo": "20ms"}
+    app = shown(db, monkeypatch, "lab", **asked)
+    assert app.multiselect(key="policies").value == ["lru", "tlru"]
+    app.button(key="run").click().run()
+    settled(app, "Policies")
+    document = told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--slo", "20ms",
+        "--capacity-blocks", "60", "--capacity-model", "engine",
+    )  # fmt: skip
+    table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)
+    expected = {
+        one["policy"]: units.format_share(one["token_hit_rate"], 2) for one in document["results"]
+    }
+    assert dict(zip(table["policy"], table["hit rate"], strict=True)) == expected
+    assert "an engine's block pool" in words(app)
+
+
 def test_contradictions_are_those_of_the_command(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers beside capacities, a tier without a read, xi without an SLO: a sentence each."""
     app = shown(db, monkeypatch, "lab", tiers="hbm=20blocks", sizes="60")

@@ -12,7 +12,7 @@ import pytest
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from tests.dashboard.shown import EVERY_PAGE, PAGES, metrics, settled, shown, words
+from tests.dashboard.shown import EVERY_PAGE, PAGES, metrics, settled, shown, words, worked
 
 _HOLDS = """
 import sys
@@ -63,17 +63,17 @@ def test_overview_fills_an_empty_store(
     app = shown(empty, monkeypatch)
     assert "no traces" in app.info[0].value
     app.text_input(key="path").set_value(str(tmp_path / "nowhere.jsonl"))
-    app.button[0].click().run()
+    worked(app.button[0].click().run())
     assert "nowhere" in app.error[0].value
     broken = tmp_path / "broken.jsonl"
     broken.write_text(trace.read_text()[:5_000] + '{"chat_id": "x"\n' * 50)
     app.text_input(key="path").set_value(str(broken))
-    app.button[0].click().run()
+    worked(app.button[0].click().run())
     assert not app.exception
     assert "broken.jsonl: 50 of " in app.error[0].value.replace("\\", "")
     assert "JSON is malformed" in app.code[0].value
     app.text_input(key="path").set_value(str(trace))
-    app.button[0].click().run()
+    worked(app.button[0].click().run())
     assert not app.exception
     assert metrics(app)["Requests"] == "600"
 

@@ -26,7 +26,7 @@ def curve(caching: Caching) -> go.Figure:
         marker={"color": style.VERMILION, "size": 8},
     )
     style.level(chart, caching.ideal, f"infinite cache {caching.ideal:.1%}")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=True)
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 

@@ -61,7 +61,7 @@ def curve(
     style.level(chart, found.ideal, f"infinite cache {found.ideal:.1%}")
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=unit.name in {"blocks", "tokens"})
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 

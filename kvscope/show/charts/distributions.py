@@ -63,10 +63,11 @@ def cdf(found: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
             showlegend=False,
             mode="markers",
             marker={"color": line["color"], "size": 8, "symbol": symbol},
-            hovertemplate="p%{y:.0%}: %{x:.3~g} ms",
+            text=[f"p{at:.0%}".rstrip("%") for at in _MARKED],
+            hovertemplate="%{text}: %{x:.3~g} ms",
         )
     if slo_s is not None:
         style.mark(chart, slo_s * 1e3, "SLO")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", range=[0, 1.01])
     return chart

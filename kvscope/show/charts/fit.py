@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from kvscope.model.facts import CategoryFit, Fit, NextTurnFit, Windows
 from kvscope.show.charts import style
 
+_EACH_TURN = 20
 SHOWN_WINDOWS = 12  # more lines than that nobody can tell apart
 
 
@@ -34,7 +35,7 @@ def reuse(found: CategoryFit) -> go.Figure:
             name=f"{name}: use this" if chosen else name,
             line=style.line(number) | {"width": 3 if chosen else 1.5},
         )
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
@@ -55,7 +56,7 @@ def by_window(windows: Windows, category: str) -> go.Figure:
             name=f"{row.start_s / 3600:.1f} h",
             line=style.line(number),
         )
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
@@ -109,6 +110,7 @@ def next_turns(found: Fit) -> go.Figure:
         mode="markers",
         marker={"color": style.BLUE, "size": 9},
     )
+    chart.update_xaxes(tickformat="d", dtick=1 if len(rows) <= _EACH_TURN else None)
     chart.update_yaxes(tickformat=".0%", range=[0, 1])
     return chart
 

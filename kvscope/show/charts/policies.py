@@ -51,7 +51,7 @@ def hit_rates(found: Simulation) -> go.Figure:
         if curve is not None and is_plain_lru(runs[0]):
             continue  # the line is there already, exact at every capacity
         _add(chart, name, runs, marker, lambda run: hit_rate(found.setting, run.outcome))
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=True)
     chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
@@ -63,7 +63,7 @@ def ttft(found: Simulation, percentile: str) -> go.Figure:
         _add(chart, name, runs, marker, lambda run: getattr(run.outcome.ttft_ms, percentile))
     if found.setting.slo_s is not None:
         style.level(chart, found.setting.slo_s * 1e3, "SLO")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=True)
     chart.update_yaxes(rangemode="tozero")
     return chart
 
@@ -73,7 +73,7 @@ def tail_excess(found: Simulation) -> go.Figure:
     chart = style.figure("Tail excess latency", "capacity (blocks)", "TEL (s)")
     for name, runs, marker in _series(found):
         _add(chart, name, runs, marker, lambda run: (run.outcome.tel_ms or 0.0) / 1e3)
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=True)
     chart.update_yaxes(rangemode="tozero")
     return chart
 

@@ -17,6 +17,7 @@ SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = "Blues"
 _PALE = "#EBF0F8"
+_FEW_DECADES = 2.6
 
 
 def label(text: str) -> str:
@@ -69,6 +70,20 @@ def _template() -> go.layout.Template:
             "title": {"x": 0.05},
         }
     )
+
+
+def logarithmic(chart: go.Figure, axis: str = "x", *, counts: bool = False) -> None:
+    """Make the axis logarithmic, every tick labelled in full; `counts` as 2k, others as 2,000.
+
+    To be called once the series are there. Plotly labels nine ticks a decade where there are few
+    decades, most of them by one small digit: here they are 1, 2 and 5.
+    """
+    series = (one[axis] for one in chart.data if one[axis] is not None)
+    values = [float(value) for each in series for value in each if value is not None and value > 0]
+    decades = log10(max(values) / min(values)) if values else 0.0
+    few = {"dtick": "D2"} if 1 <= decades <= _FEW_DECADES else {}
+    ticks = {"type": "log", "tickformat": "~s" if counts else ",~g", **few}
+    chart.update_layout({f"{axis}axis": ticks})
 
 
 def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:

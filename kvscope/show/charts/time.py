@@ -19,7 +19,7 @@ def gaps(found: ReuseGaps) -> go.Figure:
     for number, row in enumerate(lines):
         name = style.label(row.category) if row.category else "all"
         chart.add_scatter(x=found.at_s, y=row.cdf, name=name, line=style.line(number))
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", range=[0, 1])
     return chart
 
@@ -50,7 +50,7 @@ def hazard(found: ReuseHazard) -> go.Figure:
             mode="lines+markers",
             line=style.line(number),
         )
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(type="log", tickformat=".1e")
     return chart
 
@@ -64,7 +64,7 @@ def lifetimes(found: Lifetimes) -> go.Figure:
     for number, row in enumerate([row for row in (found.overall, *largest) if row is not None]):
         name = style.label(row.category) if row.category else "all"
         chart.add_scatter(x=found.at_s, y=row.cdf, name=name, line=style.line(number))
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%", range=[0, 1])
     return chart
 

@@ -26,9 +26,8 @@ def over_time(found: Characterization) -> go.Figure:
             (("hit rate by token", "token_hit_rate"), ("hit rate by block", "block_hit_rate"))
         ):
             rates = [getattr(window, field) for window in windows]
-            chart.add_scatter(
-                x=hours, y=rates, name=name, line=style.line(number), secondary_y=True
-            )
+            line = style.line(number) | ({"dash": "dot"} if number else {})  # they often coincide
+            chart.add_scatter(x=hours, y=rates, name=name, line=line, secondary_y=True)
     chart.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.2})
     chart.update_xaxes(title_text="time since the trace's start (h)")
     chart.update_yaxes(title_text="requests/s", secondary_y=False)
@@ -50,7 +49,7 @@ def turns(found: ConversationTurns) -> go.Figure:
         y=[row.conversations for row in found.histogram],
         marker_color=style.BLUE,
     )
-    chart.update_yaxes(type="log")
+    style.logarithmic(chart, "y", counts=True)
     return chart
 
 

@@ -42,7 +42,7 @@ def distributions(found: Tuned) -> go.Figure:
         )
     _slo(chart, found, vertical=True)
     style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%")
     return chart
 
@@ -99,7 +99,7 @@ def capacities(found: Tuned) -> go.Figure:
         )
     _slo(chart, found)
     style.mark(chart, max(found.tuning.capacity_blocks, 1), "the capacity you have")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=True)
     return chart
 
 

@@ -38,6 +38,6 @@ def distributions(runs: Sequence[RunFacts], slo_s: float | None, policy: str) ->
         )
     if slo_s is not None:
         style.mark(chart, slo_s * 1e3, "SLO")
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart)
     chart.update_yaxes(tickformat=".0%")
     return chart

@@ -24,7 +24,7 @@ def sensitivity(title: str, measure: str, by_policy: Mapping[str, Points]) -> go
             line=policy_line(name),
             hovertemplate=f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>",
         )
-    chart.update_xaxes(type="log")
+    style.logarithmic(chart, counts=True)
     return chart
 
 

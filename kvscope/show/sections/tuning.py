@@ -20,6 +20,8 @@ from kvscope.tune.objective import Trial
 
 _FIGURES = ("p50", "p90", "p95", "p99", "TEL", "over SLO", "hit rate", "prefills/s")
 _STAR = "* knows the future: a ceiling, not a choice"
+ON_TOP = "What runs takes its tokens on top of the capacity, which is kept between."
+PLUGIN = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
 
 
 def sections(found: Tuned, *, explain: bool = False) -> list[Section]:
@@ -272,7 +274,7 @@ def _to_set(found: Tuned) -> Section:
     if found.tuning.verdict == "add-capacity" and not own and least is not None:
         lru = found.flags_at(least.chosen)
         sentences.append(f"With LRU instead, in SGLang: {lru.sglang}; in vLLM: {lru.vllm}")
-    sentences.append("What runs takes its tokens on top of the capacity, which is kept between.")
+    sentences.append(ON_TOP)
     return Section("To set", sentences=tuple(sentences))
 
 
@@ -283,8 +285,7 @@ def _for_vllm(policy: str, flags: Flags) -> str:
             " tune with --policies tlru,threshold-lru,wa,ttl."
         )
     if flags.vllm_needs_plugin:
-        serve = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
-        return f"vLLM, with kvscope's plugin: {serve} {flags.vllm}"
+        return f"vLLM, with kvscope's plugin: {PLUGIN} {flags.vllm}"
     return f"vLLM: {flags.vllm}"
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from kvscope import units
 from kvscope.facts import Trace
 from kvscope.show import html
@@ -18,6 +20,7 @@ from kvscope.show.words import counted
 from kvscope.validate.facts import EngineFacts, Figures, RunFacts, Validation
 from kvscope.validate.kept import Kept
 
+_LISTED = 20  # mismatched requests
 _PASSED = {True: "yes", False: "no", None: "cannot tell"}
 _OPENING = {
     "confirmed": "Confirmed: the engine does what was predicted.",
@@ -88,7 +91,41 @@ def _runs(runs: Sequence[RunFacts], slo_s: float | None, counted_ones: str) -> S
     )
     names = dict.fromkeys(run.policy for run in runs if run.counted.any())
     figures = tuple(partial(charts.distributions, runs, slo_s, name) for name in names)
-    return Section("Runs", tables=(table, mismatches), figures=figures)
+    listed = _mismatches(runs)
+    tables = (table, mismatches, listed) if listed is not None else (table, mismatches)
+    return Section("Runs", tables=tables, figures=figures)
+
+
+def _mismatches(runs: Sequence[RunFacts]) -> Table | None:
+    """The requests whose hits are not those that were predicted, the farthest off first."""
+    found = []
+    for run in runs:
+        if not run.mismatched_requests:
+            continue
+        predicted = run.predicted_hit_tokens[run.counted]
+        measured = run.measured_hit_tokens[run.counted]
+        off = measured - predicted
+        found += [(int(off[at]), int(at), run) for at in np.flatnonzero(off)]
+    if not found:
+        return None
+    found.sort(key=lambda one: -abs(one[0]))
+    rows = [
+        (
+            _called(run),
+            units.format_count(at + 1),
+            units.format_count(int(run.predicted_hit_tokens[run.counted][at])),
+            units.format_count(int(run.measured_hit_tokens[run.counted][at])),
+            f"{off:+,d}",
+        )
+        for off, at, run in found[:_LISTED]
+    ]
+    more = f", the {_LISTED} that are farthest off" if len(found) > _LISTED else ""
+    return Table(
+        "Requests with other hits than predicted",
+        ("run", "request", "predicted hits", "measured hits", "off by"),
+        tuple(rows),
+        note=f"request: the how manieth of those counted; hits in tokens{more}",
+    )
 
 
 def _row(run: RunFacts, side: str, figures: Figures) -> tuple[str, ...]:

@@ -1,0 +1,48 @@
+"""What `kvscope dashboard` runs: Streamlit, which begins to work before anybody looks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+from streamlit.web.cli import main
+
+_OWN = ("render", "added", "replays", "tuned", "lab_answers")
+
+
+def begin() -> None:
+    """Find what is costly in the trace last worked on, and import what the pages will."""
+    import held
+    import prepared
+
+    from kvscope.errors import KvscopeError
+    from kvscope.show import charts, sections
+
+    with suppress(KvscopeError):  # the pages say what is wrong with the store
+        for trace in held.all_traces()[:1]:
+            prepared.of(trace)
+    for name in _OWN:
+        importlib.import_module(name)
+    for package in (sections, charts):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
+def end(code: object) -> NoReturn:
+    """End at once, whatever still works beside: it would be torn out of DuckDB, with complaints."""
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+if __name__ == "__main__":
+    threading.Thread(target=begin, name="begin", daemon=True).start()
+    try:
+        main()
+    except SystemExit as done:
+        end(done.code)
+    end(0)
