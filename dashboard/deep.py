@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
+from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 
 def seed(
@@ -43,7 +43,7 @@ def remember(*keys: str) -> None:
             st.query_params.pop(key, None)
 
 
-def tabs(key: str, titles: Sequence[str]) -> Sequence[DeltaGenerator]:
+def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     """Tabs whose choice stands in the address too."""
     seed(key, titles[0], among=titles)
     found = st.tabs(titles, key=key, on_change="rerun")

@@ -14,12 +14,14 @@ from kvscope.show.sections import fit, time, traffic
 
 
 def page() -> None:
-    """What was observed at once; the models as soon as they are fitted."""
+    """What was observed, or the models as soon as they are fitted."""
     trace = frame.trace("Time")
     observed, fitted = deep.tabs("told", ("What was observed", "Fitted models"))
-    with fitted:
-        _models(trace)
-    with observed:  # last, since the page ends here where it is not known yet
+    if fitted.open:  # many charts, which a browser would draw unseen
+        with fitted:
+            _models(trace)
+        return
+    with observed:
         told = held.analysis(trace).characterization
         turns = [one for one in traffic.sections(told) if one.title == "Conversations"]
         render.show([*time.sections(told), *turns], keep=f"time {trace}")

@@ -52,7 +52,7 @@ def test_reuse(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
 
 def test_time(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """The fitted models' verdicts are those of `fit --json`."""
-    app = settled(shown(db, monkeypatch, "time"), "Models")
+    app = settled(shown(db, monkeypatch, "time", told="Fitted models"), "Models")
     document = told(capsys, "fit", "chats", "--db", db)
     verdicts = {one["category"]: one["verdict"] for one in document["categories"] if one["model"]}
     table = table_with(app, "verdict")

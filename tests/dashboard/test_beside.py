@@ -152,7 +152,7 @@ def test_a_process_apart() -> None:
 
 def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The button ends it; another one begins anew."""
-    app = shown(db, monkeypatch, "time")
+    app = shown(db, monkeypatch, "time", told="Fitted models")
     stop: Any = [one for one in app.button if (one.key or "").startswith("stop fit")]
     if stop:  # it may be done already
         stop[0].click().run()

@@ -137,7 +137,7 @@ def test_looking_changes_nothing(db: str, monkeypatch: pytest.MonkeyPatch) -> No
         app = shown(db, monkeypatch, page)
         assert not app.error
         if page == "time":
-            settled(app, "Models")
+            settled(shown(db, monkeypatch, page, told="Fitted models"), "Models")
     assert Path(db).read_bytes() == before
 
 
