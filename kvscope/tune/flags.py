@@ -3,14 +3,15 @@
 vLLM itself evicts by LRU; for other policies it loads kvscope's plugin (`kvscope.engine`), which
 reads the policy from the recommendation file.
 
-Source: SGLang, server_args.py (--radix-eviction-policy, --tlru-threshold,
---tlru-next-prompt-estimate, --max-total-tokens); vLLM 0.32, EngineArgs (--block-size,
---scheduler-cls, --num-gpu-blocks-override) and kv_cache_manager.py: block 0 is never given to a
-request.
+Source: SGLang 0.5.23, srt/arg_groups/fields/memory.py (--radix-eviction-policy,
+--radix-eviction-policy-config), kv_cache_hook.py (what it asks of tlru) and mem_cache/
+evict_policy.py; --max-total-tokens; vLLM 0.32, EngineArgs (--block-size, --scheduler-cls,
+--num-gpu-blocks-override) and kv_cache_manager.py: block 0 is never given to a request.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from kvscope.policies.base import LanePolicy, Policy
 
 VLLM_BLOCK_TOKENS = 16
 VLLM_PLUGIN = "--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler"
-_SGLANG_OWN = ("lru", "lfu", "slru")
+_SGLANG_OWN = ("lru", "lfu", "slru", "tlru")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,25 @@ def flags(policy: Policy, capacity_tokens: int) -> Flags:
 def _sglang(policy: Policy, tokens: int) -> str | None:
     if math.isfinite(policy.values.get("ttl_s", math.inf)) or policy.evicts != policy.leaves:
         return None
-    size = f"--max-total-tokens {tokens}"
-    if policy.name in _SGLANG_OWN:
-        return f"--radix-eviction-policy {policy.name} {size}"
-    if policy.name == "tlru" and not policy.values["xi_percentile"]:
-        xi, prompt = (round(policy.values[one]) for one in ("xi_tokens", "next_prompt_tokens"))
-        return (
-            f"--radix-eviction-policy tlru --tlru-threshold {xi}"
-            f" --tlru-next-prompt-estimate {prompt} {size}"
-        )
-    return None
+    if policy.name not in _SGLANG_OWN or policy.values.get("xi_percentile"):
+        return None
+    name, config = policy.name, _sglang_config(policy)
+    if name == "tlru" and config["threshold"] <= config["next_prompt_estimate"]:
+        name, config = "lru", {}  # nothing is TEL-safe then; SGLang refuses to start with it
+    told = json.dumps(config, separators=(",", ":"))  # without spaces, where a terminal would wrap
+    given = f" --radix-eviction-policy-config '{told}'" if config else ""
+    return f"--radix-eviction-policy {name}{given} --max-total-tokens {tokens}"
+
+
+def _sglang_config(policy: Policy) -> dict[str, int]:
+    """The policy's parameters by SGLang's names."""
+    names = {
+        "xi_tokens": "threshold",
+        "next_prompt_tokens": "next_prompt_estimate",
+        "protected_uses": "protected_threshold",
+    }
+    values = policy.values
+    return {theirs: round(values[own]) for own, theirs in names.items() if own in values}
 
 
 def _vllm(policy: Policy, tokens: int) -> str | None:

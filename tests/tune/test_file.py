@@ -125,7 +125,9 @@ def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
         "block_size": BLOCK,
         "bytes": 12,
     }
-    assert document["flags"]["sglang"].startswith("--radix-eviction-policy tlru --tlru-threshold ")
+    assert document["flags"]["sglang"].startswith(
+        """--radix-eviction-policy tlru --radix-eviction-policy-config '{"threshold":"""
+    )
     assert "KvscopeScheduler" in document["flags"]["vllm"]
 
 

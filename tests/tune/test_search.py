@@ -54,18 +54,21 @@ def test_no_better_xi_was_overlooked() -> None:
 
 
 def test_flags_are_exact() -> None:
-    """SGLang's own flags for T-LRU, in whole tokens; those for LRU in both engines."""
+    """SGLang's own flags for T-LRU, in whole tokens; those for LRU, which T-LRU may be, in both."""
     tlru = by_name("tlru")({"xi_tokens": 2048.4, "next_prompt_tokens": 255.6})
     assert flags(tlru, 16_000).sglang == (
-        "--radix-eviction-policy tlru --tlru-threshold 2048 --tlru-next-prompt-estimate 256"
-        " --max-total-tokens 16000"
+        "--radix-eviction-policy tlru --radix-eviction-policy-config"
+        """ '{"threshold":2048,"next_prompt_estimate":256}' --max-total-tokens 16000"""
+    )
+    assert flags(by_name("slru")({"protected_uses": 3}), 16_000).sglang == (
+        "--radix-eviction-policy slru --radix-eviction-policy-config"
+        """ '{"protected_threshold":3}' --max-total-tokens 16000"""
     )
     assert flags(by_name("lru")(), 16_001).vllm == (
         "--block-size 16 --num-gpu-blocks-override 1002"  # 1,000.06 blocks, and the null block
     )
-    assert flags(by_name("lru")(), 16_000).sglang == (
-        "--radix-eviction-policy lru --max-total-tokens 16000"
-    )
+    for same in (by_name("lru")(), by_name("tlru")({"xi_tokens": 256, "next_prompt_tokens": 256})):
+        assert flags(same, 16_000).sglang == "--radix-eviction-policy lru --max-total-tokens 16000"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     assert int(found[2]) <= 200
     assert re.search(r"With it: p50 330ms -> \d+ms .*hit rate 0.0% -> .*prefills/s 3.03 -> ", words)
     assert (
-        f"SGLang: --radix-eviction-policy tlru --tlru-threshold {found[1]}"
-        " --tlru-next-prompt-estimate 0 --max-total-tokens 5600" in words
-    )
+        "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config"
+        f""" '{{"threshold":{found[1]},"next_prompt_estimate":0}}' --max-total-tokens 5600"""
+    ) in words
     assert "--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler --block-size 16" in words
 
 
