@@ -16,7 +16,7 @@ import zstandard
 from kvscope.errors import InputError
 
 HEAD_BYTES = 64 * 1024
-_CHUNK_BYTES = 2 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -52,7 +52,7 @@ class Source:
         return self._digest.hexdigest()
 
     def chunks(self) -> Iterator[bytes]:
-        """The decompressed bytes from the beginning on, some megabytes at a time."""
+        """The decompressed bytes from the beginning on, about a megabyte at a time."""
         chunk = self.head
         while chunk:
             yield chunk
