@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,28 @@ from kvscope.policies.registry import by_name
 from kvscope.simulate.replay import replay
 from kvscope.simulate.traffic import Traffic
 
-SEEDS, REQUESTS, OPEN_CHATS, LONGEST, SPARE = 6, 700, 12, 150, 40
+SEEDS, LONGEST = 6, 300
 GOES_ON = 0.8  # the share of requests that are a next turn
-HEAD = 5
+
+
+class Chats(NamedTuple):
+    """So many requests of chats that go on, one of the `going` latest, by 1 to `most` blocks.
+
+    All begin with the same `head` blocks. The longest prompt leaves `spare` blocks of the cache.
+    """
+
+    head: int
+    most: int
+    going: int = 12
+    spare: int = 40
+    requests: int = 700
+
+
 CHATS = {
-    "1 block a turn, nothing shared": (0, 1),
-    f"1 block a turn, a head of {HEAD} shared": (HEAD, 1),
-    f"1 to 6 blocks a turn, a head of {HEAD} shared": (HEAD, 6),
+    "1 block a turn": Chats(0, 1),
+    "1 block a turn, a head shared": Chats(5, 1),
+    "1 to 6 blocks a turn, a head shared": Chats(5, 6),
+    "the same, cache and traffic larger": Chats(5, 6, going=100, spare=400, requests=3000),
 }
 POLICIES: dict[str, tuple[dict[str, float], dict[str, int]]] = {
     "lru": ({}, {}),
@@ -41,38 +56,42 @@ POLICIES: dict[str, tuple[dict[str, float], dict[str, int]]] = {
 def main() -> None:
     """The command line of this file."""
     rows = []
-    for name, (head, most) in CHATS.items():
-        every = [chats(seed, head, most) for seed in range(SEEDS)]
+    for name, asked in CHATS.items():
+        every = [chats(asked, seed) for seed in range(SEEDS)]
+        rooms = [max(map(len, of)) + asked.spare for of in every]
         for policy in POLICIES:
-            both = [(_sglang(of, policy), _simulated(of, policy)) for of in every]
+            both = [
+                (_sglang(of, room, policy), _simulated(of, room, policy))
+                for of, room in zip(every, rooms, strict=True)
+            ]
             theirs, ours = (np.concatenate(side) for side in zip(*both, strict=True))
             rows.append(
                 [
                     f"{name}: {policy}",
+                    f"{min(rooms)} to {max(rooms)}",
+                    f"{len(ours):,}",
                     f"{(theirs == ours).mean():.1%}",
-                    f"{theirs.sum():,}",
-                    f"{ours.sum():,}",
                     f"{ours.sum() / theirs.sum() - 1:+.1%}",
                 ]
             )
-    columns = ("prompts and policy", "requests alike", "SGLang's hits", "kvscope's", "more")
-    done = f"{SEEDS} times {REQUESTS} requests, {SPARE} blocks more than the longest prompt has."
+    columns = ("prompts and policy", "blocks", "requests", "hit the same", "hits in the simulator")
+    done = f"{SEEDS} seeds each; SGLang's prefix tree, one request after the other."
     print(Table("SGLang's tree and the simulator", done, columns, rows).markdown())
 
 
-def chats(seed: int, head: int, most: int) -> list[list[int]]:
-    """Prompts of chats that go on, each turn by 1 to `most` blocks."""
+def chats(asked: Chats, seed: int) -> list[list[int]]:
+    """The prompts, of blocks that are numbers."""
     rng = np.random.default_rng(seed)
     going: list[list[int]] = []
     prompts, fresh = [], 1_000
-    for _ in range(REQUESTS):
+    for _ in range(asked.requests):
         if going and rng.random() < GOES_ON:
-            latest = going[-OPEN_CHATS:]
+            latest = going[-asked.going :]
             chat = latest[rng.integers(len(latest))]
         else:
-            chat = list(range(1, head + 1))
+            chat = list(range(1, asked.head + 1))
             going.append(chat)
-        added = int(rng.integers(1, most + 1))
+        added = int(rng.integers(1, asked.most + 1))
         chat += range(fresh, fresh + added)
         fresh += added
         if len(chat) > LONGEST:
@@ -81,11 +100,7 @@ def chats(seed: int, head: int, most: int) -> list[list[int]]:
     return prompts
 
 
-def _capacity(prompts: Sequence[list[int]]) -> int:
-    return max(map(len, prompts)) + SPARE
-
-
-def _simulated(prompts: Sequence[list[int]], policy: str) -> Any:
+def _simulated(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
     trie, length = Trie(), np.array([len(one) for one in prompts], dtype=np.int32)
     starts = np.concatenate(([0], np.cumsum(length, dtype=np.int64)))
     leaf = trie.intern(starts, np.concatenate(prompts).astype(np.int64))
@@ -106,10 +121,10 @@ def _simulated(prompts: Sequence[list[int]], policy: str) -> Any:
     )
     values, _ = POLICIES[policy]
     # SGLang makes room before it inserts.
-    return replay(traffic, by_name(policy)(values), _capacity(prompts), mandatory=True).hit_blocks
+    return replay(traffic, by_name(policy)(values), room, mandatory=True).hit_blocks
 
 
-def _sglang(prompts: Sequence[list[int]], policy: str) -> Any:
+def _sglang(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
     import torch
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
@@ -118,7 +133,7 @@ def _sglang(prompts: Sequence[list[int]], policy: str) -> Any:
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-    pool = TokenToKVPoolAllocator(_capacity(prompts), torch.float32, "cpu", None, False)
+    pool = TokenToKVPoolAllocator(room, torch.float32, "cpu", None, False)
     _, config = POLICIES[policy]
     cache = UnifiedRadixCache(
         CacheInitParams(
