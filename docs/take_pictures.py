@@ -63,15 +63,16 @@ def main() -> int:
         page.goto(report.as_uri())
         page.wait_for_selector(".js-plotly-plot .main-svg")
         page.screenshot(path=PICTURES / "report.png")
-        _dashboard(browser, Path(folder) / "store.duckdb")
+        _dashboard(browser, Path(folder))
         browser.close()
     return 0
 
 
-def _dashboard(browser: Browser, db: Path) -> None:
+def _dashboard(browser: Browser, folder: Path) -> None:
     """Picture every page of the dashboard on the same sample."""
-    command = [sys.executable, "-m", "kvscope", "dashboard", "--db", str(db), "--port", str(_PORT)]
-    server = subprocess.Popen(command)
+    # in the folder, so that the page shows the store by its name
+    command = [sys.executable, "-m", "kvscope", "dashboard", "--port", str(_PORT)]
+    server = subprocess.Popen(command, cwd=folder)
     try:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(_PATIENCE_MS)
