@@ -194,7 +194,8 @@ class LanePolicy(PathPolicy):
 class NextUsePolicy(PathPolicy):
     """A policy that knows the future: of the lowest lane, what is hit last or never leaves first.
 
-    Among what is never hit, the older request's blocks do. Only leaves leave.
+    Among what is never hit, the older request's blocks do. Only leaves leave, and everything is
+    admitted: what nobody needs leaves at once.
     """
 
     hindsight = True

@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from kvscope.jit import callable_in_kernels, kernel_in_place, once
 from kvscope.policies.base import NEVER, Floats, NextUsePolicy, Turn
-from kvscope.prefix import ancestor
 from kvscope.simulate.bitset import add, discard, empty_sets, least, words_for
 from kvscope.simulate.handovers import Handovers, Touches, next_touch
 from kvscope.simulate.runs import (
     END,
     FIRST,
     NAMED,
-    TIP,
     Ints,
     empty_knots,
     empty_runs,
@@ -47,12 +45,12 @@ class NextUses(NamedTuple):
     holder: Ints
 
 
-def empty_next_uses(traffic: Traffic, lanes: int, leaf: bool) -> NextUses:
+def empty_next_uses(traffic: Traffic, lanes: int) -> NextUses:
     """An empty cache with so many lanes."""
     requests = len(traffic.leaf)
     return NextUses(
         empty_runs(traffic.leaf, traffic.length),
-        empty_knots(len(traffic.block_parent), leaf),
+        empty_knots(len(traffic.block_parent), leaf=True),
         np.zeros((requests, 5), dtype=np.int32),
         empty_sets(lanes, 2 * requests),
         np.zeros(requests, dtype=np.int32),
@@ -60,15 +58,15 @@ def empty_next_uses(traffic: Traffic, lanes: int, leaf: bool) -> NextUses:
 
 
 @once
-def next_uses_kernel(policy: type[NextUsePolicy], leaf: bool) -> Callable[..., Any]:
-    """The kernel that replays a next-use policy; `leaf` as in `Policy.leaves`.
+def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
+    """The kernel that replays a next-use policy.
 
     A queue holds the runs that may shrink, by their deepest block. No two of them wait for the same
     request: both would lie on its path, and the shallower could not shrink before the deeper.
     Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one stretch of its
     path, and so need no heap, is kvscope's own.
     """
-    admits, place = callable_in_kernels(policy.admits), callable_in_kernels(policy.place)
+    place = callable_in_kernels(policy.place)
 
     @callable_in_kernels
     def lane_of(runs: Ints, places: Ints, request: int) -> int:
@@ -136,11 +134,11 @@ def next_uses_kernel(policy: type[NextUsePolicy], leaf: bool) -> Callable[..., A
         stop = max(first, places[request, _SINCE])
         if runs[request, END] > depth:
             stop = max(stop, depth)
-        gone = shrink(runs, knots, parents, request, most, stop, leaf, leaf)
+        gone = shrink(runs, knots, parents, request, most, stop, climb=True, leaf=True)
         joining = request
         if runs[request, END] == first:
-            joining = release(runs, knots, request) if leaf else -1
-        elif not may_shrink(runs, knots, request, leaf):
+            joining = release(runs, knots, request)
+        elif not may_shrink(runs, knots, request, leaf=True):
             joining = -1
         if joining >= 0:
             join(runs, places, queues, words, holder, touch_starts, touches, joining)
@@ -182,22 +180,17 @@ def next_uses_kernel(policy: type[NextUsePolicy], leaf: bool) -> Callable[..., A
                     evictions += gone
                 expired += 1
 
-            found, cached = take_over(runs, knots, request, starts, giver, stops, block, leaf)
+            found, cached = take_over(runs, knots, request, starts, giver, stops, block, leaf=True)
             hits[request] = min(found, look[request])
             turn = Turn(request, now, history[request], category[request], following[request])
             end = length[request] + anonymous[request]
-            if not admits(turn, p):
-                if leaf:
-                    unused = length[request] - found
-                    runs[request, TIP] = ancestor(parents, runs[request, TIP], unused)
-                end = found
             runs[request, END] = end
             size += end - cached
             depth, deep, shallow = place(turn, block_size, p)
             places[request, _DEPTH], places[request, _DEEP] = depth, deep
             places[request, _SHALLOW] = shallow
             for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
-                if step == 1 and end > 0 and may_shrink(runs, knots, request, leaf):
+                if step == 1 and end > 0 and may_shrink(runs, knots, request, leaf=True):
                     join(runs, places, queues, words, holder, touch_starts, touches, request)
                 while size > capacity:
                     victim = lowest(runs, places, queues, words, holder)

@@ -126,7 +126,7 @@ def replay(
         state = empty_lanes(traffic, lanes, leaf)
         run = partial(kernel, traffic, past.moved, state, *told)
     elif isinstance(policy, NextUsePolicy):
-        state = empty_next_uses(traffic, policy.lanes, leaf)
+        state = empty_next_uses(traffic, policy.lanes)
         run = partial(kernel, traffic, past.moved, past.touches, state, capacity_blocks, p)
     elif isinstance(policy, KeyPolicy):
         state = empty_keys(type(policy), traffic, leaf)
@@ -144,7 +144,7 @@ def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
     if issubclass(policy, LanePolicy):
         return lanes_kernel(policy, leaf)
     if issubclass(policy, NextUsePolicy):
-        return next_uses_kernel(policy, leaf)
+        return next_uses_kernel(policy)
     if issubclass(policy, KeyPolicy):
         return keys_kernel(policy, leaf)
     raise TypeError(f"{policy.name} is of no known shape")
