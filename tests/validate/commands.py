@@ -1,0 +1,37 @@
+"""How the tests of `kvscope validate` ask it, and read what it printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROFILE = """schema = 1
+name = "the fake's own"
+source = "what it sleeps"
+base_ms = 4.0
+per_token_ms = 0.05
+"""
+Printed = pytest.CaptureFixture[str]
+
+
+def asked(trace: str, *options: str) -> list[str]:
+    folder = Path(trace).parent
+    return [
+        *("validate", trace, "--db", str(folder / "store.duckdb")),
+        *("--latency", str(folder / "latency.toml"), "--policies", "lru", *options),
+    ]
+
+
+def document(printed: Printed) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed.readouterr().out)
+    return found
+
+
+def tolerant(trace: str) -> list[str]:
+    """The options, and a profile, by which all that takes less than ten seconds is as predicted."""
+    slow = Path(trace).parent / "latency.toml"
+    slow.write_text(PROFILE.replace("4.0", "5000.0"))
+    return ["--tolerance", "100%"]

@@ -1,0 +1,230 @@
+"""`kvscope validate` on engines that it starts itself, here fakes: by turns, and as they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.store import traces, validations
+from kvscope.store.db import open_store
+from tests.serving import fake_vllm
+from tests.serving.test_server import gone
+from tests.validate.commands import Printed, asked, document, tolerant
+
+ROOT = str(Path(fake_vllm.__file__).parents[2])
+ADVICE = """schema = 1
+trace = "chats"
+verdict = "switch"
+target = { slo_ms = 10.0, percentile = 0.95 }
+capacity = { tokens = 960 }
+
+[policy]
+name = "tlru"
+leaves = "leaf"
+params = { xi_tokens = 200.0, next_prompt_tokens = 50.0 }
+
+[latency]
+schema = 1
+name = "made up"
+source = "a test"
+base_ms = 4.0
+per_token_ms = 0.05
+"""
+
+
+def test_an_engine_of_its_own_runs_the_policies_by_turns(
+    trace: str, capsys: Printed, tmp_path: Path
+) -> None:
+    """LRU and what is recommended, twice, as A B B A, each on an engine with its own flags."""
+    advice = tmp_path / "recommendation.toml"
+    advice.write_text(ADVICE)
+    python = fake_vllm.interpreter(tmp_path)
+    folder = Path(trace).parent
+    both = ["--model", "a/model", "--python", python, "--recommendation", str(advice)]
+    more = ["--sequential", "--repeats", "2", "--json", "--max-requests", "30"]
+    latency = ["--latency", str(folder / "latency.toml")]
+    run(["validate", trace, "--db", ":memory:", *latency, *both, *more])
+    told = document(capsys)
+    runs = told["runs"]
+    assert [one["policy"] for one in runs] == ["lru", "tlru", "tlru", "lru"]
+    assert runs[0]["flags"] == []
+    assert runs[1]["flags"][:1] == ["--scheduler-cls"]
+    assert runs[0]["mismatched_requests"] == runs[3]["mismatched_requests"] == 0
+    assert {"predicted", "measured"} == set(told["gain"])
+
+
+def recommending(folder: Path, name: str = "tlru") -> list[str]:
+    """The options that ask for what is recommended too."""
+    advice = folder / "recommendation.toml"
+    both = ADVICE.replace(", next_prompt_tokens = 50.0", "")  # which etlru has none of
+    advice.write_text(both.replace('"tlru"', f'"{name}"'))
+    return ["--policies", "both", "--recommendation", str(advice)]
+
+
+def own(folder: Path, *options: str) -> list[str]:
+    """The options that start an engine of its own."""
+    sizes = ("--blocks", "60", "--engine-block-size", "16")
+    python = fake_vllm.interpreter(folder)
+    return ["--model", "a/model", "--python", python, "--sequential", *sizes, *options]
+
+
+def test_a_policy_that_no_engine_runs_is_refused_in_a_line(
+    trace: str, capsys: Printed, tmp_path: Path
+) -> None:
+    """Exit code 2, before anything starts."""
+    log = tmp_path / "log"
+    more = recommending(tmp_path, "etlru")
+    assert run(asked(trace, *own(tmp_path, "--server-log", str(log)), *more)) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
+    assert "vLLM cannot run etlru, and kvscope's plugin neither; tune with --policies tlru" in line
+    assert not log.exists()
+
+
+def test_a_recommendation_that_lies_here_is_named(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody validates by accident what was tuned for another trace."""
+    recommending(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = asked(trace, *own(tmp_path, "--json"), "--policies", "both")
+    run(options)
+    streams = capsys.readouterr()
+    run([one for one in options if one != "--json"])
+    assert "tlru leaves=leaf xi_tokens=200 next_prompt_tokens=256" in capsys.readouterr().out
+    assert "taking recommendation.toml, which lies here: tlru, for the trace chats" in streams.err
+    assert [one["policy"] for one in json.loads(streams.out)["runs"]] == ["lru", "tlru"]
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "ERROR [adapter] kvscope does nothing, and blocks leave by LRU; recommendation.toml: gone",
+        "WARNING [adapter] kvscope leaves the eviction order to vLLM: prefix caching is off",
+    ],
+)
+def test_an_engine_without_the_policy_is_not_taken_for_one_with_it(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """Exit code 5 with the plugin's own words; LRU, which needs no plugin, has been measured."""
+    monkeypatch.setenv("FAKE_SAYS", says)
+    more = recommending(tmp_path)
+    assert run(asked(trace, *own(tmp_path, "--json"), *more)) == 5
+    told = document(capsys)
+    assert [one["policy"] for one in told["runs"]] == ["lru"]
+    assert says.partition("] ")[2] in told["ended"]
+
+
+def test_an_engine_that_does_not_start_shows_its_last_words(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 5, its log's end and one line."""
+    monkeypatch.setenv("FAKE_VLLM", "fails")
+    assert run(asked(trace, *own(tmp_path))) == 5
+    told = capsys.readouterr().err
+    assert "| ValueError: no such model" in told
+    assert (
+        "error: vLLM: ended before it was ready (exit status 1); see its last lines above" in told
+    )
+
+
+def test_one_that_starts_for_lru_alone_leaves_that(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 5; what was measured is printed, and stored as what ended early."""
+    monkeypatch.setenv("FAKE_VLLM", "fails-with-plugin")
+    enough = own(tmp_path, "--blocks", "1000", "--json")
+    assert run(asked(trace, *enough, *recommending(tmp_path), *tolerant(trace))) == 5
+    streams = capsys.readouterr()
+    assert "| ValueError: no such model" in streams.err
+    told = json.loads(streams.out)
+    assert [one["policy"] for one in told["runs"]] == ["lru"]
+    assert {check["passed"] for check in told["checks"]} == {True}
+    assert told["verdict"] == "inconclusive"
+    with open_store(str(Path(trace).parent / "store.duckdb")) as store:
+        (kept,) = validations.all_validations(store, traces.find(store, None))
+        assert "before it was ready" in kept["ended"]
+
+
+def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 5, its log's end on standard error, and what was measured on standard output.
+
+    What it left running itself is ended.
+    """
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("FAKE_PIDS", str(pids))
+    monkeypatch.setenv("FAKE_DIES_AT", str(3 + 40))
+    python = fake_vllm.interpreter(tmp_path)
+    own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential"]
+    assert run(asked(trace, *own, "--engine-block-size", "16", "--json")) == 5
+    streams = capsys.readouterr()
+    assert "| RuntimeError: engine core died" in streams.err
+    (only,) = json.loads(streams.out)["runs"]
+    assert only["counted"] == 24
+    assert "in the middle of the replay" in only["ended"]
+    with open_store(str(Path(trace).parent / "store.duckdb")) as store:
+        (kept,) = validations.all_validations(store, traces.find(store, None))
+        (stored,) = validations.runs(store, kept["validation_id"])
+        assert "in the middle of the replay" in kept["ended"]
+        assert (len(stored["measured_ttft_s"]), stored["ended"]) == (24, only["ended"])
+    assert gone(pids)
+
+
+def test_ctrl_c_while_the_engine_starts_leaves_nothing_running(trace: str, tmp_path: Path) -> None:
+    """Exit code 130 at once, though the engine never answers."""
+    pids = tmp_path / "pids"
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvscope", *asked(trace, *own(tmp_path))],
+        env=os.environ | {"PYTHONPATH": ROOT, "FAKE_PIDS": str(pids), "FAKE_VLLM": "hangs"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until = time.monotonic() + 60
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    assert gone(pids)
+
+
+def test_ctrl_c_leaves_nothing_running(trace: str, tmp_path: Path) -> None:
+    """Exit code 130, partial results, and neither the engine nor its children."""
+    pids, log = tmp_path / "pids", tmp_path / "log"
+    python = fake_vllm.interpreter(tmp_path)
+    own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential", "--json"]
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "kvscope",
+            *asked(trace, *own, "--repeats", "500", "--server-log", str(log)),
+        ],
+        env=os.environ | {"PYTHONPATH": ROOT, "FAKE_PIDS": str(pids), "FAKE_PER_TOKEN_S": "3e-4"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until = time.monotonic() + 60
+        while "INFO ready" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(4.0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert json.loads(out)["ended"] == "interrupted"
+    for pid in map(int, pids.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
