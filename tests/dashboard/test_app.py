@@ -17,7 +17,7 @@ from kvscope.store.db import open_store
 from tests.cli.shell import Streams
 from tests.dashboard.shown import PAGES, metrics, settled, shown, table_with, titles, told, words
 from tests.serving.fake import Behaviour, fake_server
-from tests.validate.test_command import PROFILE, TAKES
+from tests.validate.commands import PROFILE, TAKES
 
 
 def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:

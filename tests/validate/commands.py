@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+# What the fake server takes for a prompt, and the profile that says so.
+TAKES = {"base_s": 4e-3, "per_token_s": 5e-5}
 PROFILE = """schema = 1
 name = "the fake's own"
 source = "what it sleeps"

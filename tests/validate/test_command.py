@@ -10,9 +10,7 @@ from kvscope.cli.app import run
 from kvscope.store import traces, validations
 from kvscope.store.db import open_store
 from tests.serving.fake import Behaviour, fake_server
-from tests.validate.commands import Printed, asked, document, tolerant
-
-TAKES = {"base_s": 4e-3, "per_token_s": 5e-5}
+from tests.validate.commands import TAKES, Printed, asked, document, tolerant
 
 
 @pytest.mark.parametrize("outputs", ["forced", "bounded"])
