@@ -9,44 +9,21 @@ policies, whose plain functions kernels compile in.
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
+import numba
 import numpy as np
+from numba.core.runtime import rtsys
+from numba.cpython.unsafe.numbers import trailing_zeros
+from numba.extending import overload, register_jitable
 
 from kvscope.paths import cache_folder
-
-
-@contextmanager
-def _hidden(package: str) -> Iterator[None]:
-    """Within the block `package` cannot be imported, unless somebody has done so before."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-
-
-# As it starts, numba loads scipy's linear algebra to see whether it is there: a fifth of the time
-# and 20 MiB of a small analysis, for matrix products that no kernel has. Whoever compiles one in
-# this process gets scipy all the same.
-with _hidden("scipy"):
-    import numba
-    from numba.cpython.unsafe.numbers import trailing_zeros
-    from numba.extending import overload, register_jitable
-
-    with suppress(ImportError):  # a numba that looks elsewhere starts slower, nothing else
-        import numba.np.arraymath
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -107,7 +84,9 @@ def kernel_in_place(function: F) -> F:
 def _compiled(function: F, *, allocates: bool) -> F:
     _name_after_closure(function)
     compiled = numba.njit(cache=True, nogil=True, _nrt=allocates)(function)
-    _save_one_at_a_time(compiled._cache)  # noqa: SLF001  # numba offers no other way in
+    stored = compiled._cache  # noqa: SLF001  # numba offers no other way in
+    _load_without_compiler(stored, allocates=allocates)
+    _save_one_at_a_time(stored)
     plain: F = compiled
     return plain
 
@@ -130,6 +109,24 @@ def _part(content: Any) -> str:
     if isinstance(plain, FunctionType):
         return f"{plain.__module__}.{plain.__qualname__}"
     return repr(plain)
+
+
+def _load_without_compiler(stored: Any, *, allocates: bool) -> None:
+    """Spare a process that finds its machine code ready the making ready of the compiler.
+
+    Numba loads all that it can compile, scipy's linear algebra included, before it looks whether
+    there is anything to compile: a quarter of a second. Whoever compiles loads it all the same, and
+    of all that machine code needs but numba's memory.
+
+    Source: Cache.load_overload and CompilerBase.__init__ of numba 0.61 to 0.68, numba/core/.
+    """
+
+    def load(signature: Any, target: Any) -> Any:
+        if allocates:
+            rtsys.initialize(target)
+        return stored._load_overload(signature, target)  # noqa: SLF001
+
+    stored.load_overload = load
 
 
 def _save_one_at_a_time(stored: Any) -> None:
