@@ -9,20 +9,40 @@ policies, whose plain functions kernels compile in.
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
-from numba.cpython.unsafe.numbers import trailing_zeros
-from numba.extending import overload, register_jitable
 
 from kvscope.paths import cache_folder
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Within the block `package` cannot be imported, unless somebody has done so before."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+# Numba loads scipy as it starts, to look at its version: 20 MiB that a small analysis does without.
+# Whoever asks for it later gets it all the same.
+with _hidden("scipy"):
+    import numba
+    from numba.cpython.unsafe.numbers import trailing_zeros
+    from numba.extending import overload, register_jitable
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -105,7 +125,7 @@ def _load_without_compiler(stored: Any) -> None:
     """Spare a process that finds its machine code ready the making ready of the compiler.
 
     Numba loads all that it can compile, scipy's linear algebra included, before it looks whether
-    there is anything to compile: a quarter of a second. Whoever compiles loads it all the same.
+    there is anything to compile: a quarter of a second. The compiler loads it all the same.
 
     Source: Cache.load_overload and CompilerBase.__init__ of numba 0.61 to 0.68, numba/core/.
     """
