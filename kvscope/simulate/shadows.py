@@ -57,6 +57,7 @@ class Shadows:
     """Shadows of one traffic, for caches of any size."""
 
     begins_with: ClassVar[int] = FIRST
+    evidence_refits: ClassVar[int] = EVIDENCE_REFITS
     margin: ClassVar[float] = MARGIN
 
     def __init__(self, traffic: Traffic, refit_s: float, learned: Sequence[Candidate]) -> None:
@@ -105,7 +106,7 @@ class Shadows:
 
         `costs` (candidates, refits) is what shadows computed between a refit and the next.
         """
-        since = np.searchsorted(self._refits.number, self._refits.number - EVIDENCE_REFITS)
+        since = np.searchsorted(self._refits.number, self._refits.number - self.evidence_refits)
         until = np.concatenate((np.zeros((len(costs), 1)), costs.cumsum(axis=1)), axis=1)
         now, found = self.begins_with, []
         for refit, first in enumerate(since.tolist()):
