@@ -35,8 +35,8 @@ from kvscope.synth.write import write_jsonl
 
 PAGE = ROOT / "docs" / "learned-returns.md"
 XI_TOKENS = (0, 8192, 16384)
-FIXED = (0.1, 0.2, 0.3, 0.4)
-UNSEEN = (("to-c", 6_000, 111), ("to-c", 6_000, 112), ("regime-change", 4_000, 111))
+FIXED = (0.1, 0.2, 0.3, 0.4, 0.5)
+UNSEEN = (("to-c", 6_000, 131), ("to-c", 6_000, 132), ("regime-change", 4_000, 131))
 GOALS = tuple(
     f"{f'TEL {xi // 1024}k' if xi else 'hits'}, {level:.0%}" for xi in XI_TOKENS for level in LEVELS
 )

@@ -21,7 +21,7 @@ from kvscope.simulate.shadows import Candidate, Shadows
 from kvscope.simulate.traffic import Traffic
 from kvscope.simulate.turn_features import TurnFeatures, turn_features
 
-THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # the first: no conversation is taken to end
+THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.3)  # the first: no conversation is taken to end
 MOST_REQUESTS = 4096  # that a fit looks at, the latest ones
 FEWEST_REQUESTS = 50
 _NEWS = 0.05  # of what a fit looks at: with fewer new requests the fit before stays
@@ -129,11 +129,16 @@ class Thresholds(Shadows):
         since, values = np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1))
         self._ends = tuple((chance < one).astype(np.int32) for one in THRESHOLDS)
         super().__init__(traffic, refit_s, [Candidate(since, values, one) for one in self._ends])
+        self._told = ~np.isnan(chance[self._refits.since]) if len(chance) else False
 
     @property
     def candidates(self) -> Sequence[Candidate]:
         """One a threshold, plain T-LRU first, to which the policy falls back."""
         return self._learned
+
+    def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
+        """The same, where there was a prediction: until then all are alike and tell nothing."""
+        return super().costs(policy, capacity_blocks) * self._told
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """A request ends by the threshold in force when it came."""
