@@ -26,6 +26,9 @@ from benchmarks.judged import Floats, Judged
 from benchmarks.measure import note
 from benchmarks.table import Table, record
 from kvscope.ingest.base import ReadOptions
+from kvscope.model.scores import auc
+from kvscope.policies.chances import FEATURES
+from kvscope.policies.gittins import NEW_TOKENS
 from kvscope.policies.tlru_learned import HORIZON, TLruLearned
 from kvscope.simulate.ends import THRESHOLDS, Ends
 from kvscope.simulate.foreseen import Foreseen, foreseen
@@ -149,6 +152,33 @@ def calibration(name: str, found: Foreseen) -> Table:
     )
 
 
+def by_news(one: Learned) -> Table:
+    """What sets requests apart: how much of the prompt is new; and what does among those alike."""
+    ends, arrival_s = one.ends, one.of.traffic.arrival_s
+    chance, came = ends.predicted(HORIZON.default).chance, ends.turns.next_s <= HORIZON.default
+    judged = (arrival_s + HORIZON.default <= arrival_s[-1]) & ~np.isnan(chance)
+    new, turns = (ends.turns.known[:, FEATURES.index(name)] for name in ("new_tokens", "turns"))
+    step = np.searchsorted(NEW_TOKENS, new, side="right")
+    rows = []
+    for at, low in enumerate((0, *NEW_TOKENS)):
+        row = [f"{low:,} or more"]
+        for some in (turns == 0, turns > 0):
+            own = judged & some & (step == at)
+            rate = f"{came[own].mean():.1%}" if own.any() else NONE
+            row += [f"{own.sum():,}", rate, _figure(auc(chance[own], came[own]))]
+        rows.append(row)
+    figures = ("requests", "continued", "AUC")
+    return Table(
+        f"{one.of.name}: by how much of the prompt was new",
+        "AUC among those requests alone.",
+        (
+            "new tokens",
+            *(f"{x}, {kind}" for kind in ("first turns", "later turns") for x in figures),
+        ),
+        rows,
+    )
+
+
 def shares(all_of: list[Learned]) -> Table:
     """The share of the End-aware gain, everywhere."""
     rows = []
@@ -201,6 +231,7 @@ def tables() -> Iterator[Table]:
             if one in named[:1] or one.of.name == "Sample to-c":
                 yield over_time(one.of.name, one.found)
                 yield calibration(one.of.name, one.found)
+                yield by_news(one)
                 yield ablation(one)
 
 
