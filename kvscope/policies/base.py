@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvscope.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
-TableKind = Literal["reuse", "next-prompts", "returns"]
+TableKind = Literal["reuse", "next-prompts", "returns", "ends"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]
 
