@@ -36,18 +36,28 @@ def remember(*keys: str) -> None:
     for key in keys:
         value = st.session_state.get(key)
         text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
-        if text:
-            _memory()[key] = st.query_params[key] = text
-        else:
-            _memory().pop(key, None)
-            st.query_params.pop(key, None)
+        _note(key, text)
+
+
+def _note(key: str, text: str) -> None:
+    """Write this into the address, which the browser is told of where that changes it."""
+    if text:
+        _memory()[key] = text
+        if st.query_params.get(key) != text:
+            st.query_params[key] = text
+    else:
+        _memory().pop(key, None)
+        st.query_params.pop(key, None)
 
 
 def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
-    """Tabs whose choice stands in the address too."""
+    """Tabs whose choice stands in the address too, unless it is the first."""
     seed(key, titles[0], among=titles)
+    if st.session_state[key] not in titles:  # of what was shown here before
+        st.session_state[key] = titles[0]
     found = st.tabs(titles, key=key, on_change="rerun")
-    remember(key)
+    chosen = st.session_state[key]
+    _note(key, "" if chosen == titles[0] else chosen)
     return found
 
 
