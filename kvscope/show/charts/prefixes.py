@@ -11,7 +11,7 @@ from kvscope.characterize.prefixes import Prefix, hottest
 from kvscope.show.charts import style
 
 _DEPTH = 8
-_MOST = 150  # stretches of a pixel's width nobody can point at, and all take time to draw
+_MOST = 100  # stretches of a pixel's width nobody can point at, and all take time to draw
 
 
 def icicle(found: Sequence[Prefix], block_size: int) -> go.Figure:
