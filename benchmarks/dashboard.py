@@ -22,9 +22,9 @@ class Aim:
 AIMS = {"t03": Aim("300,000 accesses", 1.0), "t6": Aim("6 million accesses", 3.0)}
 COLUMNS = (
     *("page", "first visit", "all of it", "another visit", "a change"),
-    *("in Chromium", "again there", "aim"),
+    *("in Chromium", "again there", "a change there", "aim"),
 )
-KINDS = ("first_s", "whole_s", "again_s", "change_s", "opened_s", "seen_s")
+KINDS = ("first_s", "whole_s", "again_s", "change_s", "opened_s", "seen_s", "moved_s")
 
 
 def tables(traces: Sequence[TraceFile], rounds: int) -> list[Table]:
@@ -57,9 +57,10 @@ def _table(name: str, runs: list[Run]) -> Table:
         " script takes on its first visit, with nothing known of the trace yet (a page that then"
         " has to wait says how far the analysis is); until all of the page is there; on another"
         " visit; and after a change of its slider or of another of its widgets. Then, from the"
-        " click to the drawn page, in Chromium"
-        f"{browser}, of a dashboard that has just been started, and on another visit there."
-        " Replays and fits are left out."
+        " click to the last chart, in Chromium"
+        f"{browser}: each page once of a dashboard that has just been started, the browser"
+        " included; another visit; and a change of its slider, of a tab of its charts, or of the"
+        " model. Replays and fits are left out."
     )
     return Table(f"Dashboard, {aim.name}", done, COLUMNS, rows)
 

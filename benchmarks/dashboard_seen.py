@@ -1,4 +1,4 @@
-"""The dashboard as a person sees it: from the click on a page's name to its last chart."""
+"""The dashboard as a person sees it: from a click, or a change of a widget, to the last chart."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib.util import find_spec
 from typing import Any
@@ -24,20 +25,33 @@ TITLES = {
     "recommendation": "Recommendation",
     "validation": "Validation",
 }
+FEWEST_CHARTS = {"overview": 1, "reuse": 3, "time": 3, "space": 3, "capacity": 2}
+OTHER_MODEL = "qwen2-7b"
 _PATIENCE_MS = 300_000
-_DRAWN = """() => {
+_DRAWN = """fewest => {
     const app = document.querySelector('[data-testid=stApp]');
     const shown = kind => [...document.querySelectorAll(kind)].filter(one => one.offsetParent);
-    return app.dataset.testScriptState === 'notRunning'
+    const charts = shown('[data-testid=stPlotlyChart]');
+    return app.dataset.testScriptState === 'notRunning' && window.asked !== false
         && !shown('button').some(one => one.innerText === 'Stop')
-        && shown('[data-testid=stPlotlyChart]').every(one => one.querySelector('.main-svg'));
+        && charts.length >= fewest && charts.every(one => one.querySelector('.main-svg'));
 }"""
+_ASKS = """() => {
+    const app = document.querySelector('[data-testid=stApp]');
+    window.asked = false;
+    new MutationObserver((_, watching) => {
+        if (app.dataset.testScriptState === 'notRunning') return;
+        window.asked = true;
+        watching.disconnect();
+    }).observe(app, {attributes: true});
+}"""
+Seen = dict[str, dict[str, float | None]]
 
 
-def seen(db: str) -> dict[str, tuple[float, float]]:
-    """Seconds of the first and second visit to each page of a `kvscope dashboard` just started.
+def seen(db: str) -> Seen:
+    """Seconds a page of a `kvscope dashboard` just started: `opened_s`, `seen_s`, `moved_s`.
 
-    None without Chromium.
+    Those of the first visit, of another one, and of a change there. None without Chromium.
     """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None or find_spec("playwright") is None:
@@ -56,27 +70,57 @@ def seen(db: str) -> dict[str, tuple[float, float]]:
             browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.set_default_timeout(_PATIENCE_MS)
-            started_s = time.perf_counter()
-            page.goto(address)
-            _drawn(page, "Overview")
-            first = {"overview": time.perf_counter() - started_s}
-            first |= {name: _visit(page, TITLES[name]) for name in list(TITLES)[1:]}
-            return {name: (first[name], _visit(page, title)) for name, title in TITLES.items()}
+            opened = {"overview": _timed(page, "overview", lambda: page.goto(address))}
+            opened |= {name: _visit(page, name) for name in list(TITLES)[1:]}
+            again = {name: _visit(page, name) for name in TITLES}
+            found: Seen = {}
+            for name in TITLES:
+                seconds = {"opened_s": opened[name], "seen_s": again[name]}
+                found[name] = {**seconds, "moved_s": _move(page, name)}
+            return found
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
 
 
-def _visit(page: Any, title: str) -> float:
+def _visit(page: Any, name: str) -> float:
+    link = page.get_by_role("link", name=TITLES[name], exact=True)
+    return _timed(page, name, link.click)
+
+
+def _move(page: Any, name: str) -> float | None:
+    """Move the page's slider, open another tab of its charts, or choose another model."""
+    _visit(page, name)
+    if name == "lab":  # what is stored is shown at once
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.get_by_role("heading", name="Time to first token").wait_for()
+        _drawn(page, name)
+    page.evaluate(_ASKS)
+    if name in ("capacity", "lab"):
+        return _timed(page, name, lambda: page.get_by_role("slider").press("ArrowRight"))
+    tabs = page.locator("[class*=st-key-charts_] [role=tab][aria-selected=false]")
+    if tabs.count():
+        return _timed(page, name, tabs.first.click)
+    page.get_by_role("combobox", name="Model").click()
+    model = page.get_by_role("option", name=OTHER_MODEL, exact=True)
+    took = _timed(page, name, model.click)
+    page.get_by_role("combobox", name="Model").press_sequentially("llama3-8b")
+    page.evaluate(_ASKS)
+    page.keyboard.press("Enter")
+    _drawn(page, name)
+    return took
+
+
+def _timed(page: Any, name: str, work: Callable[[], object]) -> float:
     started = time.perf_counter()
-    page.get_by_role("link", name=title, exact=True).click()
-    _drawn(page, title)
+    work()
+    _drawn(page, name)
     return time.perf_counter() - started
 
 
-def _drawn(page: Any, title: str) -> None:
-    page.get_by_role("heading", name=title, exact=True).wait_for()
-    page.wait_for_function(_DRAWN)
+def _drawn(page: Any, name: str) -> None:
+    page.get_by_role("heading", name=TITLES[name], exact=True).wait_for()
+    page.wait_for_function(_DRAWN, arg=FEWEST_CHARTS.get(name, 0))
 
 
 def _until_it_answers(server: subprocess.Popen[bytes], address: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dashboard_seen import seen
+from benchmarks.dashboard_seen import Seen, seen
 from kvscope.__main__ import prepare_collector
 from kvscope.paths import data_folder
 
@@ -28,7 +28,6 @@ PAGES = (
 )
 PATIENCE_S = 600
 EVERY_S = 0.3  # as pages look themselves how far what they wait for is
-Seconds = dict[str, dict[str, float | None]]
 
 
 def main() -> None:
@@ -43,8 +42,8 @@ def main() -> None:
         sys.argv = ["app.py", "--db", db]
         sys.path.insert(0, str(FOLDER))
         pages = _scripts()
-        for page, (first_s, again_s) in seen(db).items():
-            pages[page] |= {"opened_s": first_s, "seen_s": again_s}
+        for page, seconds in seen(db).items():
+            pages[page] |= seconds
     print(json.dumps({"trace": trace, "pages": pages}))
 
 
@@ -60,13 +59,13 @@ def _ingested(path: str, db: str) -> dict[str, Any]:
     return trace
 
 
-def _scripts() -> Seconds:
+def _scripts() -> Seen:
     """Each page's script: first visit, another one, a change of one of its widgets."""
     import streamlit as st
 
     for page in PAGES:  # imports, and kernels from their cache
         _whole(_visited(page)[0])
-    found: Seconds = {}
+    found: Seen = {}
     for page in PAGES:
         sys.modules["prepared"].settle()  # what the page before did not wait for
         st.cache_resource.clear()

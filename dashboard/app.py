@@ -30,6 +30,7 @@ h1 {font-size: 2rem !important}
 [data-testid=stCaptionContainer], [data-testid=stCaptionContainer] * {
     color: inherit !important; opacity: 0.9 !important}
 .stPlotlyChart :is([class*=tick], .infolayer, .cbaxis) text {fill: currentColor !important}
+.stPlotlyChart .main-svg {background: transparent !important}
 </style>"""
 DARK = """<style>
 :is(button[kind=primary], [data-tag], [data-tag] button) * {color: #0b0b0b !important}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -33,21 +33,35 @@ def seed(
 
 def remember(*keys: str) -> None:
     """Write what these widgets say into the address."""
+    told: dict[str, str] = {}
     for key in keys:
         value = st.session_state.get(key)
         text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
+        told[key] = text
+    _note(told)
+
+
+def _note(told: Mapping[str, str]) -> None:
+    """Write this into the address; each time that this changes it the browser is told."""
+    for key, text in told.items():
         if text:
-            _memory()[key] = st.query_params[key] = text
+            _memory()[key] = text
         else:
             _memory().pop(key, None)
             st.query_params.pop(key, None)
+    new = {key: text for key, text in told.items() if text and st.query_params.get(key) != text}
+    if new:
+        st.query_params.update(new)
 
 
 def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
-    """Tabs whose choice stands in the address too."""
+    """Tabs whose choice stands in the address too, unless it is the first."""
     seed(key, titles[0], among=titles)
+    if st.session_state[key] not in titles:  # of what was shown here before
+        st.session_state[key] = titles[0]
     found = st.tabs(titles, key=key, on_change="rerun")
-    remember(key)
+    chosen = st.session_state[key]
+    _note({key: "" if chosen == titles[0] else chosen})
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import deep
 import streamlit as st
+from drawn import Drawn, drawn
 from plain import plain
 from plotly.graph_objects import Figure
+from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from kvscope.show.glossary import meaning
 from kvscope.show.section import Section
@@ -15,7 +18,6 @@ from kvscope.show.words import WHATEVER_OPTIONS
 
 _MOST_KEPT = 64  # sections with their charts
 _SIDE_BY_SIDE = 2  # more charts or tables than that get tabs
-_CHART = {"displaylogo": False, "toImageButtonOptions": {"scale": 2}}
 
 
 def show(
@@ -31,54 +33,77 @@ def show(
         if section.sentences:
             told = (one.replace(WHATEVER_OPTIONS, "") for one in section.sentences)  # none here
             st.markdown("  \n".join(plain(sentence) for sentence in told))
-        charts(section, f"{within} {section.title}", keep)
-        tables(section.tables, f"{within} {section.title}")
+        if section.figures:
+            charts(section, f"{within} {section.title}", keep)
+        if section.tables:
+            tables(section.tables, f"{within} {section.title}")
 
 
+@st.fragment
 def charts(section: Section, key: str, keep: str = "") -> None:
-    """The charts of a section: in tabs, where there are several."""
+    """The charts of a section: in tabs, where there are several, of which one is drawn."""
     made = _kept(f"{keep} {key}", section) if keep else _made(section)
-    titles = [plain(title) for title, _ in made]
-    places = st.tabs(titles) if len(made) > 1 else [st.container()]
-    for number, ((title, figure), place) in enumerate(zip(made, places, strict=False)):
-        with place:
-            chart(figure, title, f"{key} {number}")
+    if len(made) == 1:
+        _titled(*made[0], f"{key} 0")
+    elif made:
+        places = _tabs("charts", key, [title for title, _ in made])
+        for number, ((title, figure), place) in enumerate(zip(made, places, strict=True)):
+            if place.open:  # a browser takes longer to draw a chart than anything else
+                with place:
+                    _draw(title, figure, f"{key} {number}")
 
 
-def _made(section: Section) -> list[tuple[str, Figure]]:
-    """The charts with their titles. Where there are several, tabs say these in their place."""
-    figures = [figure() for figure in section.figures]
-    titled = [(str(figure.layout.title.text), figure) for figure in figures]
-    if len(figures) > 1:
-        for figure in figures:
-            figure.update_layout(title=None, margin_t=20)
-    return titled
+def chart(figure: Figure, key: str) -> None:
+    """One plotly figure below its title."""
+    _titled(*drawn(figure), key)
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MOST_KEPT)
-def _kept(key: str, _section: Section) -> list[tuple[str, Figure]]:
-    return _made(_section)
+def _titled(title: str, figure: Drawn, key: str) -> None:
+    st.markdown(f"**{plain(title)}**")
+    _draw(title, figure, key)
 
 
-def chart(figure: Figure, title: str, key: str) -> None:
-    """One plotly figure in the theme's colours; its button saves it as PNG."""
+def _draw(title: str, figure: Drawn, key: str) -> None:
+    """A button above the chart saves it as PNG."""
+    saved = {"scale": 2, "filename": title}
     st.plotly_chart(
-        figure, key=f"chart {key}", theme="streamlit", config=_CHART, alt=f"Chart: {title}"
+        figure,
+        key=f"chart {key}",
+        theme=None,
+        config={"displaylogo": False, "toImageButtonOptions": saved},
+        alt=f"Chart: {title}",
     )
 
 
+def _made(section: Section) -> list[tuple[str, Drawn]]:
+    """The charts and their titles."""
+    return [drawn(figure()) for figure in section.figures]
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MOST_KEPT)
+def _kept(key: str, _section: Section) -> list[tuple[str, Drawn]]:
+    return _made(_section)
+
+
+@st.fragment
 def tables(found: tuple[Table, ...], key: str) -> None:
     """Tables, each with a button that saves it as CSV; in tabs, where there are many."""
     many = len(found) > _SIDE_BY_SIDE
-    titles = [plain(one.title) or str(at) for at, one in enumerate(found, start=1)]
-    places = st.tabs(titles) if many else [st.container() for _ in found]
-    for number, (one, place) in enumerate(zip(found, places, strict=True)):
-        with place:
-            if one.title and not many:
+    titles = [one.title or str(at) for at, one in enumerate(found, start=1)]
+    places = _tabs("tables", key, titles) if many else None
+    for number, one in enumerate(found):
+        if places is None:
+            if one.title:
                 st.markdown(f"**{plain(one.title)}**")
             _table(one, f"{key} {number}")
-            if one.note:
-                st.caption(plain(one.note))
+        elif places[number].open:
+            with places[number]:
+                _table(one, f"{key} {number}")
+
+
+def _tabs(kind: str, key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
+    """Tabs of a section's charts or tables; the address says which one is open."""
+    return deep.tabs("_".join((kind, *key.lower().split())), [plain(title) for title in titles])
 
 
 def _table(one: Table, key: str) -> None:
@@ -100,3 +125,5 @@ def _table(one: Table, key: str) -> None:
     }
     cells = {name: [row[at] for row in one.rows] for at, name in zip(shown, names, strict=True)}
     st.dataframe(cells, hide_index=True, key=f"table {key}", column_config=columns)
+    if one.note:
+        st.caption(plain(one.note))

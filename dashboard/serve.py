@@ -12,13 +12,18 @@ from typing import NoReturn
 
 from streamlit.web.cli import main
 
+_TABLES = ("pandas", "pyarrow")  # what Streamlit imports with the first one
+_CHARTS = ("Bar", "Heatmap", "Icicle", "Scatter")
 _OWN = ("render", "added", "replays", "tuned", "lab_answers")
 
 
 def begin() -> None:
     """Find what is costly in the trace last worked on, and import what the pages will."""
     import held
+    import plotly.io
     import prepared
+    from plotly import graph_objects
+    from plotly.graph_objects import Figure
 
     from kvscope.errors import KvscopeError
     from kvscope.show import charts, sections
@@ -26,8 +31,10 @@ def begin() -> None:
     with suppress(KvscopeError):  # the pages say what is wrong with the store
         for trace in held.all_traces()[:1]:
             prepared.of(trace)
-    for name in _OWN:
+    for name in (*_TABLES, *_OWN):
         importlib.import_module(name)
+    for kind in _CHARTS:  # plotly imports each when it is first made
+        plotly.io.to_json(Figure(getattr(graph_objects, kind)()))
     for package in (sections, charts):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)

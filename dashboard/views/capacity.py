@@ -68,7 +68,7 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
         working_set_blocks=working_set.peak_blocks if working_set else None,
         runs=runs,
     )
-    render.chart(figure, "LRU's hit rate at every capacity", "capacity")
+    render.chart(figure, "capacity")
     st.caption(
         "Exact, from one pass over the trace. Counted:"
         f" {plain(definition_in_words(lru.definition))}. Working set: blocks that will be"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvscope.facts import Trace
@@ -60,15 +61,15 @@ def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
         Prefix(number=number, branches=children[one.pop("last")], **one)
         for number, one in found.items()
     ]
-    return _hottest(made)
+    return hottest(made)
 
 
-def _hottest(made: list[Prefix]) -> tuple[Prefix, ...]:
+def hottest(made: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
     """Those with most hits at and below them: a stretch is never without the one before it."""
     below = {one.number: one.hits for one in made}
     for one in reversed(made):
         if one.parent:
             below[one.parent] += below[one.number]
-    ranked = sorted(made, key=lambda one: -below[one.number])[:MOST_PREFIXES]
+    ranked = sorted(made, key=lambda one: -below[one.number])[:most]
     kept = {one.number for one in ranked}
     return tuple(one for one in made if one.number in kept)
