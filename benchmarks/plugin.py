@@ -36,6 +36,8 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "tlru, any": {"name": "tlru", "leaves": "any", "params": {"xi_tokens": 512}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 512}},
     f"wa, {KINDS} categories": {"name": "wa"},
+    "gittins, 12 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, 36 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
 }
 
 

@@ -10,6 +10,7 @@ import typer
 from kvscope import units
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
+from kvscope.cli.fit_export import Export, ExportCapacity, Exporting, ExportParams, ExportPolicy
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
     AS_IT_SAYS,
@@ -45,6 +46,10 @@ def fit(
     db: Db = DEFAULT_DB,
     window: Window = None,
     warmup: Warmup = 0.0,
+    export: Export = None,
+    policy: ExportPolicy = None,
+    param: ExportParams = None,
+    capacity_blocks: ExportCapacity = None,
     html: Html = None,
     as_json: Json = False,
     reading: Reading = AS_IT_SAYS,
@@ -54,6 +59,7 @@ def fit(
     What is found is kept in the store.
     """
     asked.definition(None, "carried", warmup)  # the same bounds as everywhere
+    exporting = Exporting(export, policy, param, capacity_blocks)
     from kvscope.model.fit import fit as fitted
     from kvscope.model.keep import keep
     from kvscope.store.db import open_store
@@ -62,6 +68,7 @@ def fit(
         told = load_trace(store, trace, reading)
         found = fitted(store, told, window_s=window, warmup=warmup)
         keep(store, found)
+        exporting.write(store, told)
     if as_json:
         output.emit_json("fit", told, _document(found))
     else:
