@@ -96,11 +96,11 @@ class Standings:
 
     def first(self) -> Any:
         """The oldest block of the lane where that one is worth least; None if there is none."""
-        heap, stands, changed = self._heap, self._stands, self.unsettled()
-        if changed:
-            for lane in changed:
-                self._stand(heap, lane)
-            changed.clear()
+        heap, stands, changed = self._heap, self._stands, self.changed
+        if self._all_changed:
+            self.unsettled()
+        while changed:
+            self._stand(heap, changed.pop())
         while heap:
             entry = heap[0]
             if stands.get(entry[2]) is entry:

@@ -39,6 +39,7 @@ from kvscope.policies.bound import (
     recommendation_in,
     table_in,
 )
+from kvscope.policies.fitted import Fitted, fitted_in
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.latency.file import lines_of, profile_in, quoted
 from kvscope.tune.facts import Judged, Tuning, Verdict
@@ -59,6 +60,7 @@ class Recommendation:
     capacity_tokens: int
     target: Target
     profile: LatencyProfile
+    fitted: Fitted | None = None
 
 
 def write_recommendation(
@@ -70,6 +72,7 @@ def write_recommendation(
     profile: LatencyProfile,
     flags: Flags,
     capacity_bytes: int | None = None,
+    fitted: Fitted | None = None,
 ) -> None:
     """Write what `found` recommends, so that reading it gives the very same policy."""
     best = found.recommended
@@ -91,6 +94,7 @@ def write_recommendation(
         ),
         "",
         *policy_lines(best.trial.policy),
+        *(["", *fitted.lines()] if fitted is not None else []),
         "",
         "[capacity]  # kept between requests: what runs comes on top of it",
         *lines({"tokens": tokens, "blocks": best.trial.capacity_blocks, "block_size": block_size}),
@@ -137,6 +141,7 @@ def read_recommendation(path: Path) -> Recommendation:
         capacity_tokens=tokens,
         target=_target(path, target),
         profile=profile_in(latency, f"{path}: latency"),
+        fitted=fitted_in(document, where),
     )
 
 
