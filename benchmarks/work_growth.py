@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.generate import BLOCK_TOKENS, SYSTEM_PROMPTS, plan
-from kvscope.jit import kernel_in_place
+from kvscope.jit import kernel
 from kvscope.policies.registry import by_name
 from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.replay import history, replay
@@ -73,7 +73,7 @@ Longs = NDArray[np.int64]
 Ints = NDArray[np.int32]
 
 
-@kernel_in_place
+@kernel
 def grow(
     trie: Ints,
     used: int,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvscope.characterize.windows import equal_windows
-from kvscope.jit import kernel_in_place
+from kvscope.jit import kernel
 from kvscope.policies.registry import by_name
 from kvscope.simulate.capacities import spread
 from kvscope.simulate.definitions import standard
@@ -30,7 +30,7 @@ SPINS = 400_000_000
 EVERY = 4
 
 
-@kernel_in_place
+@kernel
 def spin(count: int, word: int) -> int:
     """Work that needs nothing but a core."""
     for _ in range(count):

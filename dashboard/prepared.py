@@ -15,8 +15,8 @@ import streamlit as st
 from opened import reading
 from plain import plain
 
-from kvscope.characterize import STEPS
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
+from kvscope.characterize.summary import STEPS
 from kvscope.errors import KvscopeError
 from kvscope.facts import Trace
 from kvscope.show.analysis import Analysis, analyze

@@ -12,7 +12,7 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
@@ -37,16 +37,12 @@ def _hidden(package: str) -> Iterator[None]:
         del sys.modules[package]
 
 
-# As it starts, numba loads scipy's linear algebra to see whether it is there: a fifth of the time
-# and 20 MiB of a small analysis, for matrix products that no kernel has. Whoever compiles one in
-# this process gets scipy all the same.
+# Numba loads scipy as it starts, to look at its version: 20 MiB that a small analysis does without.
+# Whoever asks for it later gets it all the same.
 with _hidden("scipy"):
     import numba
     from numba.cpython.unsafe.numbers import trailing_zeros
     from numba.extending import overload, register_jitable
-
-    with suppress(ImportError):  # a numba that looks elsewhere starts slower, nothing else
-        import numba.np.arraymath
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -89,25 +85,18 @@ def is_compiled(compiled: Any) -> bool:
 def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
+    It allocates nothing: it writes into arrays that it is given. So it counts no references to
+    arrays, which in the replays took longer than all else, and arrays in tuples cost it nothing.
+    And what NumPy allocates lies in huge pages where the system offers them; numba's own memory
+    costs a page fault every 4 KiB, for which threads wait for each other.
+
     The plain Python function stays reachable as `.py_func`, for tests and for the oracles.
     """
-    return _compiled(function, allocates=True)
-
-
-def kernel_in_place(function: F) -> F:
-    """The same for a function that allocates nothing: it writes into arrays that it is given.
-
-    It counts no references to arrays, which in the replays took longer than all else, so arrays in
-    tuples cost it nothing. And what NumPy allocates lies in huge pages where the system offers
-    them; numba's own memory costs a page fault every 4 KiB, for which threads wait for each other.
-    """
-    return _compiled(function, allocates=False)
-
-
-def _compiled(function: F, *, allocates: bool) -> F:
     _name_after_closure(function)
-    compiled = numba.njit(cache=True, nogil=True, _nrt=allocates)(function)
-    _save_one_at_a_time(compiled._cache)  # noqa: SLF001  # numba offers no other way in
+    compiled = numba.njit(cache=True, nogil=True, _nrt=False)(function)
+    stored = compiled._cache  # noqa: SLF001  # numba offers no other way in
+    _load_without_compiler(stored)
+    _save_one_at_a_time(stored)
     plain: F = compiled
     return plain
 
@@ -132,6 +121,21 @@ def _part(content: Any) -> str:
     return repr(plain)
 
 
+def _load_without_compiler(stored: Any) -> None:
+    """Spare a process that finds its machine code ready the making ready of the compiler.
+
+    Numba loads all that it can compile, scipy's linear algebra included, before it looks whether
+    there is anything to compile: a quarter of a second. The compiler loads it all the same.
+
+    Source: Cache.load_overload and CompilerBase.__init__ of numba 0.61 to 0.68, numba/core/.
+    """
+
+    def load(signature: Any, target: Any) -> Any:
+        return stored._load_overload(signature, target)  # noqa: SLF001
+
+    stored.load_overload = load
+
+
 def _save_one_at_a_time(stored: Any) -> None:
     """Let one process at a time save machine code.
 
@@ -152,7 +156,7 @@ def callable_in_kernels(function: F) -> F:
     """Let kernels call `function`, which stays what it is: plain Python to everybody else.
 
     So may they then call kvscope's plain functions that it calls by name. It allocates nothing, as
-    kernels in place do not, and is always inlined: to pass arrays costs more than most of them do.
+    kernels do not, and is always inlined: to pass arrays costs more than most of them do.
     """
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel_in_place
+from kvscope.jit import callable_in_kernels, kernel
 
 
 @callable_in_kernels
 def write_path(
     block_parent: NDArray[np.int32],
     leaf: int,
-    path: NDArray[np.int32],
+    path: NDArray[np.int32] | NDArray[np.int64],
     start: int,
     end: int,
 ) -> None:
@@ -55,7 +55,7 @@ def paths(
     return Paths(starts, found)
 
 
-@kernel_in_place
+@kernel
 def _write_paths(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],

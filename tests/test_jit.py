@@ -115,10 +115,15 @@ def kernel_of(step):
     def stepped(x):
         return x + step
     @kernel
-    def run(x):
-        return np.full(1, stepped(x)), stepped(x)
+    def run(x, found):
+        found[0] = stepped(x)
+        return stepped(x)
     return run
-print(*[kernel_of(int(step))(0)[0][0] for step in sys.argv[1:]])
+def told(step):
+    found = np.zeros(1, dtype=np.int64)
+    assert kernel_of(step)(0, found) == found[0]
+    return found[0]
+print(*[told(int(step)) for step in sys.argv[1:]])
 """
 
 

@@ -87,7 +87,6 @@ def heat_map(counts: NDArray[np.int64]) -> HeatMap | None:
     )
 
 
-@kernel
 def decile_histogram(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
@@ -102,8 +101,24 @@ def decile_histogram(
     request had the block in its k-th tenth. Lookups at a depth of `hittable` or more count as mask
     0, since the last-token rule recomputes them. Returns 2 (single-, multi-turn) × 1024 counts.
     """
-    counts = np.zeros((2, 1024), dtype=np.int64)
+    counts = np.zeros((2, _MASKS), dtype=np.int64)
     written = np.zeros(len(block_parent), dtype=np.uint16)
+    _count_by_decile(block_parent, leaf, blocks, full_blocks, hittable, multi_turn, written, counts)
+    return counts
+
+
+@kernel
+def _count_by_decile(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    blocks: NDArray[np.int32],
+    full_blocks: NDArray[np.int32],
+    hittable: NDArray[np.int32],
+    multi_turn: NDArray[np.bool_],
+    written: NDArray[np.uint16],
+    counts: NDArray[np.int64],
+) -> None:
+    """Fill `counts`, and `written`: the mask of each block."""
     for request in range(len(leaf)):
         full = np.int64(full_blocks[request])
         row = counts[1] if multi_turn[request] else counts[0]
@@ -119,4 +134,3 @@ def decile_histogram(
                 written[block] = mask | bit
                 block = block_parent[block]
                 depth -= 1
-    return counts

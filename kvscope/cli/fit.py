@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +24,14 @@ from kvscope.cli.options import (
     Warmup,
     with_reading,
 )
-from kvscope.cli.values import parsed_by, positive
+from kvscope.cli.values import amount, parsed_by, positive
+from kvscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from kvscope.facts import Trace
     from kvscope.model.facts import Fit
+    from kvscope.store.db import Store
+    from kvscope.tune.end_gain import EndsFit
 
 Window = Annotated[
     float | None,
@@ -36,6 +41,35 @@ Window = Annotated[
         parser=parsed_by(positive(units.parse_duration)),
         help="How long a sliding window is, for example 1h.",
         show_default="1h, or a fifth of a shorter trace",
+    ),
+]
+Returns = Annotated[
+    bool,
+    typer.Option(
+        "--returns",
+        help="Also learn, request by request, whether another turn will come: how well that is"
+        " foreseen over time, and what it is worth to T-LRU.",
+    ),
+]
+Horizon = Annotated[
+    float | None,
+    typer.Option(
+        "--horizon",
+        metavar="TIME",
+        parser=parsed_by(positive(units.parse_duration)),
+        help="With --returns: the time within which the next turn has to come.",
+        show_default="10m",
+    ),
+]
+Xi = Annotated[
+    int | None,
+    typer.Option(
+        "--xi",
+        metavar="TOKENS",
+        parser=parsed_by(amount("tokens")),
+        help="With --returns: tokens that may stay uncached without breaking the latency"
+        " threshold.",
+        show_default="8192",
     ),
 ]
 
@@ -50,6 +84,9 @@ def fit(
     policy: ExportPolicy = None,
     param: ExportParams = None,
     capacity_blocks: ExportCapacity = None,
+    returns: Returns = False,
+    horizon: Horizon = None,
+    xi: Xi = None,
     html: Html = None,
     as_json: Json = False,
     reading: Reading = AS_IT_SAYS,
@@ -60,25 +97,46 @@ def fit(
     """
     asked.definition(None, "carried", warmup)  # the same bounds as everywhere
     exporting = Exporting(export, policy, param, capacity_blocks)
+    if not returns and (horizon is not None or xi is not None):
+        where = "--xi" if horizon is None else "--horizon"
+        raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
     from kvscope.model.fit import fit as fitted
     from kvscope.model.keep import keep
     from kvscope.store.db import open_store
 
     with open_store(db) as store:
         told = load_trace(store, trace, reading)
+        if returns and not told.has_hashes:
+            raise InputError(
+                "a trace of lengths tells no turn from another",
+                where="--returns",
+                remedy="take a trace with hashes",
+            )
         found = fitted(store, told, window_s=window, warmup=warmup)
         keep(store, found)
         exporting.write(store, told)
+        ends = _foreseen(store, told, horizon, xi) if returns else None
     if as_json:
-        output.emit_json("fit", told, _document(found))
+        output.emit_json("fit", told, _document(found, ends))
     else:
-        _print(found)
+        _print(found, ends)
     if html is not None:
-        _write_html(found, html)
+        _write_html(found, ends, html)
 
 
-def _document(found: Fit) -> dict[str, Any]:
+def _foreseen(store: Store, trace: Trace, horizon_s: float | None, xi: int | None) -> EndsFit:
+    from kvscope.policies.tlru_learned import HORIZON
+    from kvscope.store.prompts import load_prompts
+    from kvscope.tune.end_gain import XI_TOKENS, fit_ends
+
+    prompts = load_prompts(store, trace)
+    return fit_ends(prompts, horizon_s=horizon_s or HORIZON.default, xi_tokens=xi or XI_TOKENS)
+
+
+def _document(found: Fit, ends: EndsFit | None) -> dict[str, Any]:
     """The keys of `--json`; those on reuse are empty for a trace of lengths."""
+    from kvscope.policies.chances import FEATURES
+
     windows = found.windows
     return {
         "notes": found.trace.notes,
@@ -98,20 +156,29 @@ def _document(found: Fit) -> dict[str, Any]:
         "conversation": found.conversation,
         "next_turns": found.next_turns,
         "next_prompt_tokens": found.next_prompts,
+        "returns": ends
+        and {
+            **asdict(ends.foreseen),
+            "features": FEATURES,
+            "trees": ends.foreseen.trees and ends.foreseen.trees._asdict(),
+            "xi_tokens": ends.xi_tokens,
+            "judged_after": ends.warmup,
+            "end_gains": ends.gains,
+        },
     }
 
 
-def _print(found: Fit) -> None:
+def _print(found: Fit, ends: EndsFit | None) -> None:
     from kvscope.cli.rendering import show_sections
     from kvscope.show.report import trace_in_words
     from kvscope.show.sections.fit import sections
 
     output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
-    show_sections(sections(found))
+    show_sections(sections(found, ends))
 
 
-def _write_html(found: Fit, path: str) -> None:
+def _write_html(found: Fit, ends: EndsFit | None, path: str) -> None:
     from kvscope.show.sections.fit import html_report
 
-    Path(path).write_text(html_report(found), encoding="utf-8")
+    Path(path).write_text(html_report(found, ends), encoding="utf-8")
     note(f"report written to {path}")

@@ -210,9 +210,11 @@ class Steering(Observer):
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
     """A policy that an engine can follow; UsageError for others, which stand at `where`."""
-    if isinstance(policy, LanePolicy) and not policy.hindsight:
+    if isinstance(policy, LanePolicy) and policy.in_plugin and not policy.hindsight:
         return policy
     why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"
+    if isinstance(policy, LanePolicy) and not policy.in_plugin:
+        why = "asks for more than the plugin learns"
     raise UsageError(
         f"{policy.name} {why}, so kvscope's plugin cannot run it",
         where=where,

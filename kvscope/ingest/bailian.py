@@ -42,9 +42,13 @@ class _Row(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
 
 class _BailianReader(RowReader[_Row]):
     def request(self, row: _Row) -> Request:
-        if row.parent_chat_id == _ROOT:
-            row.parent_chat_id = ROOT
-        return cast(Request, row)
+        return self.requests([row])[0]
+
+    def requests(self, rows: list[_Row]) -> list[Request]:
+        for row in rows:
+            if row.parent_chat_id == _ROOT:
+                row.parent_chat_id = ROOT
+        return cast(list[Request], rows)
 
 
 class Bailian(TraceFormat):

@@ -43,6 +43,10 @@ class RowReader(LineReader, Generic[Row]):
         May be asked twice of one line: at once with others and, if one of them is bad, by itself.
         """
 
+    def requests(self, rows: list[Row]) -> list[Request]:
+        """What lines tell, as `request`."""
+        return [self.request(row) for row in rows]
+
     def parse(self, line: bytes) -> Sequence[Request]:
         """The line's request."""
         try:
@@ -59,7 +63,7 @@ class RowReader(LineReader, Generic[Row]):
             return None
         try:
             rows = self._decode_lines(text)
-            return [self.request(row) for row in rows] if len(rows) == others + 1 else None
+            return self.requests(rows) if len(rows) == others + 1 else None
         except (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 

@@ -26,20 +26,24 @@ def given(
     at[at == len(known)] = 0
     told = (known[at] == parent_chat_id) & (parent_chat_id != none)
     parent_code = np.where(told, at, -1).astype(np.int64)
-    return _last_earlier(code.astype(np.int64), parent_code, len(known))
+    parent = np.full(len(code), -1, dtype=np.int32)
+    last = np.full(len(known), -1, dtype=np.int32)
+    _find_last_earlier(code.astype(np.int64), parent_code, last, parent)
+    return parent
 
 
 @kernel
-def _last_earlier(
-    code: NDArray[np.int64], parent_code: NDArray[np.int64], codes: int
-) -> NDArray[np.int32]:
-    parent = np.full(len(code), -1, dtype=np.int32)
-    last = np.full(codes, -1, dtype=np.int32)
+def _find_last_earlier(
+    code: NDArray[np.int64],
+    parent_code: NDArray[np.int64],
+    last: NDArray[np.int32],
+    parent: NDArray[np.int32],
+) -> None:
+    """Fill `parent`, and `last`: the latest request of each code."""
     for request in range(len(code)):
         if parent_code[request] >= 0:
             parent[request] = last[parent_code[request]]
         last[code[request]] = request
-    return parent
 
 
 def inferred(
@@ -56,7 +60,12 @@ def inferred(
     directly is a shared head, such as a system prompt: those requests begin conversations.
     """
     history = input_tokens.astype(np.int64) + output_tokens
-    parent = _longest_prefix(block_parent, full_leaf, input_tokens, history)
+    parent, older_end = np.full((2, len(full_leaf)), -1, dtype=np.int32)
+    last_end = np.full(len(block_parent), -1, dtype=np.int32)
+    shortest = np.full(len(block_parent), 2**62, dtype=np.int64)
+    _find_longest_prefix(
+        block_parent, full_leaf, input_tokens, history, last_end, older_end, shortest, parent
+    )
     continued = np.zeros(len(block_parent), dtype=np.int64)
     path = full_leaf[parent]
     np.add.at(continued, path[parent >= 0], 1)
@@ -65,20 +74,22 @@ def inferred(
 
 
 @kernel
-def _longest_prefix(
+def _find_longest_prefix(
     block_parent: NDArray[np.int32],
     full_leaf: NDArray[np.int32],
     input_tokens: NDArray[np.int32],
     history: NDArray[np.int64],
-) -> NDArray[np.int32]:
-    requests = len(full_leaf)
-    parent = np.full(requests, -1, dtype=np.int32)
-    # Requests whose path ends at a block form a chain, the most recent first.
-    last_end = np.full(len(block_parent), -1, dtype=np.int32)
-    older_end = np.full(requests, -1, dtype=np.int32)
-    # The shortest history at a block spares the walk along a chain that holds no candidate.
-    shortest = np.full(len(block_parent), 2**62, dtype=np.int64)
-    for request in range(requests):
+    last_end: NDArray[np.int32],
+    older_end: NDArray[np.int32],
+    shortest: NDArray[np.int64],
+    parent: NDArray[np.int32],
+) -> None:
+    """Fill `parent`.
+
+    Requests whose path ends at a block form a chain, the most recent first: `last_end` and
+    `older_end`. The `shortest` history at a block spares the walk along one without a candidate.
+    """
+    for request in range(len(full_leaf)):
         block = block_parent[full_leaf[request]]
         while block != 0:
             if shortest[block] <= input_tokens[request]:
@@ -93,14 +104,19 @@ def _longest_prefix(
             older_end[request] = last_end[own]
             last_end[own] = request
             shortest[own] = min(shortest[own], history[request])
-    return parent
+
+
+def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """(conversation, turn) of each request: its conversation's first request, turns from 1."""
+    conversation, turn = np.empty((2, len(parent)), dtype=np.int32)
+    _follow(parent, conversation, turn)
+    return conversation, turn
 
 
 @kernel
-def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """(conversation, turn) of each request: its conversation's first request, turns from 1."""
-    conversation = np.empty(len(parent), dtype=np.int32)
-    turn = np.empty(len(parent), dtype=np.int32)
+def _follow(
+    parent: NDArray[np.int32], conversation: NDArray[np.int32], turn: NDArray[np.int32]
+) -> None:
     for request in range(len(parent)):
         above = parent[request]
         if above < 0:
@@ -109,10 +125,8 @@ def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray
         else:
             conversation[request] = conversation[above]
             turn[request] = turn[above] + 1
-    return conversation, turn
 
 
-@kernel
 def carried(
     block_parent: NDArray[np.int32],
     block_size: int,
@@ -128,9 +142,37 @@ def carried(
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
     KV yet. The first child whose prompt holds the whole history tells their identity.
     """
-    leaf = full_leaf.copy()
-    blocks = full_blocks.copy()
+    leaf, blocks = full_leaf.copy(), full_blocks.copy()
     told = np.zeros(len(parent), dtype=np.bool_)
+    _carry(
+        block_parent,
+        block_size,
+        parent,
+        full_leaf,
+        full_blocks,
+        input_tokens,
+        output_tokens,
+        told,
+        leaf,
+        blocks,
+    )
+    return leaf, blocks
+
+
+@kernel
+def _carry(
+    block_parent: NDArray[np.int32],
+    block_size: int,
+    parent: NDArray[np.int32],
+    full_leaf: NDArray[np.int32],
+    full_blocks: NDArray[np.int32],
+    input_tokens: NDArray[np.int32],
+    output_tokens: NDArray[np.int32],
+    told: NDArray[np.bool_],
+    leaf: NDArray[np.int32],
+    blocks: NDArray[np.int32],
+) -> None:
+    """Move `leaf` and `blocks` on for the requests of which a child has `told`."""
     for child in range(len(parent)):
         request = parent[child]
         if request < 0 or told[request]:
@@ -145,4 +187,3 @@ def carried(
             told[request] = True
             leaf[request] = deepest
             blocks[request] = reach
-    return leaf, blocks

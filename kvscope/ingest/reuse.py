@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import kernel_in_place
+from kvscope.jit import kernel
 from kvscope.prefix import write_path
 
 
@@ -60,7 +60,7 @@ def trace_reuse(
         runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
 
 
-@kernel_in_place
+@kernel
 def _follow(
     block_parent: NDArray[np.int32],
     block_size: int,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvscope.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
-TableKind = Literal["reuse", "next-prompts", "returns"]
+TableKind = Literal["reuse", "next-prompts", "returns", "ends"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]
 
@@ -165,6 +165,7 @@ class LanePolicy(PathPolicy):
 
     lanes: ClassVar[int] = 1
     by_category: ClassVar[bool] = False  # a lane for each row of its table instead
+    in_plugin: ClassVar[bool] = True  # whether an engine's plugin can tell it what it asks for
     adaptive: ClassVar[bool] = False
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 

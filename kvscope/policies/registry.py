@@ -21,6 +21,7 @@ from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_end import TLruEnd
+from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.tlru_length import TLruLength
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
@@ -39,6 +40,7 @@ POLICIES: tuple[type[Policy], ...] = (
     Etlru,
     Wa,
     Gittins,
+    TLruLearned,
     Ttl,
     TLruEnd,
     TLruLength,

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.beside import beside
-from kvscope.characterize import Characterization, Step, characterize
-from kvscope.characterize.facts import RequestSize, Summary, WorkingSet
+from kvscope.characterize.facts import Characterization, RequestSize, Summary, WorkingSet
+from kvscope.characterize.summary import Step, characterize
 from kvscope.facts import HitDefinition, Trace, Weight
 from kvscope.kv_size import ModelKv
 from kvscope.simulate.curve import lru_curve

@@ -25,7 +25,8 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
         raise UsageError(f"{factor} blocks as one", remedy="give a whole number from 1 on")
     cut = prompts.blocks > prompts.full_blocks
     full_leaf = np.where(cut, prompts.block_parent[prompts.leaf], prompts.leaf)
-    last = _last_of_large(prompts.block_parent, factor)
+    count, last = np.zeros((2, len(prompts.block_parent)), dtype=np.int32)
+    _find_last_of_large(prompts.block_parent, factor, count, last)
     kept = np.flatnonzero(last == np.arange(len(last)))
     number = np.zeros(len(last), dtype=np.int32)
     number[kept] = np.arange(len(kept), dtype=np.int32)
@@ -43,11 +44,16 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
 
 
 @kernel
-def _last_of_large(block_parent: NDArray[np.int32], factor: int) -> NDArray[np.int32]:
-    """The deepest block on the path to each block that ends a large one; 0 where none does."""
-    count = np.zeros(len(block_parent), dtype=np.int32)
-    last = np.zeros(len(block_parent), dtype=np.int32)
+def _find_last_of_large(
+    block_parent: NDArray[np.int32],
+    factor: int,
+    count: NDArray[np.int32],
+    last: NDArray[np.int32],
+) -> None:
+    """Fill `last`: the deepest block on the path to each one that ends a large block, or 0.
+
+    `count` are the blocks on the path to each.
+    """
     for block in range(1, len(block_parent)):  # parents have lower numbers
         count[block] = count[block_parent[block]] + 1
         last[block] = block if count[block] % factor == 0 else last[block_parent[block]]
-    return last

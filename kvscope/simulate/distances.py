@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvscope.errors import UsageError
 from kvscope.facts import HitDefinition
-from kvscope.jit import kernel_in_place
+from kvscope.jit import kernel
 from kvscope.prefix import write_path
 from kvscope.store.prompts import Prompts
 
@@ -104,7 +104,7 @@ def lru_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
         distance = np.concatenate((distance, np.empty_like(distance)))
 
 
-@kernel_in_place
+@kernel
 def _stack(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
@@ -193,7 +193,7 @@ def flat_distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
     return LruDistances(request, depth, ones, distance[:count].copy(), live)
 
 
-@kernel_in_place
+@kernel
 def _flat_stack(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],

@@ -15,6 +15,7 @@ from kvscope.model.next_prompt import VALUES, NextPrompt, added_tokens
 from kvscope.model.turns import next_turn_s, turn_waits
 from kvscope.policies.base import REFIT, REFIT_S, Policy
 from kvscope.policies.reuse import WINDOW_REFITS, reuse_values
+from kvscope.simulate.ends import end_tables
 from kvscope.simulate.refits import categories_of, refits_of, seen_by
 from kvscope.simulate.replay import NO_TABLES, Tables
 from kvscope.simulate.returns import return_tables
@@ -62,6 +63,7 @@ def tables_for(traffic: Traffic, policy: type[Policy], refit_s: float | None = N
         "reuse": reuse_tables,
         "next-prompts": next_prompt_tables,
         "returns": return_tables,
+        "ends": end_tables,
     }
     return tables[policy.table](traffic, refit_s)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel_in_place
+from kvscope.jit import callable_in_kernels, kernel
 from kvscope.policies.base import NEVER
 from kvscope.prefix import write_path
 from kvscope.simulate.traffic import Traffic
@@ -112,7 +112,7 @@ def next_touch(
     return int(stretches[low, 1]) if low < end else NEVER, begin
 
 
-@kernel_in_place
+@kernel
 def _hand_over(
     traffic: Traffic,
     begin: int,

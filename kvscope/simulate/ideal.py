@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
-from kvscope.jit import kernel_in_place
+from kvscope.jit import kernel
 from kvscope.simulate.curve import first_counted, total_weight
 from kvscope.simulate.distances import walk
 from kvscope.store.prompts import Prompts
@@ -46,7 +46,7 @@ def ideal_rate(
     return int(hits.sum()) / total if total else 0.0
 
 
-@kernel_in_place
+@kernel
 def _climb(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],

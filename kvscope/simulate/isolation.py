@@ -51,7 +51,8 @@ def isolate(prompts: Prompts, by: Tenant) -> Prompts:
             (carried_leaf, prompts.carried_leaf, prompts.carried_blocks),
         ):
             starts = np.concatenate([[0], np.cumsum(length[part], dtype=np.int64)])
-            ids = _salted(prompts.block_parent, old[part], starts, tenant[part])
+            ids = np.empty(starts[-1], dtype=np.int64)
+            _write_salted(prompts.block_parent, old[part], starts, tenant[part], ids)
             new[part] = trie.intern(starts, ids)
     return replace(prompts, leaf=leaf, carried_leaf=carried_leaf, block_parent=trie.parent.copy())
 
@@ -79,16 +80,15 @@ def _tenants(prompts: Prompts, by: Tenant) -> NDArray[np.int32]:
 
 
 @kernel
-def _salted(
+def _write_salted(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
     starts: NDArray[np.int64],
     tenant: NDArray[np.int32],
-) -> NDArray[np.int64]:
-    """The path to each leaf, its first block renamed by its tenant."""
-    ids = np.empty(starts[-1], dtype=np.int64)
+    ids: NDArray[np.int64],
+) -> None:
+    """Fill `ids`: the path to each leaf, its first block renamed by its tenant."""
     for k in range(len(leaf)):
         write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
         if starts[k] < starts[k + 1]:
             ids[starts[k]] += (np.int64(tenant[k]) + 1) * len(block_parent)
-    return ids

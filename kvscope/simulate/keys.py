@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel_in_place, once
+from kvscope.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
 from kvscope.prefix import Paths, ancestor
 from kvscope.simulate.handovers import Handovers
@@ -148,7 +148,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
                 break
         return gone, count, clock
 
-    @kernel_in_place
+    @kernel
     def replay(
         traffic: Traffic,
         moved: Handovers,

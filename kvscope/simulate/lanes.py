@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel_in_place, once
+from kvscope.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import ADAPT_EVERY, RECENT, Floats, LanePolicy, Turn
 from kvscope.prefix import ancestor
 from kvscope.simulate.bitset import add, discard, empty_sets, least, words_for
@@ -146,7 +146,7 @@ def _kernel_of(
             add(queues, words, lane_of(runs, places, request), request)
         return gone
 
-    @kernel_in_place
+    @kernel
     def replay(
         traffic: Traffic,
         moved: Handovers,

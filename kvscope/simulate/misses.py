@@ -52,10 +52,18 @@ class Novelty:
 def novelty(prompts: Prompts, definition: HitDefinition) -> Novelty:
     """What was new in each prompt, as `definition` looks blocks up; its weight does not matter."""
     steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
-    diverged = _diverged(
-        prompts.block_parent, prompts.parent, steps.leaf, steps.length, steps.look, seen
+    start, stop = seen.copy(), seen.copy()
+    _find_diverged(
+        prompts.block_parent,
+        prompts.parent,
+        steps.leaf,
+        steps.length,
+        steps.look,
+        seen,
+        start,
+        stop,
     )
-    return Novelty(seen, steps.look, *diverged)
+    return Novelty(seen, steps.look, start, stop)
 
 
 def reasons(
@@ -110,17 +118,20 @@ def miss_reasons(
 
 
 @kernel
-def _diverged(
+def _find_diverged(
     block_parent: NDArray[np.int32],
     parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
     length: NDArray[np.int32],
     look: NDArray[np.int32],
     seen: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """From where to where each path has new blocks beside others of its previous turn's path."""
-    start = seen.copy()
-    stop = seen.copy()
+    start: NDArray[np.int32],
+    stop: NDArray[np.int32],
+) -> None:
+    """Fill from where to where a path has new blocks beside others of its previous turn's path.
+
+    Where it has none, `start` and `stop` stay what they are.
+    """
     for request in range(len(leaf)):
         before = parent[request]
         if before < 0:
@@ -137,4 +148,3 @@ def _diverged(
             at -= 1
         start[request] = at
         stop[request] = end
-    return start, stop

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel_in_place, once
+from kvscope.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import NEVER, Floats, NextUsePolicy, Turn
 from kvscope.simulate.bitset import add, discard, empty_sets, least, words_for
 from kvscope.simulate.handovers import Handovers, Touches, next_touch
@@ -144,7 +144,7 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
             join(runs, places, queues, words, holder, touch_starts, touches, joining)
         return gone
 
-    @kernel_in_place
+    @kernel
     def replay(
         traffic: Traffic,
         moved: Handovers,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel_in_place, once
+from kvscope.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import Floats, Ints, QueuePolicy
 from kvscope.policies.lists import AFTER, BEFORE, NOWHERE, WHERE
 from kvscope.policies.rings import MASK, SLOTS
@@ -71,7 +71,7 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     insert = callable_in_kernels(policy.insert)
     evict = callable_in_kernels(policy.evict)
 
-    @kernel_in_place
+    @kernel
     def replay(
         traffic: Traffic,
         paths: Paths,

@@ -131,15 +131,25 @@ def release(runs: Ints, knots: Ints, request: int) -> int:
     return waiting if runs[waiting, TIP] == above and first < end <= named else -1
 
 
-@kernel
 def cached_blocks(
     block_parent: Ints, owner: NDArray[np.int32], end: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
     """Which blocks are cached: those whose depth is below their owner's `end`."""
-    depth = np.empty(len(block_parent), dtype=np.int32)
-    depth[0] = -1
     cached = np.zeros(len(block_parent), dtype=np.bool_)
+    _find_cached(block_parent, owner, end, np.empty(len(block_parent), dtype=np.int32), cached)
+    return cached
+
+
+@kernel
+def _find_cached(
+    block_parent: Ints,
+    owner: NDArray[np.int32],
+    end: NDArray[np.int32],
+    depth: NDArray[np.int32],
+    cached: NDArray[np.bool_],
+) -> None:
+    """Fill `cached`, and `depth`, from -1 for the root on."""
+    depth[0] = -1
     for block in range(1, len(block_parent)):
         depth[block] = depth[block_parent[block]] + 1
         cached[block] = owner[block] >= 0 and depth[block] < end[owner[block]]
-    return cached

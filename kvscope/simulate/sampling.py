@@ -68,7 +68,7 @@ def sampled(
     if not 0 <= part < max(math.floor(1 / rate + 1e-9), 1):
         raise UsageError(f"part {part} at rate {rate}", remedy="give a number from 0 to 1 / rate")
     limit = max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * len(prompts.leaf)))
-    group = _subtrees(prompts.block_parent, prompts.leaf, limit)
+    group = subtrees(prompts.block_parent, prompts.leaf, limit)
     place = uniform(group, seed)
     chosen = np.flatnonzero((part * rate <= place) & (place < (part + 1) * rate))
     if not len(chosen):
@@ -91,8 +91,7 @@ def sampled(
     )
 
 
-@kernel
-def _subtrees(
+def subtrees(
     block_parent: NDArray[np.int32], leaf: NDArray[np.int32], limit: int
 ) -> NDArray[np.int64]:
     """The subtree of each request: the first block of its path that at most `limit` requests share.
@@ -100,20 +99,29 @@ def _subtrees(
     A request that ends in a shared head, or has no blocks, stands for itself, as a number beyond
     all blocks.
     """
-    requests = np.zeros(len(block_parent), dtype=np.int32)
+    requests, root = np.zeros((2, len(block_parent)), dtype=np.int32)
+    _find_roots(block_parent, leaf, limit, requests, root)
+    own = len(block_parent) + np.arange(len(leaf), dtype=np.int64)
+    return np.where(root[leaf] > 0, root[leaf], own)
+
+
+@kernel
+def _find_roots(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    limit: int,
+    requests: NDArray[np.int32],
+    root: NDArray[np.int32],
+) -> None:
+    """Fill `requests`, how many have each block, and `root`, the subtree that it belongs to."""
     for block in leaf:
         requests[block] += 1
     for block in range(len(block_parent) - 1, 0, -1):  # children have higher numbers
         requests[block_parent[block]] += requests[block]
-    root = np.zeros(len(block_parent), dtype=np.int32)
     for block in range(1, len(block_parent)):
         root[block] = root[block_parent[block]]
         if root[block] == 0 and requests[block] <= limit:
             root[block] = block
-    found = np.empty(len(leaf), dtype=np.int64)
-    for k in range(len(leaf)):
-        found[k] = root[leaf[k]] if root[leaf[k]] > 0 else len(block_parent) + k
-    return found
 
 
 def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

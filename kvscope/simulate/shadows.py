@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,10 @@ class _Sample:
 class Shadows:
     """Shadows of one traffic, for caches of any size."""
 
+    begins_with: ClassVar[int] = FIRST
+    evidence_refits: ClassVar[int] = EVIDENCE_REFITS
+    margin: ClassVar[float] = MARGIN
+
     def __init__(self, traffic: Traffic, refit_s: float, learned: Sequence[Candidate]) -> None:
         """`learned` has a candidate for each class set, with the same refits."""
         self._traffic, self._learned = traffic, tuple(learned)
@@ -66,6 +70,11 @@ class Shadows:
             for worth in (0.0, 1.0)  # nothing is worth anything: LRU; all the same: need alone
         )
         self._samples: dict[float, _Sample] = {}
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """All that is chosen from; the first is what the policy falls back to."""
+        return (*self._simple, *self._learned)
 
     def tables(self) -> Tables:
         """The tables that choose for each cache; as they are, those of the first class set."""
@@ -93,17 +102,17 @@ class Shadows:
         return Tables(self._refits.since, values, classes)
 
     def taken(self, costs: Floats) -> NDArray[np.int64]:
-        """The candidate in force from each refit on: the first class set until one does better.
+        """The candidate in force from each refit on: the one to begin with until one does better.
 
         `costs` (candidates, refits) is what shadows computed between a refit and the next.
         """
-        since = np.searchsorted(self._refits.number, self._refits.number - EVIDENCE_REFITS)
+        since = np.searchsorted(self._refits.number, self._refits.number - self.evidence_refits)
         until = np.concatenate((np.zeros((len(costs), 1)), costs.cumsum(axis=1)), axis=1)
-        now, found = FIRST, []
+        now, found = self.begins_with, []
         for refit, first in enumerate(since.tolist()):
             cost = until[:, refit] - until[:, first]
             best = int(cost.argmin())
-            if cost[best] < (1 - MARGIN) * cost[now]:
+            if cost[best] < (1 - self.margin) * cost[now]:
                 now = best
             elif cost[LRU] < cost[now]:
                 now = LRU
@@ -112,7 +121,7 @@ class Shadows:
 
     def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
         """Tokens beyond xi that each candidate's shadow computed, from each refit to the next."""
-        shape = len(self._simple) + len(self._learned), len(self._refits.number)
+        shape = len(self.candidates), len(self._refits.number)
         costs = np.zeros(shape)
         if capacity_blocks < 1:
             return costs
@@ -120,7 +129,7 @@ class Shadows:
         past = History(sample.moved, NO_TOUCHES, NO_PATHS)  # all that lanes ask for
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._refits.number, self._refits.bin[sample.requests])
-        for at, one in enumerate((*self._simple, *self._learned)):
+        for at, one in enumerate(self.candidates):
             since = np.searchsorted(sample.requests, one.since)
             tables = Tables(since, one.values, one.classes[sample.requests])
             done = replay(sample.traffic, policy, small, past=past, tables=tables)

@@ -20,7 +20,10 @@ def select(prompts: Prompts, requests: NDArray[np.int64]) -> Prompts:
     Blocks, requests and conversations are numbered anew, in the same order; times, users and
     categories stay. A parent that was not selected is none.
     """
-    needed = _needed(prompts.block_parent, prompts.leaf[requests], prompts.carried_leaf[requests])
+    needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
+    needed[0] = True
+    _mark_needed(prompts.block_parent, prompts.leaf[requests], needed)
+    _mark_needed(prompts.block_parent, prompts.carried_leaf[requests], needed)
     block = (np.cumsum(needed) - 1).astype(np.int32)
     request = np.full(len(prompts.leaf) + 1, -1, dtype=np.int32)  # the last entry: no parent
     request[requests] = np.arange(len(requests), dtype=np.int32)
@@ -40,19 +43,12 @@ def select(prompts: Prompts, requests: NDArray[np.int64]) -> Prompts:
 
 
 @kernel
-def _needed(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], carried_leaf: NDArray[np.int32]
-) -> NDArray[np.bool_]:
-    """The blocks on the paths to these leaves, and the root."""
-    needed = np.zeros(len(block_parent), dtype=np.bool_)
-    needed[0] = True
-    for k in range(len(leaf)):
-        block = leaf[k]
+def _mark_needed(
+    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], needed: NDArray[np.bool_]
+) -> None:
+    """Mark the blocks on the paths to these leaves, up to those that are marked, as the root is."""
+    for last in leaf:
+        block = last
         while not needed[block]:
             needed[block] = True
             block = block_parent[block]
-        block = carried_leaf[k]
-        while not needed[block]:
-            needed[block] = True
-            block = block_parent[block]
-    return needed

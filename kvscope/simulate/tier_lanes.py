@@ -20,25 +20,23 @@ from kvscope.simulate.traffic import Traffic
 
 @cache
 def places_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
-    """The kernel that asks a lane policy where each request's blocks belong (R x 3, `place`)."""
+    """The kernel that fills in where each request's blocks belong (R x 3, `LanePolicy.place`)."""
     place = callable_in_kernels(policy.place)
 
     @kernel
-    def places(traffic: Traffic, p: Floats) -> Ints:
+    def places(traffic: Traffic, p: Floats, found: Ints) -> None:
         arrival_s, history, category = (
             traffic.arrival_s,
             traffic.history_tokens,
             traffic.category,
         )
         following, block_size = traffic.next_prompt_tokens, traffic.block_size
-        found = np.empty((len(history), 3), dtype=np.int32)
         for request in range(len(history)):
             turn = Turn(
                 request, arrival_s[request], history[request], category[request], following[request]
             )
             depth, deep, shallow = place(turn, block_size, p)
             found[request, 0], found[request, 1], found[request, 2] = depth, deep, shallow
-        return found
 
     return places
 
@@ -122,9 +120,17 @@ def exclusive_kernel(
     worth: Floats,
     queues: NDArray[np.uint64],
     leaf: bool,
-) -> tuple[Ints, Counts, Counts, Ints]:
-    """Replay T tiers: each request's hits (R x T), blocks that left each, moved down, and `ends`.
+    ends: Ints,
+    tips: Ints,
+    hanging: Ints,
+    waiting: Ints,
+    hits: Ints,
+    counts: NDArray[np.int64],
+) -> None:
+    """Replay T tiers: fill in each request's `hits` (R x T), `ends` and `counts`.
 
+    `counts` has a row for each of: the requests that have expired in a tier, its blocks, those that
+    left it, those that moved down. `ends`, `tips`, `hanging` and `waiting` as in `tier_runs`.
     Lanes are numbered through all tiers: those of tier t from `first_lane[t]` on. `places` (T x R
     x 3) says which ones a request's blocks belong to, as `LanePolicy.place` does, and `worth` what
     each lane's blocks are worth. `queues` has an empty set a lane. `leaf` as in `tier_runs`.
@@ -133,16 +139,8 @@ def exclusive_kernel(
     anonymous, look, leaves = traffic.anonymous, traffic.look, traffic.leaf
     starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
     requests, tiers = len(length), len(capacity)
-    ends = np.zeros((requests, tiers + 1), dtype=np.int32)
-    tips = np.zeros((requests if leaf else 1, tiers), dtype=np.int32)
-    hanging = np.zeros((len(parents) if leaf else 1, tiers), dtype=np.int32)
-    waiting = np.zeros(len(parents) if leaf else 1, dtype=np.int32)
     words = words_for(requests)
-    hits = np.zeros((requests, tiers), dtype=np.int32)
-    expired = np.zeros(tiers, dtype=np.int64)
-    size = np.zeros(tiers, dtype=np.int64)
-    left = np.zeros(tiers, dtype=np.int64)
-    demoted = np.zeros(tiers, dtype=np.int64)
+    expired, size, left, demoted = counts[0], counts[1], counts[2], counts[3]
     for request in range(requests):
         for tier in range(tiers - 1, -1, -1):  # the last first, so that nothing only passes through
             before = arrival_s[request] - ttl_s[tier]
@@ -175,4 +173,3 @@ def exclusive_kernel(
             capacity, first_lane, worth, queues, words, places, ends, tips, hanging, waiting,
             parents, length, expired, size, left, demoted, leaf,
         )  # fmt: skip
-    return hits, left, demoted, ends

@@ -94,7 +94,11 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
     lanes = [_worth(policy) for policy in policies]
     first_lane = np.zeros(len(tiers) + 1, dtype=np.int64)
     np.cumsum([len(worth) for worth in lanes], out=first_lane[1:])
-    hits, left, demoted, ends = exclusive_kernel(
+    requests, blocks = len(traffic.leaf), len(traffic.block_parent)
+    ends = np.zeros((requests, len(tiers) + 1), dtype=np.int32)
+    hits = np.zeros((requests, len(tiers)), dtype=np.int32)
+    counts = np.zeros((4, len(tiers)), dtype=np.int64)
+    exclusive_kernel(
         traffic,
         past.moved,
         np.array([tier.capacity_blocks for tier in tiers], dtype=np.int64),
@@ -102,9 +106,16 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
         _places(traffic, policies, first_lane),
         first_lane,
         np.concatenate(lanes),
-        empty_sets(int(first_lane[-1]), len(traffic.leaf)),
+        empty_sets(int(first_lane[-1]), requests),
         leaf,
+        ends,
+        np.zeros((requests if leaf else 1, len(tiers)), dtype=np.int32),
+        np.zeros((blocks if leaf else 1, len(tiers)), dtype=np.int32),
+        np.zeros(blocks if leaf else 1, dtype=np.int32),
+        hits,
+        counts,
     )
+    _, _, left, demoted = counts.tolist()
     down_to = np.array(
         [
             cached_blocks(traffic.block_parent, past.moved.owner, np.ascontiguousarray(end))
@@ -113,9 +124,7 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
     )
     cached = down_to.copy()
     cached[1:] &= ~down_to[:-1]
-    return TieredReplay(
-        tiers, "exclusive", hits, tuple(left.tolist()), tuple(demoted.tolist()), cached
-    )
+    return TieredReplay(tiers, "exclusive", hits, tuple(left), tuple(demoted), cached)
 
 
 def _write_through(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
@@ -189,10 +198,9 @@ def _worth(policy: LanePolicy) -> Floats:
 def _places(
     traffic: Traffic, policies: Sequence[LanePolicy], first_lane: NDArray[np.int64]
 ) -> NDArray[np.int32]:
+    found = np.empty((len(policies), len(traffic.leaf), 3), dtype=np.int32)
     kernels = [places_kernel(kind) for kind in map(type, policies)]
-    found = np.array(
-        [run(traffic, policy.settings()) for run, policy in zip(kernels, policies, strict=True)],
-        dtype=np.int32,
-    )
+    for fill, policy, places in zip(kernels, policies, found, strict=True):
+        fill(traffic, policy.settings(), places)
     found[:, :, 1:] += first_lane[:-1, None, None].astype(np.int32)
     return found

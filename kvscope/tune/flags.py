@@ -73,7 +73,7 @@ def _sglang_config(policy: Policy) -> dict[str, int]:
 
 
 def _vllm(policy: Policy, tokens: int) -> str | None:
-    if not isinstance(policy, LanePolicy) or policy.hindsight:
+    if not isinstance(policy, LanePolicy) or policy.hindsight or not policy.in_plugin:
         return None
     blocks = -(-tokens // VLLM_BLOCK_TOKENS) + 1
     size = f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"

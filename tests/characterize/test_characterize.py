@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from kvscope.characterize import Characterization, characterize
+from kvscope.characterize.facts import Characterization
+from kvscope.characterize.summary import characterize
 from kvscope.facts import Quantiles
 from kvscope.store.prompts import load_prompts
 from tests.characterize.tiny import (

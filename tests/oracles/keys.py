@@ -125,6 +125,11 @@ def _tlru_end(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     return (0.0,) if ended else _tlru(asked, block, one)
 
 
+def _tlru_learned(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
+    """The class that a request was given says whether its conversation is taken to end: 1."""
+    return (0.0,) if asked.traffic.category[one.owner] == 1 else _tlru(asked, block, one)
+
+
 def _tlru_length(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     truth = int(asked.traffic.next_prompt_tokens[one.owner])
     return (0.0 if truth == ENDS or _safe(asked, one, truth) else 1.0,)
@@ -191,6 +196,7 @@ KEYS: dict[str, Key] = {
     "gdfs": _gdfs,
     "tlru": _tlru,
     "tlru-end": _tlru_end,
+    "tlru-learned": _tlru_learned,
     "tlru-length": _tlru_length,
     "etlru": _etlru,
     "wa": _wa,

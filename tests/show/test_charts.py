@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.characterize import characterize
 from kvscope.characterize.facts import (
     CategoryNextTurn,
     HazardCurve,
@@ -13,6 +12,7 @@ from kvscope.characterize.facts import (
     ReuseHazard,
     WindowNextTurn,
 )
+from kvscope.characterize.summary import characterize
 from kvscope.show import html
 from kvscope.show.charts import style, time, traffic
 from kvscope.show.section import Section

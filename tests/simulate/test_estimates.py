@@ -12,6 +12,7 @@ from kvscope.policies.gittins import AGES, CLASSES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.wa import RATE_PER_S, REUSE_PROBABILITY, Wa
 from kvscope.simulate.definitions import standard
+from kvscope.simulate.ends import end_tables
 from kvscope.simulate.estimates import (
     next_prompt_tables,
     parameters_from,
@@ -49,7 +50,7 @@ def evidence_of(name: str) -> tuple[Evidence, Prompts]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("table", [reuse_tables, next_prompt_tables, return_tables])
+@pytest.mark.parametrize("table", [reuse_tables, next_prompt_tables, return_tables, end_tables])
 def test_a_table_does_not_change_with_the_future(name: str, table: object) -> None:
     """Those that hold for the first requests are the same when no more of them are known."""
     assert callable(table)

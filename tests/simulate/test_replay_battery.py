@@ -126,7 +126,8 @@ def test_time_matters_to_few(policy: type[Policy], leaves: Leaves, data: st.Data
     bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
     capacity = data.draw(drawn.capacities(of))
     at_once = of._replace(arrival_s=np.zeros_like(of.arrival_s))
-    assert _same(replay(of, bound, capacity), replay(at_once, bound, capacity))
+    told = data.draw(drawn.tables(policy.name))
+    assert _same(*(replay(one, bound, capacity, tables=told) for one in (of, at_once)))
 
 
 @EVERY_CASE

@@ -87,14 +87,16 @@ def _records(prompts: Prompts, future: _Future, first: int, after: int) -> NDArr
     records["obj_id"] = ids
     records["obj_size"] = 1
     vtime = np.cumsum(prompts.blocks, dtype=np.int64) - prompts.blocks + 1
-    records["next_access_vtime"] = _next_access(
-        starts, vtime, first, future.starts, future.next, future.depth, future.blocks
+    following = np.full(len(ids), NEVER, dtype=np.int64)
+    _find_next_access(
+        starts, vtime, first, future.starts, future.next, future.depth, future.blocks, following
     )
+    records["next_access_vtime"] = following
     return records
 
 
 @kernel
-def _next_access(
+def _find_next_access(
     starts: NDArray[np.int64],
     vtime: NDArray[np.int64],
     first: int,
@@ -102,11 +104,10 @@ def _next_access(
     run_next: NDArray[np.int32],
     run_depth: NDArray[np.int32],
     run_blocks: NDArray[np.int32],
-) -> NDArray[np.int64]:
-    """When each access's block is accessed next; vtime[r] is the time of r's first access."""
-    found = np.full(starts[-1], NEVER, dtype=np.int64)
+    found: NDArray[np.int64],
+) -> None:
+    """Fill in when each access's block is accessed next; vtime[r] is that of r's first access."""
     for k in range(len(starts) - 1):
         for run in range(run_starts[first + k], run_starts[first + k + 1]):
             for depth in range(run_depth[run], run_depth[run] + run_blocks[run]):
                 found[starts[k] + depth] = vtime[run_next[run]] + depth
-    return found

@@ -10,10 +10,12 @@ from kvscope.show import html
 from kvscope.show.report import trace_in_words
 from kvscope.show.section import Section
 from kvscope.show.sections.fit_conversations import conversations, next_prompts
+from kvscope.show.sections.fit_ends import returns
 from kvscope.show.sections.fit_models import models, stability
 from kvscope.show.table import Table
 from kvscope.show.text_plots import sparkline, thinned
 from kvscope.show.words import counted
+from kvscope.tune.end_gain import EndsFit
 
 _FITS = "exponential fits"
 _PLOT_WIDTH = 60
@@ -21,7 +23,7 @@ _VISIBLE = 0.02  # of the highest point: where a plot begins
 _SEVERAL = 8  # names in a sentence
 
 
-def sections(found: Fit) -> list[Section]:
+def sections(found: Fit, ends: EndsFit | None = None) -> list[Section]:
     """The first screen, then everything there is to say."""
     made = [headline(found)]
     if found.models:
@@ -32,13 +34,15 @@ def sections(found: Fit) -> list[Section]:
         made.append(conversations(found))
     if found.next_prompts:
         made.append(next_prompts(found.next_prompts))
+    if ends is not None:
+        made.append(returns(ends))
     return made
 
 
-def html_report(found: Fit) -> str:
+def html_report(found: Fit, ends: EndsFit | None = None) -> str:
     """The fit as one self-contained HTML page."""
     lead = trace_in_words(found.trace)
-    return html.page(f"kvscope fit: {found.trace.name}", lead, sections(found))
+    return html.page(f"kvscope fit: {found.trace.name}", lead, sections(found, ends))
 
 
 def headline(found: Fit) -> Section:

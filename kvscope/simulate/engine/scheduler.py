@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvscope.jit import callable_in_kernels, kernel_in_place
+from kvscope.jit import callable_in_kernels, kernel
 from kvscope.policies.base import LanePolicy
 from kvscope.simulate.engine.eviction import Take, taker
 from kvscope.simulate.engine.pool import expire
@@ -216,7 +216,7 @@ def _stepper(policy: type[LanePolicy], leaf: bool) -> Run:
     schedule = scheduler(policy, release, leaf)
     complete = completer(release, leaf)
 
-    @kernel_in_place
+    @kernel
     def run(machine: Machine, steps: int, finished: int) -> bool:
         state, requests = machine.state[0], machine.requests
         for _ in range(steps):

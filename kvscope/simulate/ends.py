@@ -1,0 +1,154 @@
+"""What a trace tells `TLruLearned`: how likely each conversation goes on, by the past alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import Policy
+from kvscope.policies.boosting import boosted, chances
+from kvscope.policies.chances import Trees
+from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
+from kvscope.simulate.handovers import handovers
+from kvscope.simulate.refits import refits_of
+from kvscope.simulate.replay import Tables
+from kvscope.simulate.shadows import Candidate, Shadows
+from kvscope.simulate.traffic import Traffic
+from kvscope.simulate.turn_features import TurnFeatures, turn_features
+
+THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.3)  # the first: no conversation is taken to end
+MOST_REQUESTS = 4096  # that a fit looks at, the latest ones
+FEWEST_REQUESTS = 50
+_NEWS = 0.05  # of what a fit looks at: with fewer new requests the fit before stays
+
+Floats = NDArray[np.float64]
+
+
+class Fitted(NamedTuple):
+    """Trees learned at a refit, and from how many requests."""
+
+    trees: Trees
+    requests: int
+
+
+class Predicted(NamedTuple):
+    """The chance that each of R requests is continued, NaN before the first fit.
+
+    `fits` are in force one after the other, each from request `since[k]` on; None: too few
+    requests to learn from.
+    """
+
+    chance: Floats
+    since: NDArray[np.int64]
+    fits: tuple[Fitted | None, ...]
+
+
+class Ends:
+    """What refits learn of the ends of conversations in one traffic."""
+
+    def __init__(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> None:
+        self.traffic, self.refit_s = traffic, refit_s
+        self.window_s = WINDOW_REFITS * refit_s
+        self._refits = refits_of(traffic, refit_s)
+        self._predicted: dict[float, Predicted] = {}
+        self._judges: dict[float, Thresholds] = {}
+        self._lock = Lock()
+
+    @cached_property
+    def turns(self) -> TurnFeatures:
+        """Features and waits of all requests."""
+        return turn_features(self.traffic, handovers(self.traffic), self.window_s)
+
+    def tables(self) -> Tables:
+        """The tables that choose for each cache; as they are, no conversation ends."""
+        nothing = np.zeros(len(self.traffic.leaf), dtype=np.int32)
+        return Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1)), nothing, self.choose)
+
+    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """The classes of all requests as a cache of this size takes them."""
+        with self._lock:
+            judge = self.judge(policy.values["horizon_s"])
+        return judge.choose(policy, capacity_blocks)
+
+    def judge(self, horizon_s: float) -> Thresholds:
+        """The shadow caches that choose a threshold for the chances of this horizon."""
+        if horizon_s not in self._judges:
+            chance = self.predicted(horizon_s).chance
+            self._judges[horizon_s] = Thresholds(self.traffic, self.refit_s, chance)
+        return self._judges[horizon_s]
+
+    def predicted(self, horizon_s: float) -> Predicted:
+        """The chance of a turn within `horizon_s` after each request, as the refit before it says.
+
+        A refit learns from the requests of the window before it whose horizon has passed by then:
+        of younger ones it is not yet known whether they go on. So no label is cut off by time.
+        """
+        if horizon_s not in self._predicted:
+            self._predicted[horizon_s] = self._predict(horizon_s)
+        return self._predicted[horizon_s]
+
+    def _predict(self, horizon_s: float) -> Predicted:
+        known, returned = self.turns.known, self.turns.next_s <= horizon_s
+        arrival_s, since = self.traffic.arrival_s, self._refits.since
+        chance = np.full(len(arrival_s), np.nan)
+        fits: list[Fitted | None] = []
+        learned = 0
+        for number, first, end in zip(
+            self._refits.number.tolist(), since, [*since[1:], len(arrival_s)], strict=True
+        ):
+            now_s = number * self.refit_s
+            low, high = np.searchsorted(arrival_s, (now_s - self.window_s, now_s - horizon_s))
+            low = max(low, high - MOST_REQUESTS)
+            found = fits[-1] if fits else None
+            if high - low >= FEWEST_REQUESTS and high - learned >= _NEWS * (high - low):
+                some = slice(low, high)
+                found, learned = Fitted(boosted(known[some], returned[some]), int(high - low)), high
+            fits.append(found)
+            if found is not None:
+                chance[first:end] = chances(found.trees, known[first:end])
+        return Predicted(chance, since, tuple(fits))
+
+
+class Thresholds(Shadows):
+    """Shadows of T-LRU, each of which takes conversations to end below another chance.
+
+    They are slower to be taken up than those of class sets: what a threshold gains shows at once,
+    what it loses when those come back whom it took to end.
+    """
+
+    begins_with = 0
+    evidence_refits = 12
+    margin = 0.03
+
+    def __init__(self, traffic: Traffic, refit_s: float, chance: Floats) -> None:
+        since, values = np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1))
+        self._ends = tuple((chance < one).astype(np.int32) for one in THRESHOLDS)
+        super().__init__(traffic, refit_s, [Candidate(since, values, one) for one in self._ends])
+        self._told = ~np.isnan(chance[self._refits.since]) if len(chance) else False
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """One a threshold, plain T-LRU first, to which the policy falls back."""
+        return self._learned
+
+    def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
+        """The same, where there was a prediction: until then all are alike and tell nothing."""
+        return super().costs(policy, capacity_blocks) * self._told
+
+    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """A request ends by the threshold in force when it came."""
+        taken = self.taken(self.costs(policy, capacity_blocks))
+        requests = np.arange(len(self._ends[0]))
+        row = np.searchsorted(self._refits.number, self._refits.bin[requests])
+        classes = np.stack(self._ends)[taken[row], requests]
+        return Tables(self._learned[0].since, self._learned[0].values, classes)
+
+
+def end_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables:
+    """Whether each request's conversation goes on, as each cache takes it: `Ends`."""
+    return Ends(traffic, refit_s).tables()

@@ -1,0 +1,137 @@
+"""What is known of a request: against a walk block by block, and never from the future."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.policies.chances import FEATURES, NOTHING
+from kvscope.simulate.handovers import handovers
+from kvscope.simulate.traffic import Traffic
+from kvscope.simulate.turn_features import SHARED_HEAD, turn_features
+from tests.oracles.replay import paths
+from tests.policies.traffics import traffics
+from tests.simulate.test_estimates import first, told
+from tests.simulate.test_returns import chain
+
+FOREVER = 1e9
+
+
+def by_name(of: Traffic, memory_s: float = FOREVER) -> dict[str, list[float]]:
+    """The features, each by its name."""
+    found = turn_features(of, handovers(of), memory_s).known
+    return {name: found[:, at].tolist() for at, name in enumerate(FEATURES)}
+
+
+def walked(of: Traffic, memory_s: float) -> tuple[list[dict[str, float]], list[float]]:
+    """The same and the waits for the next turn, one block at a time."""
+    every, arrival_s = paths(of), of.arrival_s.tolist()
+    owner: dict[int, int] = {}
+    ways: dict[int, int] = {}
+    known: list[dict[str, float]] = []
+    next_s = [math.inf] * len(every)
+    before: list[int | None] = []
+    heads: list[int] = []
+    for at, path in enumerate(every):
+        full = int(of.input_tokens[at]) // of.block_size
+        shared, turn_of, begins = 0, None, 0
+        touched = sum(block in owner for block in path)
+        for depth in range(touched):
+            giver = owner[path[depth]]
+            if depth == 0 and full > 0 and arrival_s[at] - arrival_s[giver] <= memory_s:
+                begins = heads[giver] + 1
+            if depth + 1 < touched and owner[path[depth + 1]] == giver:
+                continue
+            of_giver = next(d for d in range(depth + 1) if owner[path[d]] == giver)
+            whole = depth + 1 == len(every[giver]) and ways.get(path[depth], 0) < SHARED_HEAD
+            if whole:
+                next_s[giver] = min(next_s[giver], arrival_s[at] - arrival_s[giver])
+            if arrival_s[at] - arrival_s[giver] <= memory_s and of_giver < full:
+                shared, turn_of = min(depth + 1, full), giver if whole else None
+        if 0 < touched < len(path):
+            ways[path[touched - 1]] = ways.get(path[touched - 1], 0) + 1
+        chain_back = [at]
+        before.append(turn_of)
+        while (earlier := before[chain_back[-1]]) is not None:
+            chain_back.append(earlier)
+        turns = len(chain_back) - 1
+        span_s = arrival_s[at] - arrival_s[chain_back[-1]]
+        heads.append(begins)
+        known.append(
+            {
+                "new_tokens": (full - shared) * of.block_size,
+                "input_tokens": int(of.input_tokens[at]),
+                "output_tokens": int(of.history_tokens[at] - of.input_tokens[at]),
+                "shared_share": shared / max(full, 1),
+                "turns": turns,
+                "since_s": arrival_s[at] - arrival_s[chain_back[1]] if turns else NOTHING,
+                "mean_gap_s": span_s / turns if turns else NOTHING,
+                "head_requests": begins,
+            }
+        )
+        owner.update(dict.fromkeys(path, at))
+    return known, next_s
+
+
+@settings(deadline=None, max_examples=150)
+@given(traffics(most=16), st.sampled_from((0.0, 1.0, 3.0, FOREVER)))
+def test_features_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
+    """Every feature of every request, and how long its next turn takes."""
+    found = turn_features(of, handovers(of), memory_s)
+    known, next_s = walked(of, memory_s)
+    assert found.next_s.tolist() == next_s
+    for at, one in enumerate(known):
+        assert found.known[at].tolist() == pytest.approx([one[name] for name in FEATURES])
+
+
+def test_features_of_a_conversation() -> None:
+    """A longer turn; a repeat; one that leaves it half-way; a repeat of a turn before that."""
+    of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0], output=300)
+    found = by_name(of)
+    assert found["new_tokens"] == [4, 4, 0, 0, 0]
+    assert found["shared_share"] == [0.0, 0.5, 1.0, 1.0, 1.0]
+    assert found["turns"] == [0, 1, 2, 0, 3]
+    assert found["since_s"] == [NOTHING, 5.0, 50.0, NOTHING, 255.0]
+    assert found["mean_gap_s"] == [NOTHING, 5.0, 27.5, NOTHING, 310.0 / 3]
+    assert found["head_requests"] == [0, 1, 2, 3, 4]
+    assert found["output_tokens"] == [300] * 5
+    assert by_name(of, 100.0)["head_requests"] == [0, 1, 2, 0, 1]
+
+
+def test_a_head_that_many_share_is_no_turn() -> None:
+    """After four ways of going on, whoever asks for the head alone is not followed by the fifth."""
+    tails, size = 6, 2
+    requests = 2 * tails
+    leaf = np.array([1 if at % 2 == 0 else 2 + at // 2 for at in range(requests)], dtype=np.int32)
+    length = np.array([1, 2] * tails, dtype=np.int32)
+    of = chain([1] * requests, [float(at) for at in range(requests)])._replace(
+        block_size=size,
+        block_parent=np.array([0, 0, *[1] * tails], dtype=np.int32),
+        leaf=leaf,
+        length=length,
+        look=length,
+        input_tokens=length * size,
+        history_tokens=(length * size).astype(np.int64),
+    )
+    next_s = turn_features(of, handovers(of), FOREVER).next_s
+    assert next_s[::2].tolist() == [1.0] * SHARED_HEAD + [math.inf] * (tails - SHARED_HEAD)
+    assert by_name(of)["turns"][1::2] == [1] * SHARED_HEAD + [0] * (tails - SHARED_HEAD)
+
+
+@pytest.mark.parametrize("name", ["to-c", "agent", "regime-change"])
+def test_features_do_not_change_with_the_future(name: str) -> None:
+    """They are the same where later requests are others, or none; so are waits that were over."""
+    of, half = told(name), 300
+    whole = turn_features(of, handovers(of), FOREVER)
+    before = first(of, half)
+    alone = turn_features(before, handovers(before), FOREVER)
+    assert np.array_equal(alone.known, whole.known[:half])
+    now_s = of.arrival_s[half]
+    over = of.arrival_s[:half] + whole.next_s[:half] < now_s
+    assert over.any()
+    assert np.array_equal(alone.next_s[over], whole.next_s[:half][over])
+    assert np.all(of.arrival_s[:half][~over] + alone.next_s[~over] >= now_s)
