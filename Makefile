@@ -96,6 +96,7 @@ bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM
 
 bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-LRU where it must win
 	$(ENGINE)/bin/python -m benchmarks.real_engine $(BENCH)
+	$(ENGINE)/bin/python -m benchmarks.real_gittins
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.samples sample_traces

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -36,7 +37,10 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "tlru, any": {"name": "tlru", "leaves": "any", "params": {"xi_tokens": 512}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 512}},
     f"wa, {KINDS} categories": {"name": "wa"},
+    "gittins, 12 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, 36 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
 }
+CLASS_SETS = {"gittins, 12 classes": 0, "gittins, 36 classes": 1}
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def main() -> None:
         for _ in range(told.rounds):
             for name, policy in POLICIES.items():
                 made = _scheduler(folder, policy, told.blocks)
+                if name in CLASS_SETS:
+                    _of_all_classes(made.kvscope[0], CLASS_SETS[name])
                 runs[name].append(_served(made, told.requests, told.prompt_blocks))
     print(_table(runs, told.requests).markdown())
 
@@ -124,6 +130,27 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
         block_size=BLOCK,
         log_stats=False,
     )
+
+
+def _of_all_classes(steering: Any, class_set: int) -> None:
+    """Have requests be of every class in turn: as many queues as there can be, two a class.
+
+    An index that falls with age, of another height for each class. Nothing else of what the plugin
+    does for a request is left out.
+    """
+    from kvscope.engine.learning import Returns
+    from kvscope.policies.fitted import Fitted
+    from kvscope.policies.gittins import AGES, STEPS
+    from kvscope.policies.returns import began_s
+
+    classes = math.prod(STEPS[class_set])
+    falling = 1.0 / (30.0 + began_s(np.arange(AGES)))
+    index = np.outer(1.0 + np.arange(classes) * 7 % classes / classes, falling)
+    made = Fitted(class_set, index, math.inf, 0, refits=True)
+    learner = steering.learner = Returns(steering.policy, BLOCK, made)
+    find = learner.category
+    learner.category = lambda request, of: (find(request, of), of.number % classes)[1]  # type: ignore[method-assign]
+    steering.use(learner.table)
 
 
 def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:

@@ -60,12 +60,12 @@ def _proof(folder: Path, requests: int, repeats: int) -> int:
     for name, at_once in (("turns", CALLERS), ("alone", 1)):
         lines = [json.dumps(line) for line in callers(requests, at_once)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    _run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
+    run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
     slo_ms = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0)) * 1e3
     sizes = f"--capacity-blocks {BLOCKS} --slo {slo_ms:.0f}ms --latency latency.toml"
-    alone = _run(folder, f"tune alone.jsonl {sizes} --output alone.toml --json")
-    turns = _run(folder, f"tune turns.jsonl {sizes} --json")
-    found = _run(
+    alone = run(folder, f"tune alone.jsonl {sizes} --output alone.toml --json")
+    turns = run(folder, f"tune turns.jsonl {sizes} --json")
+    found = run(
         folder,
         "validate turns.jsonl --model mid --policies both --sequential --latency latency.toml"
         f" --repeats {repeats} --html validation.html --json",
@@ -75,9 +75,9 @@ def _proof(folder: Path, requests: int, repeats: int) -> int:
         "callers one after the other": (alone["recommendation"]["policy"], "lru"),
         "on the engine": (found["verdict"], "confirmed"),
     }
-    for run in found["runs"]:
-        print(run["policy"], *(_beside(run, figure) for figure in ("p50", "p95")), sep="\n  ")
-        print(f"  hit tokens off: {run['mismatched_requests']} requests")
+    for one in found["runs"]:
+        print(one["policy"], *(beside(one, figure) for figure in ("p50", "p95")), sep="\n  ")
+        print(f"  hit tokens off: {one['mismatched_requests']} requests")
     for check in found["checks"]:
         print({True: "passed", False: "failed", None: "open"}[check["passed"]], check["words"])
     for name, (was, should) in wanted.items():
@@ -85,12 +85,13 @@ def _proof(folder: Path, requests: int, repeats: int) -> int:
     return int(any(was != should for was, should in wanted.values()))
 
 
-def _beside(run: dict[str, Any], figure: str) -> str:
-    said, was = (run[side]["ttft_ms"][figure] for side in ("predicted", "measured"))
+def beside(one: dict[str, Any], figure: str) -> str:
+    """A figure of one run, as measured and as predicted."""
+    said, was = (one[side]["ttft_ms"][figure] for side in ("predicted", "measured"))
     return f"{figure} TTFT: measured {was:.1f} ms, predicted {said:.1f} ms ({said / was - 1:+.1%})"
 
 
-def _run(folder: Path, command: str) -> dict[str, Any]:
+def run(folder: Path, command: str) -> dict[str, Any]:
     """What a command of kvscope prints as JSON; its messages are shown."""
     print(f"$ kvscope {command}", flush=True)
     words = [sys.executable, "-m", "kvscope", *shlex.split(command)]
@@ -114,7 +115,7 @@ def callers(requests: int, at_once: int, seed: int = 7) -> Iterator[dict[str, An
             turn, history, tokens, parent = 0, [], 0, -1
         mean = FIRST_TOKENS if parent < 0 else TURN_TOKENS
         prompt = tokens + int(rng.integers(mean - 16, mean + 17))
-        blocks, fresh = _longer(history[: tokens // BLOCK], prompt, fresh)
+        blocks, fresh = longer(history[: tokens // BLOCK], prompt, fresh)
         yield {
             "chat_id": number,
             "parent_chat_id": parent,
@@ -125,11 +126,11 @@ def callers(requests: int, at_once: int, seed: int = 7) -> Iterator[dict[str, An
             "hash_ids": blocks,
             "block_size": BLOCK,
         }
-        after, fresh = _longer(blocks[: prompt // BLOCK], prompt + OUTPUT_TOKENS, fresh)
+        after, fresh = longer(blocks[: prompt // BLOCK], prompt + OUTPUT_TOKENS, fresh)
         talks[number % at_once] = (turn + 1, after, prompt + OUTPUT_TOKENS, number)
 
 
-def _longer(blocks: list[int], tokens: int, fresh: int) -> tuple[list[int], int]:
+def longer(blocks: list[int], tokens: int, fresh: int) -> tuple[list[int], int]:
     """The blocks and as many new ones as `tokens` need; the next number that nobody has."""
     more = -(-tokens // BLOCK) - len(blocks)
     return [*blocks, *range(fresh, fresh + more)], fresh + more

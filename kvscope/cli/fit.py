@@ -11,6 +11,7 @@ import typer
 from kvscope import units
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
+from kvscope.cli.fit_export import Export, ExportCapacity, Exporting, ExportParams, ExportPolicy
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
     AS_IT_SAYS,
@@ -79,6 +80,10 @@ def fit(
     db: Db = DEFAULT_DB,
     window: Window = None,
     warmup: Warmup = 0.0,
+    export: Export = None,
+    policy: ExportPolicy = None,
+    param: ExportParams = None,
+    capacity_blocks: ExportCapacity = None,
     returns: Returns = False,
     horizon: Horizon = None,
     xi: Xi = None,
@@ -91,6 +96,7 @@ def fit(
     What is found is kept in the store.
     """
     asked.definition(None, "carried", warmup)  # the same bounds as everywhere
+    exporting = Exporting(export, policy, param, capacity_blocks)
     if not returns and (horizon is not None or xi is not None):
         where = "--xi" if horizon is None else "--horizon"
         raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
@@ -108,6 +114,7 @@ def fit(
             )
         found = fitted(store, told, window_s=window, warmup=warmup)
         keep(store, found)
+        exporting.write(store, told)
         ends = _foreseen(store, told, horizon, xi) if returns else None
     if as_json:
         output.emit_json("fit", told, _document(found, ends))

@@ -124,7 +124,8 @@ def tune(
             judged=JUDGED if judge is None else judge,
             scales=SCALES if latency is None else (),
         )
-        tuning = _tuning(asked.prompts(store, found), found, setting, question)
+        prompts = asked.prompts(store, found)
+        tuning = _tuning(prompts, found, setting, question)
     tuned = Tuned(found, kv, hbm, profile, tuning)
     given = {
         "--latency": latency,
@@ -135,7 +136,9 @@ def tune(
         "--policies": policies,
     }
     tuned = replace(tuned, assumptions=assumptions(tuned, given, CONTENDERS))
-    _report(tuned, explain=explain, as_json=as_json, html=html, path=path)
+    _report(tuned, explain=explain, as_json=as_json, html=html)
+    if path != STANDARD_STREAM:
+        _write(Path(path), tuned, prompts)
 
 
 def _target(
@@ -223,7 +226,7 @@ def _steps(label: str) -> AbstractContextManager[Callable[[int], None]]:
     return progress(label, unit="steps")
 
 
-def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None, path: str) -> None:
+def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> None:
     from kvscope.show.sections.tuning import html_report, sections
 
     if as_json:
@@ -239,16 +242,32 @@ def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None, pat
     if html is not None:
         Path(html).write_text(html_report(tuned), encoding="utf-8")
         note(f"report written to {html}")
-    if path != STANDARD_STREAM:
-        from kvscope.tune.file import write_recommendation
 
-        write_recommendation(
-            Path(path),
-            tuned.tuning,
-            trace=tuned.trace.name,
-            block_size=tuned.trace.block_size,
-            profile=tuned.profile,
-            flags=tuned.flags,
-            capacity_bytes=tuned.bytes_in(tuned.tuning.recommended.trial.capacity_blocks),
-        )
-        note(f"recommendation written to {path}")
+
+def _write(path: Path, tuned: Tuned, prompts: Prompts) -> None:
+    """Write the recommendation, with a fit to all of the trace for a policy that has such a table.
+
+    As in the replays it was judged by, an engine goes on fitting.
+    """
+    from kvscope.policies.gittins import Gittins
+    from kvscope.simulate.definitions import standard
+    from kvscope.simulate.one_fit import one_fit
+    from kvscope.simulate.traffic import traffic
+    from kvscope.tune.file import write_recommendation
+
+    trial = tuned.tuning.recommended.trial
+    fitted = None
+    if isinstance(trial.policy, Gittins):
+        found = one_fit(traffic(prompts, standard()), trial.policy, trial.capacity_blocks)
+        fitted = replace(found, refits=True)
+    write_recommendation(
+        path,
+        tuned.tuning,
+        trace=tuned.trace.name,
+        block_size=tuned.trace.block_size,
+        profile=tuned.profile,
+        flags=tuned.flags,
+        capacity_bytes=tuned.bytes_in(trial.capacity_blocks),
+        fitted=fitted,
+    )
+    note(f"recommendation written to {path}")

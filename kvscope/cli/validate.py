@@ -273,7 +273,7 @@ def _runs(
         return [lru()]
     best = recommended(advice, path, overlapped=overlapped, told_time=told_time)
     if wanted.url is not None:
-        return [PolicyRun(advice.policy)]
+        return [PolicyRun(advice.policy, fitted=advice.fitted)]
     if best.policy.name == "lru" or wanted.policies == "recommendation":
         return [best]
     return [lru(), best]

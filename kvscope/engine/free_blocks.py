@@ -10,14 +10,14 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, NamedTuple, TypeAlias
 
 from kvscope.engine.prefixes import Key, Prefixes
+from kvscope.engine.standings import Ring, Score, Standings
 
 Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_num_tokens, neighbours
-Score: TypeAlias = Callable[[int, float], float]
 
 
 class Plan(NamedTuple):
@@ -34,22 +34,6 @@ class Plan(NamedTuple):
         )
 
 
-class Ring:
-    """The place before a list's first block and behind its last one."""
-
-    __slots__ = ("next_free_block", "prev_free_block")
-
-    def __init__(self) -> None:
-        self.next_free_block: Any = self
-        self.prev_free_block: Any = self
-
-    def __iter__(self) -> Iterator[Block]:
-        block = self.next_free_block
-        while block is not self:
-            yield block
-            block = block.next_free_block
-
-
 class FreeBlocks:
     """In the place of vLLM's FreeKVCacheBlockQueue.
 
@@ -57,10 +41,7 @@ class FreeBlocks:
     frees its blocks, `plan` says where they go; without one they go where they are `assigned`, or
     to the lane `usual`. `prefixes`, for policies that evict leaves, has to be told what is cached;
     then `forget` is called for each block that is taken, at once. `failed` is told of an error in
-    `score`, and has to call `fall_back`.
-
-    Lanes stand in a heap by the worth of their oldest block, so that taking one block asks for one
-    score. Worths change as time passes: all lanes are scored anew for the first block of a step.
+    `score`, and has to call `fall_back`. `next_step_s` is a `stepwise` policy's.
     """
 
     def __init__(
@@ -69,6 +50,7 @@ class FreeBlocks:
         total: int,
         score: Score,
         *,
+        next_step_s: Callable[[float], float] | None = None,
         prefixes: Prefixes | None = None,
         forget: Callable[[Block], object] = lambda _: None,
         failed: Callable[[Exception], object] | None = None,
@@ -82,18 +64,15 @@ class FreeBlocks:
         self.assigned: dict[int, int] = {}  # lanes of blocks whose freeing was put off
         self.now_s = 0.0
         self.evictions = 0
-        self._score = score
         self._prefixes = prefixes
         self._forget = forget
         self._failed = failed
         self._parked: dict[Key, Block] = {}
         self._count = 0
-        self._heap: list[tuple[float, int, int]] | None = None  # worth, age, lane
-        self._stands: dict[int, int] = {}  # the age with which each lane stands there
-        self._changed: set[int] = set()  # lanes whose oldest block may be another since
         self._freed = [0] * total
         self._freed_s = [0.0] * total
         self._lane = [0] * total
+        self._standings = Standings(self.lanes, self._freed, self._freed_s, score, next_step_s)
         for block in blocks:
             _link(block, self.unhashed.prev_free_block)
             self.num_free_blocks += 1
@@ -101,7 +80,11 @@ class FreeBlocks:
     def at(self, now_s: float) -> None:
         """It is now so late; worths are the same until this is called again."""
         self.now_s = now_s
-        self._heap = None
+        self._standings.at(now_s)
+
+    def score_anew(self) -> None:
+        """What was scored until now does not count any more."""
+        self._standings.anew()
 
     def popleft(self) -> Block:
         """Take the first block."""
@@ -114,6 +97,7 @@ class FreeBlocks:
         taken = self._unhashed(count)
         for _ in range(count - len(taken)):
             block = self._oldest_of_least_worth()
+            self._standings.changed.add(self._lane[block.block_id])
             _unlink(block)
             self.evictions += 1
             if self._prefixes is not None:
@@ -143,7 +127,7 @@ class FreeBlocks:
         if self._parked and self._parked.get(key) is block:
             del self._parked[key]
         if type(block.prev_free_block) is Ring:
-            self._changed.add(self._lane[block.block_id])
+            self._standings.changed.add(self._lane[block.block_id])
         _unlink(block)
         self.num_free_blocks -= 1
 
@@ -162,7 +146,7 @@ class FreeBlocks:
             ring = lanes[lane]
             behind = ring.prev_free_block
             if behind is ring:
-                self._changed.add(lane)
+                self._standings.changed.add(lane)
             behind.next_free_block = ring.prev_free_block = block
             block.prev_free_block, block.next_free_block = behind, ring
             count += 1
@@ -190,13 +174,13 @@ class FreeBlocks:
 
     def expire(self, before_s: float) -> None:
         """Forget what was freed before then; such blocks are the first to be taken now."""
-        self._heap = None
-        for ring in self.lanes:
+        for lane, ring in enumerate(self.lanes):
             block = ring.next_free_block
             while block is not ring and self._freed_s[block.block_id] < before_s:
                 _unlink(block)
                 self._forget(block)
                 self.evictions += 1
+                self._standings.changed.add(lane)
                 _link(block, self.unhashed)
                 block = ring.next_free_block
 
@@ -211,6 +195,9 @@ class FreeBlocks:
         """A block that held `key` no longer does."""
         if self._prefixes is not None:
             bare = self._prefixes.lose(key)
+            if self._prefixes.stranded:  # some free block has become the only one
+                self._prefixes.stranded = False
+                self._standings.look_again()
             if self._parked:
                 self._unpark(bare)
                 self._unpark(key)
@@ -226,11 +213,15 @@ class FreeBlocks:
         """From now on the order is plain LRU, as if it had always been."""
         hashed = [block for ring in self._rings()[1:] for block in ring]
         hashed.sort(key=lambda block: self._freed[block.block_id])
-        self._prefixes = self._heap = None
+        self._prefixes = None
         self._parked.clear()
         self.assigned.clear()
         self.plan, self.usual = None, 0
         self.lanes, self.set_aside = [Ring()], Ring()
+        self._lane = [0] * len(self._lane)
+        self._standings = Standings(
+            self.lanes, self._freed, self._freed_s, lambda *_: 0.0, lambda _: math.inf
+        )
         for block in hashed:
             _link(block, self.lanes[0].prev_free_block)
 
@@ -257,60 +248,15 @@ class FreeBlocks:
         if len(self.lanes) == 1:
             (ring,) = self.lanes
             return None if ring.next_free_block is ring else ring.next_free_block
-        heap = self._heap
-        if heap is None:
-            heap = self._heap = [one for one in map(self._scored, range(len(self.lanes))) if one]
-            heapify(heap)
-            self._stands = {lane: age for _, age, lane in heap}
-            self._changed.clear()
-        chosen = self._first(heap)
-        if self._changed:
-            for lane in self._changed:
-                scored = self._scored(lane)
-                if scored is not None and self._stands.get(lane) != scored[1]:
-                    self._stands[lane] = scored[1]
-                    heappush(heap, scored)
-            self._changed.clear()
-            chosen = self._first(heap)
-        return chosen
-
-    def _first(self, heap: list[tuple[float, int, int]]) -> Block | None:
-        """The block that the heap's first entry is of; entries whose block is gone are renewed."""
-        freed, lanes, stands = self._freed, self.lanes, self._stands
-        while heap:
-            _, age, lane = heap[0]
-            if stands.get(lane) != age:  # another entry has taken its place
-                heappop(heap)
-                continue
-            ring = lanes[lane]
-            block = ring.next_free_block
-            if block is ring:
-                heappop(heap)
-                del stands[lane]
-                continue
-            at = block.block_id
-            if freed[at] == age:
-                return block
-            stands[lane] = freed[at]
-            worth = self._score(lane, self.now_s - self._freed_s[at])
-            heapreplace(heap, (worth, freed[at], lane))
-        return None
-
-    def _scored(self, lane: int) -> tuple[float, int, int] | None:
-        """What the heap has of a lane: its oldest block's worth and age."""
-        ring = self.lanes[lane]
-        if ring.next_free_block is ring:
-            return None
-        at = ring.next_free_block.block_id
-        return self._score(lane, self.now_s - self._freed_s[at]), self._freed[at], lane
+        return self._standings.first()
 
     def _pass_over(self, prefixes: Prefixes) -> None:
-        """Set each lane's oldest blocks aside that cached ones are found through."""
-        for lane, ring in enumerate(self.lanes):
+        """Set lanes' oldest blocks aside that cached ones are found through."""
+        for lane in self._standings.unsettled():
+            ring = self.lanes[lane]
             block = ring.next_free_block
             while block is not ring and prefixes.has_orphans(block.block_hash):
                 self._park(block)
-                self._changed.add(lane)
                 block = ring.next_free_block
 
     def _park(self, block: Block) -> None:
@@ -326,7 +272,7 @@ class FreeBlocks:
             return
         _unlink(block)
         freed, lane = self._freed, self._lane[block.block_id]
-        self._changed.add(lane)
+        self._standings.changed.add(lane)
         ring = self.lanes[lane]
         behind: Any = ring
         while (

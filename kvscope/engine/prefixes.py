@@ -20,10 +20,15 @@ class _Prefix:
 
 
 class Prefixes:
-    """All keys that some block holds, or that are the prefix of one that is held."""
+    """All keys that some block holds, or that are the prefix of one that is held.
+
+    `stranded` is set when of several blocks with a key the last but one has lost it, and others are
+    found through the one that is left.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Key, _Prefix] = {}
+        self.stranded = False
 
     def gain(self, key: Key, above: Key | None) -> None:
         """One more block holds `key`, whose prefix is `above` (None: it begins a prompt)."""
@@ -46,6 +51,7 @@ class Prefixes:
             return None
         one.holders -= 1
         if one.holders:
+            self.stranded = self.stranded or (one.holders == 1 and one.children > 0)
             return None
         if one.children == 0:
             del self._known[key]

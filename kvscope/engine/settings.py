@@ -1,6 +1,6 @@
 """How the plugin is told what to do: `KVSCOPE_RECOMMENDATION`, or vLLM's `--additional-config`.
 
-KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` wrote
+KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` or `fit` wrote
 KVSCOPE_RECORD=folder                           record every request to there
 KVSCOPE_CLOCK=requests                          for replays: it is as late as requests tell
 
@@ -19,6 +19,7 @@ from kvscope.engine.steering import lane_policy
 from kvscope.errors import UsageError
 from kvscope.policies.base import Policy
 from kvscope.policies.bound import policy_in, recommendation_in
+from kvscope.policies.fitted import Fitted, fitted_in
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 RECORD = "KVSCOPE_RECORD"
@@ -29,12 +30,13 @@ _WHERE = "--additional-config kvscope"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The policy that orders free blocks, and the folder that requests are recorded to.
+    """The policy that orders free blocks, what was fitted for it, and where requests are recorded.
 
     `told_time`: the policy's clock is what requests tell, see `Steering`.
     """
 
     policy: Policy | None = None
+    fitted: Fitted | None = None
     record: Path | None = None
     told_time: bool = False
 
@@ -53,14 +55,15 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
             raise UsageError("unknown key", where=f"{_WHERE}.{key}", remedy=f"keys: {_KEYS}")
     record = table.get("record") or environment.get(RECORD)
     path = table.get("recommendation") or environment.get(RECOMMENDATION)
-    policy = None
+    policy = fitted = None
     if "policy" in table:
         told = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
         policy = lane_policy(told, f"{_WHERE}: policy.name")
     elif path:
-        told = policy_in(recommendation_in(Path(path)), str(path))
-        policy = lane_policy(told, f"{path}: policy.name")
+        document = recommendation_in(Path(path))
+        policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
+        fitted = fitted_in(document, str(path)) if policy.table == "returns" else None
     clock = table.get("clock") or environment.get(CLOCK)
     if clock not in {None, "", BY_REQUESTS}:
         raise UsageError(f"{clock!r}", where=f"{CLOCK}", remedy=f"{BY_REQUESTS}, or leave it out")
-    return Settings(policy, Path(record) if record else None, clock == BY_REQUESTS)
+    return Settings(policy, fitted, Path(record) if record else None, clock == BY_REQUESTS)

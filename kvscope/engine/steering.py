@@ -10,27 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.engine.conversations import MOST_CATEGORIES, Categories, Lineage, Sessions, told
+from kvscope.engine.conversations import told
 from kvscope.engine.free_blocks import Block, FreeBlocks, Plan
+from kvscope.engine.learning import learner_for
 from kvscope.engine.observer import Observer, Request
 from kvscope.engine.prefixes import Prefixes
-from kvscope.engine.reuse import ReuseEstimator
 from kvscope.errors import UsageError
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
+from kvscope.policies.fitted import Fitted
 
 
 class _Served:
     """What is known of a request that is being served."""
 
-    __slots__ = ("arrival_s", "category", "hit_blocks", "number", "prompt_tokens", "turn")
+    __slots__ = ("arrival_s", "hit_blocks", "learned", "number", "prompt_tokens")
 
     def __init__(self, number: int, arrival_s: float, prompt_tokens: int) -> None:
         self.number = number
         self.arrival_s = arrival_s
         self.prompt_tokens = prompt_tokens
-        self.category = 0
-        self.turn = 1
         self.hit_blocks = -1
+        self.learned: Any = None
 
 
 class Steering(Observer):
@@ -38,7 +38,8 @@ class Steering(Observer):
 
     `attach` comes first. `clock` gives seconds; they are read twice a step. With `told_time` it is
     as late as the requests say (`kvscope_arrival_s`), so that a trace can be replayed faster than
-    it was recorded; of requests that do not say it nothing is learned.
+    it was recorded; of requests that do not say it nothing is learned. `fitted` is a table that a
+    file brings along.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Steering(Observer):
         clock: Callable[[], float] = time.monotonic,
         *,
         told_time: bool = False,
+        fitted: Fitted | None = None,
     ) -> None:
         self.policy = lane_policy(policy)
         self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
@@ -58,20 +60,27 @@ class Steering(Observer):
         self.p: Any = policy.settings().tolist()
         self.table: Any = {}
         self._ttl_s = float(policy.values.get("ttl_s", math.inf))
-        self._estimator: ReuseEstimator | None = None
-        self._categories, self._sessions = Categories(), Sessions()
-        self._lineage = Lineage(block_size)
+        self.learner = learner_for(policy, block_size, fitted)
         self._served: dict[str, _Served] = {}
+        self.free: Any = None
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._arrived = self._admitted = 0
         self._start_s = self.clock()
-        if policy.table is not None:
-            self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
-            self.use(self._estimator.table)
+        if self.learner is not None:
+            self.use(self.learner.table)
+
+    @property
+    def in_words(self) -> str:
+        """What orders the blocks, for a line of the log."""
+        learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
+        return f"{self.policy.name} {self.policy.values}{learned}"
 
     def use(self, table: Floats) -> None:
         """Score by this table from now on."""
-        self.table = {at: float(value) for at, value in np.ndenumerate(table)}
+        rows = enumerate(table.tolist())
+        self.table = {(row, at): one for row, told in rows for at, one in enumerate(told)}
+        if self.free is not None:
+            self.free.score_anew()
 
     def attach(
         self,
@@ -85,17 +94,18 @@ class Steering(Observer):
         `forget` takes a block out of the engine's cache; `blocks_of` lists a request's blocks.
         """
         self._forget, self._blocks_of = forget, blocks_of
-        self.free = FreeBlocks(
+        free = self.free = FreeBlocks(
             blocks,
             total,
             self.score,
+            next_step_s=self.policy.next_step_s if self.policy.stepwise else None,
             prefixes=Prefixes() if self.policy.evicts == "leaf" else None,
             forget=forget,
             failed=self.fail,
         )
         nobody = Turn(0, 0.0, 0, 0, ENDS)
-        self.free.usual = self.policy.place(nobody, self.block_size, self.p)[2]
-        return self.free
+        free.usual = self.policy.place(nobody, self.block_size, self.p)[2]
+        return free
 
     def give_up(self) -> None:
         """Order blocks by LRU from now on."""
@@ -107,10 +117,10 @@ class Steering(Observer):
         return self.policy.score(lane, idle_s, self.p, self.table)
 
     def arrived(self, request: Request) -> None:
-        """Note when it came and, for policies with categories, which it is of."""
+        """Note when it came and, for policies with a table, what is learned of it."""
         if request.request_id in self._served:  # more input of one that streams it
             return
-        says = told(request) if self.policy.by_category or self._told_time else None
+        says = told(request) if self.learner is not None or self._told_time else None
         if self._told_time and says is not None:
             if says.arrival_s is None:
                 return
@@ -118,15 +128,10 @@ class Steering(Observer):
         number, self._arrived = self._arrived, self._arrived + 1
         served = _Served(number, self.clock() - self._start_s, request.num_prompt_tokens)
         self._served[request.request_id] = served
-        if self._estimator is not None and self._estimator.arrive(served.arrival_s):
-            self.use(self._estimator.table)
-        if self.policy.by_category and says is not None:
-            if says.session is not None:
-                _, served.turn = self._sessions.begin(says.session, number, says.turn)
-            else:
-                inferred = self._lineage.turn(request.block_hashes, served.prompt_tokens)
-                served.turn = says.turn or inferred
-            served.category = self._categories.number(says.type, served.turn)
+        if self.learner is not None and says is not None:
+            changed, served.learned = self.learner.arrive(request, says, served.arrival_s)
+            if changed:
+                self.use(self.learner.table)
 
     def stepping(self) -> None:
         """It is later now."""
@@ -156,7 +161,8 @@ class Steering(Observer):
         served = self._served.get(request.request_id)
         if served is None:
             return
-        turn = Turn(served.number, served.arrival_s, request.num_tokens, served.category, ENDS)
+        category = self.learner.category(request, served.learned) if self.learner else 0
+        turn = Turn(served.number, served.arrival_s, request.num_tokens, category, ENDS)
         depth, deep, shallow = self.policy.place(turn, self.block_size, self.p)
         if not request.is_finished():  # it will be back at once
             self.free.plan = Plan(0, shallow, shallow)
@@ -164,8 +170,11 @@ class Steering(Observer):
         self.free.plan = Plan(depth * self.block_size, deep, shallow)
         del self._served[request.request_id]
         if served.hit_blocks < 0:
+            if self.learner is not None:
+                self.learner.forget(served.learned)
             return
-        self._learn(request, served)
+        if self.learner is not None:
+            self.learner.end(request, served.learned)
         if not self.policy.admits(turn, self.p):
             for block in self._blocks_of(request.request_id)[served.hit_blocks :]:
                 if block.ref_cnt == 1 and block.block_hash is not None:
@@ -198,16 +207,6 @@ class Steering(Observer):
         """All blocks have."""
         self.free.lost_all()
 
-    def _learn(self, request: Request, served: _Served) -> None:
-        if self.policy.by_category:
-            self._lineage.end(
-                request.block_hashes, served.prompt_tokens, request.num_tokens, served.turn
-            )
-        if self._estimator is not None:
-            tokens = min(max(request.num_tokens - 1, 0), request.num_computed_tokens)
-            keys: list[Any] = request.block_hashes[: tokens // self.block_size]
-            self._estimator.touch(keys, served.category, served.arrival_s)
-
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
     """A policy that an engine can follow; UsageError for others, which stand at `where`."""
@@ -219,5 +218,5 @@ def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
     raise UsageError(
         f"{policy.name} {why}, so kvscope's plugin cannot run it",
         where=where,
-        remedy="take lru, tlru, threshold-lru, wa or ttl",
+        remedy="take lru, tlru, threshold-lru, wa, gittins or ttl",
     )

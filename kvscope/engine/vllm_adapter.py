@@ -30,6 +30,7 @@ from kvscope.engine.settings import settings
 from kvscope.engine.steering import Steering
 from kvscope.errors import EngineError, KvscopeError
 from kvscope.policies.base import Policy
+from kvscope.policies.fitted import Fitted
 from kvscope.vllm_xargs import OUTPUTS
 
 SUPPORTED = ("0.32.", "0.33.")
@@ -138,10 +139,9 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
         if why:
             log.warning("%s: %s", UNFIT, why)
         else:
-            watching.append(steer(scheduler, chosen.policy, told_time=chosen.told_time))
-            log.info(
-                "kvscope orders free blocks by %s %s", chosen.policy.name, chosen.policy.values
-            )
+            steering = steer(scheduler, chosen.policy, chosen.fitted, told_time=chosen.told_time)
+            watching.append(steering)
+            log.info("kvscope orders free blocks by %s", steering.in_words)
     if chosen.record is not None:
         watching += recorders(scheduler, chosen.record)
     return tuple(watching)
@@ -183,11 +183,13 @@ def block_size(scheduler: Any) -> int:
     return int(scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size)
 
 
-def steer(scheduler: Any, policy: Policy, *, told_time: bool = False) -> Steering:
+def steer(
+    scheduler: Any, policy: Policy, fitted: Fitted | None = None, *, told_time: bool = False
+) -> Steering:
     """Put kvscope's queue of free blocks in the place of vLLM's."""
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
-    steering = Steering(policy, block_size(scheduler), told_time=told_time)
+    steering = Steering(policy, block_size(scheduler), told_time=told_time, fitted=fitted)
     pool.free_block_queue = steering.attach(
         pool.free_block_queue.get_all_free_blocks(),
         len(pool.blocks),

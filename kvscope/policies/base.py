@@ -167,6 +167,7 @@ class LanePolicy(PathPolicy):
     by_category: ClassVar[bool] = False  # a lane for each row of its table instead
     in_plugin: ClassVar[bool] = True  # whether an engine's plugin can tell it what it asks for
     adaptive: ClassVar[bool] = False
+    stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
@@ -180,6 +181,11 @@ class LanePolicy(PathPolicy):
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
         """What a lane's oldest block is worth, untouched for `idle_s`; equal scores: the older."""
         return 0.0
+
+    @staticmethod
+    def next_step_s(idle_s: float) -> float:
+        """The idle time at which the score changes next, for `stepwise` policies."""
+        return idle_s
 
     @staticmethod
     def adapts(p: Floats) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Tur
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
 NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
-TURNS = (1, 3)  # requests before it, each the whole beginning of the next one
+TURNS = (1, 3)  # requests before it, the prompt of each the whole beginning of the next one's
 SINCE_S = (30.0, 120.0)  # that the deepest of its blocks seen before had waited
 OUTPUT_TOKENS = (256, 512)
 CLASS_SETS = (
@@ -24,6 +25,7 @@ STEPS = tuple(tuple(len(edges) + 1 for _, edges in features) for features in CLA
 CLASSES = sum(math.prod(steps) for steps in STEPS)
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
+_STEPS_S = tuple(LEAST_S * 2.0 ** (step / AGES_AN_OCTAVE) for step in range(AGES - 1))
 
 WINDOW_REFITS = 36  # so many times a refit's distance is the past that it looks at
 REFIT_OFTEN = Parameter(
@@ -64,7 +66,7 @@ class Gittins(LanePolicy):
     source = "Gittins 1979; need after the T-LRU paper"
     leaves = "leaf"
     by_category = True
-    in_plugin = False
+    stepwise = True
     table = "returns"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_OFTEN)
 
@@ -88,13 +90,19 @@ class Gittins(LanePolicy):
         beyond = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
         return float(index * max(beyond * beyond, _LEAST_NEED))
 
+    @staticmethod
+    def next_step_s(idle_s: float) -> float:
+        """Where the next age begins."""
+        step = bisect_right(_STEPS_S, idle_s)
+        return _STEPS_S[step] if step < len(_STEPS_S) else math.inf
+
 
 class Features(NamedTuple):
     """What is known of R requests when they have been served; every array has R entries.
 
     `new_tokens` lie in full blocks never touched before; `turns` is how many requests came before,
-    each the whole beginning of the next one; `since_s` is how long the deepest block touched before
-    had waited, 0 where there was none.
+    the prompt of each the whole beginning of the next one's; `since_s` is how long the deepest
+    block touched before had waited, 0 where there was none.
     """
 
     new_tokens: NDArray[np.int64]

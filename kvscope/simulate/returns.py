@@ -65,7 +65,9 @@ def features_of(traffic: Traffic, moved: Handovers, memory_s: float) -> Features
     before = np.full(requests, -1)
     known[taker] = np.minimum(end, full[taker])  # the deepest stretch is written last and stays
     waited_s[taker] = since_s[seen]
-    before[taker] = np.where(end == traffic.length[giver], giver, -1)
+    # By prompts alone: a next turn may leave the output out.
+    whole = np.minimum(full, traffic.length)
+    before[taker] = np.where(np.minimum(end, full[taker]) >= whole[giver], giver, -1)
     later = np.flatnonzero(before >= 0)
     turns = np.zeros(requests, dtype=np.int64)
     for _ in range(TURNS[-1]):  # more are all alike

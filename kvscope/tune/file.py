@@ -39,11 +39,13 @@ from kvscope.policies.bound import (
     recommendation_in,
     table_in,
 )
+from kvscope.policies.fitted import Fitted, fitted_in
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.latency.file import lines_of, profile_in, quoted
 from kvscope.tune.facts import Judged, Tuning, Verdict
 from kvscope.tune.flags import Flags
 from kvscope.tune.objective import Measure, Target, View, times_ms
+from kvscope.tune.toml_lines import inline, lines, policy_lines
 
 _LARGEST = 2**53  # tokens: what replays can count
 
@@ -58,6 +60,7 @@ class Recommendation:
     capacity_tokens: int
     target: Target
     profile: LatencyProfile
+    fitted: Fitted | None = None
 
 
 def write_recommendation(
@@ -69,11 +72,12 @@ def write_recommendation(
     profile: LatencyProfile,
     flags: Flags,
     capacity_bytes: int | None = None,
+    fitted: Fitted | None = None,
 ) -> None:
     """Write what `found` recommends, so that reading it gives the very same policy."""
     best = found.recommended
     tokens = best.trial.capacity_blocks * block_size
-    lines = [
+    text = [
         f"# Written by kvscope {__version__} for the trace {quoted(trace)}.",
         f"schema = {SCHEMA}",
         f"trace = {quoted(trace)}",
@@ -81,7 +85,7 @@ def write_recommendation(
         "",
         "[target]  # at least this share of the requests within the SLO",
         f"slo_ms = {Decimal(repr(float(found.target.slo_s))) * 1_000}",
-        *_lines(
+        *lines(
             {
                 "percentile": found.target.percentile,
                 "measure": found.target.measure,
@@ -89,26 +93,25 @@ def write_recommendation(
             }
         ),
         "",
-        "[policy]",
-        *_lines({"name": best.trial.policy.name, "leaves": best.trial.policy.evicts}),
-        f"params = {_inline(best.trial.policy.values)}",
+        *policy_lines(best.trial.policy),
+        *(["", *fitted.lines()] if fitted is not None else []),
         "",
         "[capacity]  # kept between requests: what runs comes on top of it",
-        *_lines({"tokens": tokens, "blocks": best.trial.capacity_blocks, "block_size": block_size}),
+        *lines({"tokens": tokens, "blocks": best.trial.capacity_blocks, "block_size": block_size}),
         *([f"bytes = {capacity_bytes}"] if capacity_bytes is not None else []),
         "",
         "[latency]  # what it was computed with",
         *lines_of(profile),
         "",
         f"[expected]  # by {found.split.judged_requests} requests that nothing was chosen on",
-        f"lru = {_inline(_figures(found.baseline, found.target.view))}",
-        f"recommended = {_inline(_figures(best, found.target.view))}",
+        f"lru = {inline(_figures(found.baseline, found.target.view))}",
+        f"recommended = {inline(_figures(best, found.target.view))}",
         "",
         "[gain]  # share by which a figure is less than with LRU: value, low and high (95 %)",
-        *_lines({name: [one.value, one.low, one.high] for name, one in best.gains.items()}),
+        *lines({name: [one.value, one.low, one.high] for name, one in best.gains.items()}),
         "",
         "[flags]  # those of an engine that has the policy",
-        *_lines(
+        *lines(
             {
                 name: text
                 for name in ("sglang", "vllm")
@@ -116,7 +119,7 @@ def write_recommendation(
             }
         ),
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 def read_recommendation(path: Path) -> Recommendation:
@@ -138,6 +141,7 @@ def read_recommendation(path: Path) -> Recommendation:
         capacity_tokens=tokens,
         target=_target(path, target),
         profile=profile_in(latency, f"{path}: latency"),
+        fitted=fitted_in(document, where),
     )
 
 
@@ -152,23 +156,6 @@ def _figures(judged: Judged, view: View) -> dict[str, float]:
         "violation_share": judged.trial.violation_share,
         "token_hit_rate": outcome.token_hit_rate,
     }
-
-
-def _lines(values: Mapping[str, str | float | Sequence[float]]) -> list[str]:
-    return [f"{name} = {_value(one)}" for name, one in values.items()]
-
-
-def _inline(values: Mapping[str, float]) -> str:
-    return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in values.items()) + " }"
-
-
-def _value(value: str | float | Sequence[float]) -> str:
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, int | float):
-        # inf and nan are TOML too; what numpy calls a float has a name that is not
-        return repr(value) if isinstance(value, int) else repr(float(value))
-    return "[" + ", ".join(_value(float(one)) for one in value) + "]"
 
 
 def _target(path: Path, table: Mapping[str, Any]) -> Target:

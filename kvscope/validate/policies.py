@@ -9,6 +9,7 @@ from pathlib import Path
 from kvscope.engine.observer import NOTHING, UNFIT
 from kvscope.errors import EngineError, UsageError
 from kvscope.policies.base import Policy
+from kvscope.policies.fitted import Fitted
 from kvscope.policies.lru import Lru
 from kvscope.tune.file import Recommendation
 from kvscope.tune.flags import flags
@@ -20,11 +21,12 @@ _PLUGIN = "kvscope.engine.vllm_plugin"
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """A policy, and the flags and the environment by which vLLM runs it."""
+    """A policy, the flags and the environment by which vLLM runs it, and what was fitted for it."""
 
     policy: Policy
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    fitted: Fitted | None = None
 
 
 def lru() -> PolicyRun:
@@ -44,7 +46,7 @@ def recommended(
         raise UsageError(
             f"vLLM cannot run {found.policy.name}, and kvscope's plugin neither",
             where=str(path),
-            remedy="tune with --policies tlru,threshold-lru,wa,ttl, or validate --policies lru",
+            remedy="tune with --policies tlru,threshold-lru,wa,gittins,ttl, or take lru alone",
         )
     if found.policy.name == Lru.name:
         return lru()
@@ -53,6 +55,7 @@ def recommended(
         found.policy,
         ("--scheduler-cls", f"{_PLUGIN}.{scheduler}"),
         {RECOMMENDATION: str(path.resolve())} | ({CLOCK: BY_REQUESTS} if told_time else {}),
+        found.fitted,
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import REFIT, REFIT_S, Policy
+from kvscope.policies.base import Policy
+from kvscope.policies.fitted import Fitted
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
-from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.latency import LatencyProfile
+from kvscope.simulate.one_fit import plugin_tables
 from kvscope.simulate.traffic import traffic
 from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
@@ -40,6 +42,8 @@ def predict(
     profile: LatencyProfile,
     pace: Pace,
     measured: Measurement | None = None,
+    *,
+    fitted: Fitted | None = None,
 ) -> Prediction:
     """The prediction for `sent`, requests in the engine's own blocks.
 
@@ -47,47 +51,53 @@ def predict(
     clock follows, and TTFT is the profile's of what was not hit.
     At the recorded times the model's own steps say which requests meet. So many at once, the next
     one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
-    follows from them on a model that is as fast as the engine was just then.
+    follows from them on a model that is as fast as the engine was just then. `fitted` is the table
+    that the policy's file brings; classes and fits are those of the plugin, which has no guard.
     """
+    how = _How(policy, fitted)
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)
-        found = _replayed(sent, policy, alone, StepCost(base_s=_NO_TIME_S))
+        found = _replayed(sent, how, alone, StepCost(base_s=_NO_TIME_S))
         hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
         return Prediction(hit_tokens, np.where(found.oversized, np.nan, ttft_s))
     if pace.kind == "in-flight" and measured is not None:
         known = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
         sent = replace(sent, arrival_s=np.maximum.accumulate(known))
-        alike = _as_fast(sent, policy, settings, profile, measured)
+        alike = _as_fast(sent, how, settings, profile, measured)
     else:
         sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
         alike = profile
-    found = _served(sent, policy, settings, profile)
-    hits = (found if alike is profile else _served(sent, policy, settings, alike)).hit_blocks
+    found = _served(sent, how, settings, profile)
+    hits = (found if alike is profile else _served(sent, how, settings, alike)).hit_blocks
     ttft_s = np.where(found.oversized, np.nan, found.ttft_s)
     return Prediction(hits.astype(np.int64) * sent.block_size, ttft_s)
 
 
+class _How(NamedTuple):
+    """A policy, and the table that its file brings."""
+
+    policy: Policy
+    fitted: Fitted | None
+
+
 def _served(
-    sent: Prompts, policy: Policy, settings: EngineSettings, profile: LatencyProfile
+    sent: Prompts, how: _How, settings: EngineSettings, profile: LatencyProfile
 ) -> EngineReplay:
     """What the model of the engine does with the requests."""
     cost = StepCost.of(replace(profile, base_s=max(profile.base_s, _LEAST_STEP_S)))
-    return _replayed(sent, policy, settings, cost)
+    return _replayed(sent, how, settings, cost)
 
 
-def _replayed(
-    sent: Prompts, policy: Policy, settings: EngineSettings, cost: StepCost
-) -> EngineReplay:
+def _replayed(sent: Prompts, how: _How, settings: EngineSettings, cost: StepCost) -> EngineReplay:
     """The same, a step taking what `cost` says."""
-    refit_s = policy.values.get(REFIT.name, REFIT_S)
-    tables = tables_for(traffic(sent, standard()), type(policy), refit_s)
-    return replay_engine(sent, policy, settings, cost, tables=tables)
+    tables = plugin_tables(traffic(sent, standard()), *how)
+    return replay_engine(sent, how.policy, settings, cost, tables=tables)
 
 
 def _as_fast(
     sent: Prompts,
-    policy: Policy,
+    how: _How,
     settings: EngineSettings,
     profile: LatencyProfile,
     measured: Measurement,
@@ -106,7 +116,7 @@ def _as_fast(
 
     def off(times: tuple[float, float]) -> tuple[int, float]:
         if times not in known:
-            finish_s = _served(sent, policy, settings, _slower(profile, *times)).finish_s
+            finish_s = _served(sent, how, settings, _slower(profile, *times)).finish_s
             early = int(np.count_nonzero(finish_s[before] > sent.arrival_s[later]))
             ends = np.searchsorted(sent.arrival_s, finish_s[answered])
             known[times] = early, float(np.abs(ends - ended).mean())

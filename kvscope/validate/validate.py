@@ -201,7 +201,15 @@ def _one(
     measured: Measurement = replay(
         engine.endpoint, engine.served.model, trace, asked.pace, advance=advance, stop=stop
     )
-    predicted = predict(sent, run.policy, asked.settings, asked.profile, asked.pace, measured)
+    predicted = predict(
+        sent,
+        run.policy,
+        asked.settings,
+        asked.profile,
+        asked.pace,
+        measured,
+        fitted=run.fitted,
+    )
     return compared(
         sent,
         run.policy,

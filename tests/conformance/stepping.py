@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvscope.engine.free_blocks import FreeBlocks
 from kvscope.policies.base import LanePolicy
+from kvscope.policies.fitted import Fitted
 from kvscope.policies.lru import Lru
 from kvscope.simulate.engine.settings import EngineSettings
 from kvscope.simulate.replay import NO_TABLES, Tables
@@ -38,10 +40,12 @@ def both(
     policy: LanePolicy | None = None,
     kinds: Sequence[str] | None = None,
     tables: Tables = NO_TABLES,
+    fitted: Fitted | None = None,
 ) -> tuple[VllmScheduler, Model]:
     """The two sides, set alike; with a `policy` kvscope's plugin steers vLLM's.
 
-    `kinds` are the requests' types, as many as `tables` has categories.
+    `kinds` are the requests' types, as many as `tables` has categories. `fitted` is a table that
+    the plugin's file brings; requests are then of the class that `classed` says.
     """
     vllm = VllmScheduler(
         folder,
@@ -55,10 +59,11 @@ def both(
         scheduler_reserve_full_isl=reserve,
         policy=policy,
         kinds=kinds,
+        fitted=fitted,
     )
-    if tables is not NO_TABLES:
+    if fitted is None and tables is not NO_TABLES:
         vllm.steering.use(tables.values[0])
-        vllm.steering._estimator = None
+        vllm.steering.learner._estimator._refit_s = 1e9
     settings = EngineSettings(
         usable_blocks,
         max_num_seqs=SLOTS,
@@ -67,7 +72,26 @@ def both(
         watermark=watermark,
         reserve_full_prompt=reserve,
     )
-    return vllm, Model(asked, size, policy or Lru(), settings, kinds, tables)
+    model = Model(asked, size, policy or Lru(), settings, kinds, tables)
+    if fitted is not None:
+        classed(vllm, model)
+    return vllm, model
+
+
+def classed(vllm: VllmScheduler, model: Model) -> None:
+    """Tell the model the class of each request as the plugin knows it at the time.
+
+    The simulator knows from the start how long outputs become, and sees what a request in flight
+    leaves behind as if it had ended when it came; an engine does not.
+    """
+    learner, category = vllm.steering.learner, vllm.steering.learner.category
+
+    def told(request: Any, of: Any) -> int:
+        found: int = category(request, of)
+        model.machine.requests.category[int(request.request_id)] = found
+        return found
+
+    learner.category = told
 
 
 def free_blocks(vllm: VllmScheduler) -> list[tuple[int, bool]]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvscope.policies.base import LanePolicy
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa, reuse_rows
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.one_fit import fixed_tables
 from kvscope.simulate.replay import Tables
+from kvscope.simulate.traffic import traffic
+from tests.conformance.conversations import prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
 
@@ -27,6 +34,9 @@ POLICIES: dict[str, LanePolicy] = {
     "threshold-lru": ThresholdLru({"threshold_tokens": 150}),
     "ttl": Ttl({"ttl_s": 6}),
     "wa": Wa(),
+    "gittins": Gittins({"xi_tokens": 200, "next_prompt_tokens": 60}),
+    "gittins hits": Gittins({"xi_tokens": 0}),
+    "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
 }
 KINDS = 5
 TABLE = Tables(
@@ -39,6 +49,13 @@ TABLE = Tables(
 )
 
 
+def drawn_fit(class_set: int, seed: int) -> Fitted:
+    """Indices that rise and fall with age as they like: the least even ones there are."""
+    classes = math.prod(STEPS[class_set])
+    drawn = np.random.default_rng(seed).lognormal(-4.0, 2.0, (classes, AGES))
+    return Fitted(class_set, drawn, 10_800.0, 1)
+
+
 def compared(
     folder: Path, name: str, mix: str, usable_blocks: int, *, requests: int, overlapped: bool
 ) -> dict[str, int]:
@@ -49,6 +66,10 @@ def compared(
         rng = np.random.default_rng(len(asked))
         more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(asked))]}
         more |= {"tables": TABLE}
+    if isinstance(policy, Gittins):
+        fitted = drawn_fit(int(name.endswith("pace")), len(asked))
+        known = traffic(prompts_of(asked, 16), standard())
+        more = {"fitted": fitted, "tables": fixed_tables(known, fitted, policy.values["refit_s"])}
     vllm, model = both(
         folder, asked, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
     )
@@ -73,7 +94,7 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overla
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
-@pytest.mark.parametrize("name", ["tlru", "wa"])
+@pytest.mark.parametrize("name", ["tlru", "wa", "gittins", "gittins pace"])
 def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
     """Rushes, long prompts, long outputs, and the same prompts over and over."""
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)

@@ -16,6 +16,8 @@ import pytest
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.engine.steering import Steering
 from kvscope.policies.base import LanePolicy
+from kvscope.policies.fitted import Fitted
+from kvscope.tune.policy_file import write_policy
 from tests.conformance.conversations import Asked
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -141,6 +143,7 @@ class VllmScheduler:
         overlapped: bool = False,
         policy: LanePolicy | None = None,
         kinds: Sequence[str] | None = None,
+        fitted: Fitted | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -160,6 +163,10 @@ class VllmScheduler:
             params = dict(policy.values)
             told = {"name": policy.name, "leaves": policy.evicts, "params": params}
             config.additional_config = {"kvscope": {"policy": told}}
+            if fitted is not None:
+                path = folder / "policy.toml"
+                write_policy(path, policy, fitted, trace="made", block_size=size)
+                config.additional_config = {"kvscope": {"recommendation": str(path)}}
             chosen = KvscopeAsyncScheduler if overlapped else KvscopeScheduler
         self.scheduler = chosen(
             vllm_config=config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,15 +16,18 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.policies.base import LanePolicy
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.wa import Wa
 from kvscope.simulate.engine.paths import engine_traffic
 from kvscope.simulate.engine.replay import replay_engine
 from kvscope.simulate.engine.settings import EngineSettings, StepCost
-from kvscope.simulate.estimates import tables_for
+from kvscope.simulate.one_fit import plugin_tables
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.tune.policy_file import write_policy
 from tests.conformance.conversations import Asked, prompts_of
 from tests.engine.serving import BLOCK
 
@@ -34,15 +38,12 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = 64
 REQUESTS = 2000
 TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
+POLICIES = (Lru(), TAIL, Wa(), Gittins({"xi_tokens": 256, "next_prompt_tokens": 64}))
 
 
-def recommended(path: Path, policy: LanePolicy) -> Path:
-    """The file that `kvscope tune` would write for a policy, as far as the plugin reads it."""
-    params = ", ".join(f"{name} = {value!r}" for name, value in policy.values.items())
-    path.write_text(
-        f'schema = 1\n[policy]\nname = "{policy.name}"\nleaves = "{policy.evicts}"\n'
-        f"params = {{ {params} }}\n"
-    )
+def recommended(path: Path, policy: LanePolicy, fitted: Fitted | None = None) -> Path:
+    """The file that kvscope would write for a policy, as far as the plugin reads it."""
+    write_policy(path, policy, fitted, trace="made", block_size=BLOCK)
     return path
 
 
@@ -76,19 +77,19 @@ def prompts(answer: dict[str, Any]) -> Prompts:
     return replace(prompts_of(asked, BLOCK), category=category, categories=tuple(met))
 
 
-def predicted(known: Prompts, policy: LanePolicy) -> list[int]:
+def predicted(known: Prompts, policy: LanePolicy, fitted: Fitted | None = None) -> list[int]:
     """Each request's hit tokens as the simulator has them, a step of the engine a second."""
     seen = replay_engine(
         known,
         policy,
         EngineSettings.one_at_a_time(BLOCKS),
         StepCost(base_s=1.0),
-        tables=tables_for(engine_traffic(known), type(policy)),
+        tables=plugin_tables(engine_traffic(known), policy, fitted),
     )
     return [int(hits) * BLOCK for hits in seen.hit_blocks]
 
 
-@pytest.mark.parametrize("policy", [Lru(), TAIL, Wa()], ids=lambda one: one.name)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
 def test_every_request_hits_what_was_predicted(tmp_path: Path, policy: LanePolicy) -> None:
     """2,000 requests, answered by the model and continued with its answers: not a token off."""
     path = recommended(tmp_path / "recommendation.toml", policy)
@@ -99,8 +100,23 @@ def test_every_request_hits_what_was_predicted(tmp_path: Path, policy: LanePolic
     known = prompts(answer)
     assert measured == predicted(known, policy)
     assert sum(measured) == answer["counted_hits"] > 0
-    others = [predicted(known, one) for one in (Lru(), TAIL, Wa()) if one.name != policy.name]
+    others = [predicted(known, one) for one in POLICIES if one.name != policy.name]
     assert measured not in others
+
+
+@pytest.mark.parametrize("class_set", range(len(STEPS)))
+def test_every_request_hits_what_was_predicted_of_one_fit(tmp_path: Path, class_set: int) -> None:
+    """The same with a table from a file: each request is of the class that the simulator has."""
+    index = np.random.default_rng(3).lognormal(-4.0, 2.0, (math.prod(STEPS[class_set]), AGES))
+    fitted = Fitted(class_set, index, 10_800.0, 1)
+    policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
+    path = recommended(tmp_path / "policy.toml", policy, fitted)
+    answer = ran("conversations", requests=600, KVSCOPE_RECOMMENDATION=str(path))
+    assert answer["broken"] == [False]
+    known = prompts(answer)
+    measured = [one["hit_tokens"] for one in answer["served"]]
+    assert measured == predicted(known, policy, fitted)
+    assert measured not in [predicted(known, one) for one in (Lru(), TAIL, policy)]
 
 
 def test_five_sessions_that_take_turns(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_features_are_what_was_known_of_the_prompt() -> None:
     assert short.since_s.tolist() == [0.0, 5.0, 50.0, 0.0, 10.0]
 
 
+def test_a_turn_may_leave_the_output_before_it_out() -> None:
+    """To go on from a request is to begin with all of its prompt, whatever of its output."""
+    of = chain([4, 3, 4, 2], [0.0, 1.0, 2.0, 3.0])._replace(
+        input_tokens=np.array([2, 3, 4, 2], dtype=np.int32)
+    )
+    assert features_of(of, handovers(of), 100.0).turns.tolist() == [0, 1, 1, 0]
+
+
 def test_the_policy_is_replayed_by_its_own_classes() -> None:
     """Tables carry a class a request; the traffic's categories are not asked."""
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0])

@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvscope.engine.settings import settings as plugin_settings
 from kvscope.errors import ExitCode, InputError
 from kvscope.policies.base import Policy
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.facts import Tuning
@@ -102,6 +106,31 @@ def test_what_is_read_is_what_was_written(
     assert read.target == target
     assert read.profile == profile
     assert (read.trace, read.verdict) == (trace, "switch")
+
+
+def test_a_fit_goes_along(found: Tuning, tmp_path: Path) -> None:
+    """For a policy with a table of returns; the plugin finds it where it finds the policy."""
+    fit = Fitted(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 600.0, 7, refits=True)
+    path = tmp_path / "recommendation.toml"
+    policy = Gittins({"xi_tokens": 512})
+    write_recommendation(
+        path,
+        _with(found, policy, 350, Target(0.2, 0.95)),
+        trace="a",
+        block_size=BLOCK,
+        profile=PROFILE,
+        flags=flags(policy, 350 * BLOCK),
+        fitted=fit,
+    )
+    read = read_recommendation(path)
+    assert read.fitted is not None
+    assert np.array_equal(read.fitted.index, fit.index)
+    assert (read.fitted.class_set, read.fitted.requests, read.fitted.refits) == (1, 7, True)
+    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert plugin.policy is not None
+    assert plugin.policy.values == policy.values
+    assert plugin.fitted is not None
+    assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
 
 
 def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from kvscope.calibrate.grid import grid
 from kvscope.calibrate.measure import measure
 from kvscope.calibrate.targets import ServerTarget
 from kvscope.policies.base import Policy
+from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.wa import Wa
@@ -51,6 +52,7 @@ SETTINGS = EngineSettings(BLOCKS, 16, 2048)
 POLICIES: tuple[Policy, ...] = (
     TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
     Wa({"refit_s": 60}),
+    Gittins({"xi_tokens": 200, "refit_s": 60}),
 )
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests

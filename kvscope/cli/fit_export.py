@@ -1,0 +1,122 @@
+"""`kvscope fit --export`: a policy with what was fitted for it, as an engine's plugin reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvscope.cli import asked
+from kvscope.cli.diagnostics import note
+from kvscope.cli.values import amount, parsed_by, target
+from kvscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvscope.facts import Trace
+    from kvscope.policies.base import Policy
+    from kvscope.simulate.traffic import Traffic
+    from kvscope.simulate.variants import Variant
+    from kvscope.store.db import Store
+
+EXPORTED = "gittins"
+
+Export = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="PATH",
+        parser=parsed_by(target),
+        help="Write a policy with what was fitted for it, as kvscope's plugin for vLLM reads it.",
+        show_default=False,
+    ),
+]
+ExportPolicy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="NAME", help="Which policy --export writes.", show_default=EXPORTED
+    ),
+]
+ExportParams = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="POLICY.NAME=VALUE",
+        help="A parameter of it, for example gittins.xi_tokens=2000.",
+        show_default=False,
+    ),
+]
+ExportCapacity = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity-blocks",
+        metavar="N",
+        parser=parsed_by(amount("blocks")),
+        help="For gittins: take the classes that serve a cache of so many of the trace's blocks"
+        " best, instead of its first ones.",
+        show_default=False,
+    ),
+]
+
+
+class Exporting:
+    """What `--export` and its companions ask for; refused before any work where it is wrong."""
+
+    def __init__(
+        self, path: str | None, policy: str | None, params: list[str] | None, capacity: int | None
+    ) -> None:
+        self.path = path
+        self._capacity = capacity
+        if path is None:
+            for name, value in (
+                ("--policy", policy),
+                ("--param", params),
+                ("--capacity-blocks", capacity),
+            ):
+                if value is not None:
+                    raise UsageError("is for --export", where=name, remedy="say what to write")
+            return
+        self._variant = _variant(policy or EXPORTED, params or [])
+        if capacity is not None and self._variant.policy.name != EXPORTED:
+            raise UsageError(
+                f"{self._variant.policy.name} has no classes to choose", where="--capacity-blocks"
+            )
+
+    def write(self, store: Store, trace: Trace) -> None:
+        """Write the file, if one is asked for."""
+        if self.path is None:
+            return
+        from kvscope.policies.gittins import Gittins
+        from kvscope.simulate.definitions import standard
+        from kvscope.simulate.one_fit import one_fit
+        from kvscope.simulate.traffic import traffic
+        from kvscope.tune.policy_file import write_policy
+
+        of = traffic(asked.prompts(store, trace), standard())
+        policy = self._bound(of)
+        fitted = one_fit(of, policy, self._capacity) if isinstance(policy, Gittins) else None
+        path = Path(self.path)
+        write_policy(path, policy, fitted, trace=trace.name, block_size=trace.block_size)
+        note(f"policy written to {path}")
+
+    def _bound(self, of: Traffic) -> Policy:
+        from kvscope.simulate.latency import DEFAULT_PROFILE, load_profile
+        from kvscope.simulate.variants import bind, found_values
+
+        found = found_values(of, load_profile(DEFAULT_PROFILE), None, share=1.0)
+        return bind(self._variant, found)
+
+
+def _variant(name: str, params: list[str]) -> Variant:
+    """The policy to write, one of those that the plugin runs, with one value a parameter."""
+    from kvscope.engine.steering import lane_policy
+    from kvscope.simulate.parameters import parse_policies, parse_variants
+
+    kinds = parse_policies(name, "--policy")
+    if len(kinds) != 1:
+        raise UsageError(f"{name!r} is more than one policy", where="--policy")
+    lane_policy(kinds[0](), "--policy")
+    variants = parse_variants(kinds, params)
+    if len(variants) != 1:
+        raise UsageError("takes one value here", where="--param", remedy="choose one")
+    return variants[0]

@@ -1,0 +1,85 @@
+"""One fit of `Gittins` to the end of a trace, to be taken elsewhere, and replays that go by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.policies.base import REFIT, REFIT_S, Policy
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import AGES, STEPS, WINDOW_REFITS, Gittins, classes
+from kvscope.policies.returns import return_values
+from kvscope.simulate.estimates import tables_for
+from kvscope.simulate.handovers import handovers
+from kvscope.simulate.refits import Refits
+from kvscope.simulate.replay import Tables
+from kvscope.simulate.returns import features_of, learned, waits_seen
+from kvscope.simulate.shadows import FIRST, NEED, Shadows
+from kvscope.simulate.traffic import Traffic
+
+
+def one_fit(traffic: Traffic, policy: Gittins, capacity_blocks: int | None = None) -> Fitted:
+    """What a refit right behind the last request finds, by the classes that serve best.
+
+    Those are the ones that the policy goes by at the end of a replay with `capacity_blocks`, which
+    may also be none (LRU, or need alone: indices that are all alike); where no capacity is given,
+    the first class set, with which the policy begins.
+    """
+    refit_s = policy.values["refit_s"]
+    taken = FIRST
+    if capacity_blocks is not None:
+        shadows = Shadows(traffic, refit_s, learned(traffic, refit_s))
+        taken = int(shadows.taken(shadows.costs(policy, capacity_blocks))[-1])
+    found = fit_at_end(traffic, refit_s, max(taken - FIRST, 0))
+    if taken >= FIRST:
+        return found
+    alike = np.full((len(found.index), AGES), 1.0 if taken == NEED else 0.0)
+    return Fitted(found.class_set, alike, found.window_s, found.requests)
+
+
+def fit_at_end(
+    traffic: Traffic, refit_s: float, class_set: int, end_s: float | None = None
+) -> Fitted:
+    """The fit of one class set to the window before `end_s`, or before all has been seen."""
+    if end_s is None:
+        end_s = float(np.nextafter(traffic.arrival_s[-1], np.inf)) if len(traffic.leaf) else 0.0
+    ends = math.ceil(end_s / refit_s)  # as late as a refit is: intervals are all that counts
+    traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
+    bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
+    at_end = Refits(bins, np.array([ends]), np.array([len(bins)]))
+    of, steps = _classes(traffic, refit_s, class_set), STEPS[class_set]
+    seen = waits_seen(traffic, handovers(traffic), at_end, refit_s, of, math.prod(steps))
+    index = return_values(seen, steps)[0, ::2]
+    return Fitted(class_set, index, WINDOW_REFITS * refit_s, int(seen.requests[0]))
+
+
+def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fitted | None) -> Tables:
+    """The tables that kvscope's plugin goes by in an engine: those of the simulator, but no guard.
+
+    What a file has `fitted` stays; or it is fitted anew as in a replay, from the time on that
+    `Fitted.refits` says.
+    """
+    refit_s = policy.values.get(REFIT.name, REFIT_S)
+    if not isinstance(policy, Gittins):
+        return tables_for(traffic, type(policy), refit_s)
+    if fitted is not None and not fitted.refits:
+        return fixed_tables(traffic, fitted, refit_s)
+    class_set = fitted.class_set if fitted is not None else 0
+    since, values, of = learned(traffic, refit_s)[class_set]
+    if fitted is not None and len(since):
+        early = traffic.arrival_s[np.minimum(since, len(of) - 1)] < fitted.window_s
+        values = np.where(early[:, None, None], fitted.values, values)
+    return Tables(since, values, of)
+
+
+def fixed_tables(traffic: Traffic, fitted: Fitted, refit_s: float) -> Tables:
+    """The tables of a replay that goes by one fit for good; no shadow looks after it."""
+    of = _classes(traffic, refit_s, fitted.class_set)
+    return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], of)
+
+
+def _classes(traffic: Traffic, refit_s: float, class_set: int) -> NDArray[np.int32]:
+    known = features_of(traffic, handovers(traffic), WINDOW_REFITS * refit_s)
+    return classes(known)[class_set]

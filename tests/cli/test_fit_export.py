@@ -1,0 +1,113 @@
+"""`kvscope fit --export`: a file that the plugin reads, whole or not at all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.engine.settings import settings
+from kvscope.paths import data_folder
+from kvscope.policies.gittins import Gittins
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.one_fit import one_fit
+from kvscope.simulate.traffic import traffic
+from tests.golden.samples import sample
+
+CHATS = str(data_folder("sample_traces") / "to-c.jsonl.gz")
+
+
+def exported(path: Path, *more: str) -> int:
+    """The exit code of an export to `path`."""
+    return run(["fit", CHATS, "--db", ":memory:", "--export", str(path), *more])
+
+
+def test_the_plugin_reads_what_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Policy, parameters as given or as the trace has them, and the fit to the trace's end."""
+    path = tmp_path / "policy.toml"
+    assert exported(path, "--param", "gittins.xi_tokens=8k") == 0
+    assert f"policy written to {path}" in capsys.readouterr().err
+    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert isinstance(found.policy, Gittins)
+    assert found.policy.values["xi_tokens"] == 8000
+    assert found.policy.values["next_prompt_tokens"] not in {0, 256}
+    expected = one_fit(traffic(sample("to-c"), standard()), found.policy)
+    assert found.fitted is not None
+    assert np.array_equal(found.fitted.index, expected.index)
+    assert (found.fitted.requests, found.fitted.refits) == (2000, False)
+    assert [one.name for one in tmp_path.iterdir()] == ["policy.toml"]
+
+
+def test_a_capacity_may_choose_the_classes(tmp_path: Path) -> None:
+    """As the simulator's guard would have it at the end of the trace."""
+    path = tmp_path / "policy.toml"
+    assert exported(path, "--param", "gittins.xi_tokens=0", "--capacity-blocks", "4k") == 0
+    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert isinstance(found.policy, Gittins)
+    expected = one_fit(traffic(sample("to-c"), standard()), found.policy, 4000)
+    assert found.fitted is not None
+    assert found.fitted.class_set == expected.class_set
+    assert np.array_equal(found.fitted.index, expected.index)
+
+
+def test_other_policies_of_the_plugin_need_no_fit(tmp_path: Path) -> None:
+    """Their parameters are all there is."""
+    path = tmp_path / "policy.toml"
+    assert exported(path, "--policy", "tlru", "--param", "tlru.xi_tokens=512") == 0
+    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert found.policy is not None
+    assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 512)
+    assert found.fitted is None
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--policy", "etlru"], "etlru orders blocks by more .* cannot run it"),
+        (["--policy", "gittins,tlru"], "'gittins,tlru' is more than one policy"),
+        (["--param", "gittins.xi_tokens=1k,2k"], "takes one value here"),
+        (["--param", "tlru.xi_tokens=1k"], "tlru is not replayed"),
+        (["--policy", "tlru", "--capacity-blocks", "8k"], "tlru has no classes to choose"),
+    ],
+)
+def test_mistakes_are_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
+) -> None:
+    """In one line; no file is written."""
+    assert exported(tmp_path / "policy.toml", *more) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.search(says, told.err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [["--policy", "gittins"], ["--param", "gittins.xi_tokens=1"], ["--capacity-blocks", "1"]],
+)
+def test_nothing_is_asked_for_without_a_file(
+    capsys: pytest.CaptureFixture[str], alone: list[str]
+) -> None:
+    """The companions of `--export` are of no use without it."""
+    assert run(["fit", CHATS, "--db", ":memory:", *alone]) == 2
+    assert "is for --export" in capsys.readouterr().err
+
+
+def test_a_trace_of_lengths_has_nothing_to_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No blocks, no returns."""
+    path = tmp_path / "lengths.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    to = tmp_path / "policy.toml"
+    assert run(["fit", str(path), "--db", ":memory:", "--export", str(to)]) == 3
+    assert "take a trace with block hashes" in capsys.readouterr().err
+    assert not to.exists()

@@ -1,0 +1,73 @@
+"""One fit to the end of a trace is the refit that a replay makes there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import AGES, STEPS, Gittins
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.one_fit import fit_at_end, fixed_tables, one_fit
+from kvscope.simulate.replay import Tables, replay
+from kvscope.simulate.returns import learned
+from kvscope.simulate.subset import select
+from kvscope.simulate.traffic import traffic
+from tests.golden.samples import sample
+
+REFIT_S = 120.0
+
+
+@pytest.mark.parametrize("class_set", range(len(STEPS)))
+def test_a_fit_is_the_refit_at_its_time(class_set: int) -> None:
+    """Cut off at a refit, the first part of a trace gives the very table of that refit."""
+    prompts = sample("to-c")
+    of = traffic(prompts, standard())
+    whole = learned(of, REFIT_S)[class_set]
+    row = len(whole.since) // 2
+    first = int(whole.since[row])
+    part = traffic(select(prompts, np.arange(first)), standard())
+    end_s = float(of.arrival_s[first] // REFIT_S * REFIT_S)
+    found = fit_at_end(part, REFIT_S, class_set, end_s)
+    np.testing.assert_allclose(found.values, whole.values[row], rtol=1e-9)
+    assert found.requests == np.sum(part.arrival_s >= end_s - 36 * REFIT_S)
+
+
+def test_when_nobody_looks_the_time_of_day_does_not_count() -> None:
+    """The same trace a while later gives the same fit."""
+    of = traffic(sample("agent"), standard())
+    later = of._replace(arrival_s=of.arrival_s + 12_345.0)
+    here, there = (fit_at_end(one, REFIT_S, 0) for one in (of, later))
+    np.testing.assert_allclose(here.index, there.index, rtol=1e-6)
+
+
+def test_a_replay_by_one_fit_is_that_of_tables_that_stay() -> None:
+    """As with the tables of the class set frozen from the first request on."""
+    of = traffic(sample("to-c"), standard())
+    policy = Gittins({"xi_tokens": 2048, "refit_s": REFIT_S})
+    fitted = one_fit(of, policy)
+    assert fitted.class_set == 0
+    sets = learned(of, REFIT_S)[0]
+    frozen = Tables(np.zeros(1, dtype=np.int64), fitted.values[None], sets.classes)
+    tables = fixed_tables(of, fitted, REFIT_S)
+    found, expected = (replay(of, policy, 900, tables=one) for one in (tables, frozen))
+    assert found.hit_blocks.tolist() == expected.hit_blocks.tolist()
+    assert found.hit_blocks.sum() > 0
+
+
+def test_the_capacity_says_which_classes() -> None:
+    """What the policy goes by at the end: maybe none, where all indices are alike."""
+    of = traffic(sample("regime-change"), standard())
+    policy = Gittins({"xi_tokens": 0, "refit_s": REFIT_S})
+    found = [one_fit(of, policy, capacity) for capacity in (100, 800, 3000)]
+    assert all(one.index.shape[1] == AGES for one in found)
+    kinds = {(one.class_set, float(np.ptp(one.index)) > 0) for one in found}
+    assert kinds <= {(0, True), (1, True), (0, False)}
+
+
+def test_an_empty_trace_has_the_prior() -> None:
+    """All classes alike."""
+    of = traffic(select(sample("to-c"), np.arange(0)), standard())
+    found: Fitted = fit_at_end(of, REFIT_S, 0)
+    assert found.requests == 0
+    assert np.all(found.index == found.index[0])
