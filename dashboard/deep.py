@@ -86,10 +86,12 @@ def _tell(told: Mapping[str, str]) -> None:
 def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     """Tabs whose choice stands in the address too, unless it is the first."""
     seed(key, titles[0], among=titles)
-    if st.session_state[key] not in titles:  # of what was shown here before
-        st.session_state[key] = titles[0]
+    places: dict[str, int] = st.session_state.setdefault("places", {})
+    if st.session_state[key] not in titles:  # they may tell of another capacity now
+        st.session_state[key] = titles[min(places.get(key, 0), len(titles) - 1)]
     found = st.tabs(titles, key=key, on_change="rerun")
     chosen = st.session_state[key]
+    places[key] = titles.index(chosen)
     _keep({key: "" if chosen == titles[0] else chosen})
     return found
 
