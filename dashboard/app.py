@@ -5,6 +5,7 @@ streamlit run dashboard/app.py -- --db kvscope.duckdb
 
 from __future__ import annotations
 
+import deep
 import frame
 import streamlit as st
 
@@ -47,11 +48,12 @@ def main() -> None:
         ]
     )
     st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
-    try:
-        frame.choose()
-        page.run()
-    except KvscopeError as error:
-        st.error(str(error))
+    with deep.told_once():
+        try:
+            frame.choose()
+            page.run()
+        except KvscopeError as error:
+            st.error(str(error))
 
 
 main()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import streamlit as st
@@ -18,7 +19,7 @@ def seed(
     """Give the widget `key` its first value: the address's, the one it had, or the default."""
     if key in st.session_state:
         return
-    text = st.query_params.get(key, _memory().get(key))
+    text = st.query_params.get(key) or _memory().get(key) or None
     value = default
     if text is not None:
         try:
@@ -38,30 +39,60 @@ def remember(*keys: str) -> None:
         value = st.session_state.get(key)
         text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
         told[key] = text
-    _note(told)
+    _keep(told)
 
 
-def _note(told: Mapping[str, str]) -> None:
-    """Write this into the address; each time that this changes it the browser is told."""
-    for key, text in told.items():
-        if text:
-            _memory()[key] = text
-        else:
-            _memory().pop(key, None)
-            st.query_params.pop(key, None)
-    new = {key: text for key, text in told.items() if text and st.query_params.get(key) != text}
+def choose(key: str, text: str) -> None:
+    """Let the widget `key` say this from the next run on, which may begin at once."""
+    st.session_state.pop(key, None)
+    _keep({key: text})
+    st.query_params[key] = text
+
+
+def _keep(told: Mapping[str, str]) -> None:
+    """Write this into the address, that of the next visit too."""
+    _memory().update(told)
+    _tell(told)
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Within the block the address is written once, at its end.
+
+    Each time that it changes, the browser has one more place to go back to.
+    """
+    told: dict[str, str] = {}
+    st.session_state["address"] = told
+    try:
+        yield
+    finally:
+        st.session_state.pop("address", None)
+        _tell(told)
+
+
+def _tell(told: Mapping[str, str]) -> None:
+    """Write this into the address, now or at the end of the run; what is empty is taken out."""
+    waiting: dict[str, str] | None = st.session_state.get("address")
+    if waiting is not None:
+        waiting.update(told)
+        return
+    new = {key: text for key, text in told.items() if st.query_params.get(key, "") != text}
     if new:
-        st.query_params.update(new)
+        st.query_params.from_dict(
+            {key: text for key, text in (st.query_params.to_dict() | new).items() if text}
+        )
 
 
 def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     """Tabs whose choice stands in the address too, unless it is the first."""
     seed(key, titles[0], among=titles)
-    if st.session_state[key] not in titles:  # of what was shown here before
-        st.session_state[key] = titles[0]
+    places: dict[str, int] = st.session_state.setdefault("places", {})
+    if st.session_state[key] not in titles:  # they may tell of another capacity now
+        st.session_state[key] = titles[min(places.get(key, 0), len(titles) - 1)]
     found = st.tabs(titles, key=key, on_change="rerun")
     chosen = st.session_state[key]
-    _note({key: "" if chosen == titles[0] else chosen})
+    places[key] = titles.index(chosen)
+    _keep({key: "" if chosen == titles[0] else chosen})
     return found
 
 
@@ -72,10 +103,7 @@ def linked(key: str) -> bool:
 
 def link(key: str, *, shown: bool) -> None:
     """Let the address say whether the page shows what the job `key` finds."""
-    if shown:
-        st.query_params[_ran(key)] = "1"
-    else:
-        st.query_params.pop(_ran(key), None)
+    _tell({_ran(key): "1" if shown else ""})
 
 
 def _ran(key: str) -> str:

@@ -85,7 +85,8 @@ def _room(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]) -> dict[
     right = [max(given["r"], _HALF)]
     right += [_SIGN + _LETTER * max(map(len, names), default=0)] * (legend and not over)
     right += [_BAR] * any(one.get("showscale", one["type"] == "heatmap") for one in data)
-    right += [_AXIS + _LETTER * _DIGITS] * ("side" in layout.get("yaxis2", {}))
+    if "side" in layout.get("yaxis2", {}):
+        right += [_AXIS + _LETTER * _DIGITS] * any(one.get("yaxis") == "y2" for one in data)
     left = _AXIS + _LETTER * max(map(len, _labels(data)), default=_DIGITS)
     return {
         "t": max(above, _ABOVE * (legend and over)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import added
+import deep
 import frame
 import held
 import job
@@ -91,6 +92,7 @@ def _traces() -> None:
         },
         hide_index=True,
         key="traces",
+        column_config={"name": st.column_config.TextColumn(width="medium")},
     )
 
 
@@ -120,9 +122,7 @@ def _told(trace: Trace | None, refused: tuple[str, list[str]]) -> None:
             st.code("\n".join(lines), language=None)
         return
     job.forget("add")
-    st.session_state["memory"]["trace"] = trace.name
-    st.query_params["trace"] = trace.name
-    st.session_state.pop("trace", None)  # the sidebar asks again, or for the first time
+    deep.choose("trace", trace.name)
     st.rerun()
 
 
