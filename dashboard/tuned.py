@@ -20,7 +20,6 @@ from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.parameters import CONTENDERS, parse_policies, parse_variants
 from kvscope.simulate.workload import setting_of
 from kvscope.tune.evaluate import Stopped
-from kvscope.tune.file import write_recommendation
 from kvscope.tune.objective import Target
 from kvscope.tune.question import Question
 from kvscope.tune.recommend import tune
@@ -72,16 +71,8 @@ def recommend(job: Job, asking: Asking) -> Tuned | None:
 
 
 def as_file(found: Tuned) -> str:
-    """The text of recommendation.toml."""
+    """The text of recommendation.toml; none of `CONTENDERS` has a table that goes with it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
-        write_recommendation(
-            path,
-            found.tuning,
-            trace=found.trace.name,
-            block_size=found.trace.block_size,
-            profile=found.profile,
-            flags=found.flags,
-            capacity_bytes=found.bytes_in(found.tuning.recommended.trial.capacity_blocks),
-        )
+        found.write(path)
         return path.read_text(encoding="utf-8")

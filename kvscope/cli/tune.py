@@ -253,21 +253,11 @@ def _write(path: Path, tuned: Tuned, prompts: Prompts) -> None:
     from kvscope.simulate.definitions import standard
     from kvscope.simulate.one_fit import one_fit
     from kvscope.simulate.traffic import traffic
-    from kvscope.tune.file import write_recommendation
 
     trial = tuned.tuning.recommended.trial
     fitted = None
     if isinstance(trial.policy, Gittins):
         found = one_fit(traffic(prompts, standard()), trial.policy, trial.capacity_blocks)
         fitted = replace(found, refits=True)
-    write_recommendation(
-        path,
-        tuned.tuning,
-        trace=tuned.trace.name,
-        block_size=tuned.trace.block_size,
-        profile=tuned.profile,
-        flags=tuned.flags,
-        capacity_bytes=tuned.bytes_in(trial.capacity_blocks),
-        fitted=fitted,
-    )
+    tuned.write(path, fitted)
     note(f"recommendation written to {path}")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kvscope import units
 from kvscope.facts import Outcome, Percentiles, Trace
 from kvscope.kv_size import ModelKv
 from kvscope.policies.base import Policy
+from kvscope.policies.fitted import Fitted
 from kvscope.show.simulation import FORESEEING, value_in_words
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.bootstrap import FEWEST, Gain, surely_better
 from kvscope.tune.facts import Judged, Tuning
+from kvscope.tune.file import write_recommendation
 from kvscope.tune.flags import Flags, flags
 from kvscope.tune.objective import Trial, times_ms
 from kvscope.tune.space import XI
@@ -63,6 +66,19 @@ class Tuned:
     def flags(self) -> Flags:
         """The flags for what is recommended."""
         return self.flags_for(self.tuning.recommended)
+
+    def write(self, path: Path, fitted: Fitted | None = None) -> None:
+        """Write recommendation.toml, with what was `fitted` for a policy that has a table."""
+        write_recommendation(
+            path,
+            self.tuning,
+            trace=self.trace.name,
+            block_size=self.trace.block_size,
+            profile=self.profile,
+            flags=self.flags,
+            capacity_bytes=self.bytes_in(self.tuning.recommended.trial.capacity_blocks),
+            fitted=fitted,
+        )
 
     def next_best_for_sglang(self) -> Judged | None:
         """The first contender that is surely better than LRU and that SGLang has."""
