@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 
-from kvscope.policies.registry import by_name
-from kvscope.simulate.ahead import compile_for
+from kvscope.__main__ import prepare_collector
 
 
 def main() -> None:
     """The command line of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("policies", nargs="+")
-    compile_for([by_name(name) for name in parser.parse_args().policies])
+    prepare_collector()
+    registry = importlib.import_module("kvscope.policies.registry")
+    ahead = importlib.import_module("kvscope.simulate.ahead")
+    ahead.compile_for([registry.by_name(name) for name in parser.parse_args().policies])
     print("{}")
 
 

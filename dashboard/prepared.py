@@ -19,7 +19,7 @@ from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
 from kvscope.errors import KvscopeError
 from kvscope.facts import Trace
-from kvscope.show.analysis import Analysis, analyze
+from kvscope.show.analysis import Analysis, Begun, analyze
 from kvscope.simulate.lru_at import LruAnywhere, lru_anywhere
 from kvscope.store.prompts import load_prompts
 
@@ -62,7 +62,7 @@ class Prepared(job.Job):
                     return
                 prompts = load_prompts(store, self._trace)
                 self._tell("lru", lru_anywhere(prompts))
-                found = analyze(store, self._trace, prompts=prompts, step=self._step)
+                found = analyze(store, self._trace, begun=Begun(prompts), step=self._step)
                 self._tell("analysis", found)
                 self._step("prefixes")
                 self._tell("prefixes", hot_prefixes(store, self._trace))

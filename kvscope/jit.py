@@ -9,6 +9,7 @@ policies, whose plain functions kernels compile in.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -49,16 +50,24 @@ F = TypeVar("F", bound=Callable[..., object])
 _OWN = "kvscope."
 _callable: set[Callable[..., Any]] = set()
 _MARK = b"kvscope.jit"
-_POLICIES = "policies"
+_POLICIES = f"policies{os.sep}"
 
 
 def sources_hash(package: Path) -> str:
     """Digest of every source below `package` that takes part in compilation (16 hex digits)."""
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_bytes()
-        if _MARK in text or path.is_relative_to(package / _POLICIES):
-            digest.update(path.relative_to(package).as_posix().encode())
+    # Every process does this as it starts: with Path objects it takes three times as long.
+    above = len(str(package)) + 1
+    for path in sorted(
+        os.path.join(folder, name)  # noqa: PTH118
+        for folder, _, names in os.walk(package)
+        for name in names
+        if name.endswith(".py")
+    ):
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            text = file.read()
+        if _MARK in text or path.startswith(_POLICIES, above):
+            digest.update(path[above:].encode())
             digest.update(text)
     return digest.hexdigest()
 

@@ -11,13 +11,13 @@ from kvscope.facts import Trace
 from kvscope.jit import kernel
 from kvscope.prefix import ancestor
 from kvscope.store.db import Store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.prompts import Paths, load_prompts
 
 DECILES = 10
 _MASKS = 1 << DECILES
 
 
-def spatial(store: Store, trace: Trace, prompts: Prompts | None = None) -> Spatial | None:
+def spatial(store: Store, trace: Trace, paths: Paths | None = None) -> Spatial | None:
     """Ideal block hit rate if each request caches only [offset, offset + stride) of its prompt.
 
     A position is depth / full blocks of the request that caches the block. Every full block of a
@@ -28,14 +28,14 @@ def spatial(store: Store, trace: Trace, prompts: Prompts | None = None) -> Spati
     """
     if not trace.has_hashes:
         return None
-    prompts = prompts or load_prompts(store, trace)
+    paths = paths or load_prompts(store, trace)
     multi_turn = store.columns("characterize/multi_turn", trace_id=trace.trace_id)["multi_turn"]
     counts = decile_histogram(
-        prompts.block_parent,
-        prompts.leaf,
-        prompts.blocks,
-        prompts.full_blocks,
-        (prompts.input_tokens - 1) // prompts.block_size,
+        paths.block_parent,
+        paths.leaf,
+        paths.blocks,
+        paths.full_blocks,
+        (paths.input_tokens - 1) // paths.block_size,
         multi_turn.astype(np.bool_),
     )
     return Spatial(

@@ -17,7 +17,7 @@ from kvscope.characterize.traffic import contribution, lengths, over_time, reque
 from kvscope.characterize.turns import next_turns, turns
 from kvscope.facts import Trace
 from kvscope.store.db import Store
-from kvscope.store.prompts import Prompts
+from kvscope.store.prompts import Paths
 
 STEPS = 16
 Step = Callable[[str], None]
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 def characterize(
-    store: Store, trace: Trace, prompts: Prompts | None = None, *, step: Step | None = None
+    store: Store, trace: Trace, paths: Paths | None = None, *, step: Step | None = None
 ) -> Characterization:
     """What is in the traffic: who reuses what, after how long, for how long, from where.
 
-    `prompts` spares loading them again where they are at hand. `step` is told what comes next,
+    `paths` spares loading them again where they are at hand. `step` is told what comes next,
     `STEPS` times; what it raises ends the work. A length-only trace gets what lengths can tell.
     """
 
@@ -56,7 +56,7 @@ def characterize(
         reuse_gaps=gaps,
         reuse_hazard=ask("chance of reuse", reuse_hazard, history),
         lifetimes=lives,
-        spatial=ask("places in the prompt", spatial, prompts),
+        spatial=ask("places in the prompt", spatial, paths),
         working_set=ask("working set", working_set, history),
         stability=ask("stability", stability, history),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ from kvscope.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.show.analysis import Analysis
+    from kvscope.store.prompts import Paths
 
 CapacityBlocks = Annotated[
     Any,  # tuple[int, ...] | None, which Typer takes for one value after the other
@@ -80,17 +82,24 @@ def analyze(
     if kv is None and (hbm or capacity):
         option = "--hbm" if hbm else "--capacity"
         raise UsageError("needs a model", where=option, remedy="name one with --model")
-    from kvscope.show.analysis import AnalyzeOptions
+    from kvscope.show.analysis import AnalyzeOptions, Begun
     from kvscope.show.analysis import analyze as characterized
     from kvscope.store.db import open_store
 
+    begun: list[Begun] = []
+
+    def options(block_size: int) -> AnalyzeOptions:
+        capacities = asked.capacities(capacity_blocks, capacity, kv, block_size)
+        return AnalyzeOptions(definition, kv, hbm, tuple(capacities))
+
+    def begin(paths: Paths) -> None:
+        with suppress(UsageError):  # raised again once the trace is stored, and not lost
+            begun.append(Begun(paths, options(paths.block_size)))
+
     with open_store(db) as store:
-        found = load_trace(store, trace, reading)
-        capacities = asked.capacities(capacity_blocks, capacity, kv, found.block_size)
-        options = AnalyzeOptions(
-            definition=definition, model=kv, hbm_bytes=hbm, capacities_blocks=tuple(capacities)
-        )
-        analysis = characterized(store, found, options)
+        found = load_trace(store, trace, reading, begin)
+        under_way = begun[0] if begun else None
+        analysis = characterized(store, found, options(found.block_size), begun=under_way)
     if as_json:
         output.emit_json("analyze", found, _document(analysis))
     else:

@@ -19,21 +19,27 @@ from kvscope.errors import InputError, UsageError
 if TYPE_CHECKING:
     from kvscope.facts import Trace
     from kvscope.ingest.base import Rejects
-    from kvscope.ingest.pipeline import Ingested, IngestOptions
+    from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
     from kvscope.store.db import Store
 
 
-def load_trace(store: Store, text: str | None, reading: Reading = AS_IT_SAYS) -> Trace:
+def load_trace(
+    store: Store,
+    text: str | None,
+    reading: Reading = AS_IT_SAYS,
+    foresee: Foresee | None = None,
+) -> Trace:
     """The trace that `text` names, from now on the one last worked on.
 
     A path (`-`: standard input) is ingested if the store does not have it; anything else is a
-    stored trace's name; None is the trace last worked on, and stderr says which. Raises UsageError
-    where `reading` says how to read a trace that is read already.
+    stored trace's name; None is the trace last worked on, and stderr says which. `foresee` is told
+    of a new trace before it is stored, as in `ingest`. Raises UsageError where `reading` says how
+    to read a trace that is read already.
     """
     from kvscope.store import traces
 
     if text is not None and (text == STANDARD_STREAM or Path(text).exists()):
-        return ingest_reported(store, text, reading).trace
+        return ingest_reported(store, text, reading, foresee).trace
     trace = traces.find(store, None) if text is None else _stored(store, text)
     _refuse_options(trace, reading)
     if text is None:
@@ -42,7 +48,9 @@ def load_trace(store: Store, text: str | None, reading: Reading = AS_IT_SAYS) ->
     return trace
 
 
-def ingest_reported(store: Store, path: str, reading: Reading = AS_IT_SAYS) -> Ingested:
+def ingest_reported(
+    store: Store, path: str, reading: Reading = AS_IT_SAYS, foresee: Foresee | None = None
+) -> Ingested:
     """Ingest the trace at `path` with a progress bar; report bad lines, notes, and what was known.
 
     The trace becomes the one last worked on.
@@ -54,7 +62,7 @@ def ingest_reported(store: Store, path: str, reading: Reading = AS_IT_SAYS) -> I
         raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
     try:
         with progress(f"reading {path}", _size(path)) as advance:
-            found = ingest(store, path, _ingest_options(reading), advance)
+            found = ingest(store, path, _ingest_options(reading), advance, foresee)
     except UnusableLinesError as error:
         _report_bad_lines(error.rejects)
         raise

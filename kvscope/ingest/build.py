@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
 from kvscope.ingest.identifiers import NO_ID, ROOT
 from kvscope.ingest.reuse import Reuse, trace_reuse
 from kvscope.ingest.trie import Trie
+from kvscope.store.prompts import Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,15 @@ class Built:
     lineage: Lineage
     out_of_order: int
     notes: tuple[str, ...]
+
+    def paths(self) -> Paths:
+        """What the store would give as the trace's paths."""
+        told = {each.name for each in fields(Paths)} & self.requests.keys()
+        return Paths(
+            block_size=self.block_size,
+            block_parent=self.trie.parent,
+            **{name: self.requests[name] for name in told},
+        )
 
 
 def build(columns: Columns, reader_notes: list[str]) -> Built:

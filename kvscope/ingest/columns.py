@@ -168,8 +168,8 @@ class Columns:
         """When each request arrives, and which one comes before it in its session."""
         rows, arrivals_s = batch.requests, batch.arrivals_s
         if len(arrivals_s) == len(rows) and {row.session_id for row in rows} == {None}:
-            self.session_parent.fromlist([-1] * len(rows))
-            self.in_session.fromlist([0] * len(rows))
+            _extend(self.session_parent, np.full(len(rows), -1))
+            _extend(self.in_session, np.zeros(len(rows)))
             self.arrival_s.fromlist(arrivals_s)
             return
         for row in rows:

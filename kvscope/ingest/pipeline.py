@@ -17,8 +17,10 @@ from kvscope.ingest.source import STDIN, Source
 from kvscope.ingest.write import Origin, write
 from kvscope.store import traces
 from kvscope.store.db import Store
+from kvscope.store.prompts import Paths
 
 Advance = Callable[[int], None]
+Foresee = Callable[[Paths], None]
 
 
 class UnusableLinesError(InputError):
@@ -50,13 +52,18 @@ class IngestOptions:
 
 
 def ingest(
-    store: Store, path: str, options: IngestOptions | None = None, advance: Advance | None = None
+    store: Store,
+    path: str,
+    options: IngestOptions | None = None,
+    advance: Advance | None = None,
+    foresee: Foresee | None = None,
 ) -> Ingested:
     """Bring the trace at `path` (`-`: standard input) into the store, if it is not there already.
 
     Options that say nothing of how to read it take what is stored of it, however that was read.
-    `advance` is told of every byte read. Raises InputError where the trace cannot be read or too
-    many of its lines are bad; then the store is as it was.
+    `advance` is told of every byte read, `foresee` of the paths of a new trace with hashes before
+    it is written: what that begins may go on beside. Raises InputError where the trace cannot be
+    read or too many of its lines are bad; then the store is as it was.
     """
     options = options or IngestOptions()
     known = _known_before_reading(store, path, options)
@@ -87,6 +94,8 @@ def ingest(
         format=chosen.name,
     )
     built = build(columns, reader.notes)
+    if foresee is not None and built.trie.count > 1:
+        foresee(built.paths())
     with store.transaction():
         trace = write(store, origin, built, rejects)
     return Ingested(trace, True, rejects)

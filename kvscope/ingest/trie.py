@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from kvscope.jit import callable_in_kernels, kernel
 
-_FIRST_CAPACITY = 1 << 16
+_FIRST_CAPACITY = 1 << 22  # 84 MB of address space; only what is written to takes memory
+_FIRST_SLOTS = 1 << 16
 
 
 class Trie:
@@ -28,7 +29,7 @@ class Trie:
         self._depth = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
         self._hash_id = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._first_child = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
-        self._slots = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._slots = np.zeros(_FIRST_SLOTS, dtype=np.int32)
 
     @property
     def parent(self) -> NDArray[np.int32]:

@@ -19,7 +19,7 @@ from kvscope.simulate.distances import LruDistances, flat_distances, lru_distanc
 from kvscope.simulate.ideal import ideal_blocks, ideal_rate
 from kvscope.simulate.misses import MissReasons, miss_reasons
 from kvscope.store.db import Store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.prompts import Paths, load_prompts
 
 LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 CURVE_POINTS = 48
@@ -98,28 +98,41 @@ class AnalyzeOptions:
     capacities_blocks: tuple[int, ...] = ()
 
 
+class Begun:
+    """An analysis under way: what needs only a trace's paths is worked out on a core beside.
+
+    So it can begin while the trace is still being stored. `caching` waits for it.
+    """
+
+    def __init__(self, paths: Paths, options: AnalyzeOptions | None = None) -> None:
+        self.paths = paths
+        self.options = options or AnalyzeOptions()
+        self.caching = beside(caching, paths, self.options)
+
+
 def analyze(
     store: Store,
     trace: Trace,
     options: AnalyzeOptions | None = None,
     *,
-    prompts: Prompts | None = None,
+    begun: Begun | None = None,
     step: Step | None = None,
 ) -> Analysis:
     """Characterize `trace` and draw LRU's curve over it.
 
-    `prompts` spares loading them, and `step` is told what comes next, as in `characterize`.
+    What was `begun` goes on with its own options. `step` is told what comes next, as in
+    `characterize`.
     """
-    options = options or AnalyzeOptions()
-    if prompts is None and trace.has_hashes:
-        prompts = load_prompts(store, trace)
-    drawn = beside(caching, prompts, options) if prompts is not None else None
+    if begun is None and trace.has_hashes:
+        begun = Begun(load_prompts(store, trace), options)
+    asked = begun.options if begun is not None else options or AnalyzeOptions()
+    found = characterize(store, trace, begun.paths if begun else None, step=step)
     return Analysis(
         trace=trace,
-        model=options.model,
-        hbm_bytes=options.hbm_bytes,
-        characterization=_sized(characterize(store, trace, prompts, step=step), options),
-        caching=drawn() if drawn is not None else None,
+        model=asked.model,
+        hbm_bytes=asked.hbm_bytes,
+        characterization=_sized(found, asked),
+        caching=begun.caching() if begun else None,
     )
 
 
@@ -186,7 +199,7 @@ def _working_set(
     )
 
 
-def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
+def caching(prompts: Paths, options: AnalyzeOptions) -> Caching:
     """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
     definition = options.definition
     ideal = cache(partial(ideal_blocks, prompts))
@@ -228,7 +241,7 @@ def caching(prompts: Prompts, options: AnalyzeOptions) -> Caching:
     )
 
 
-def _distances(prompts: Prompts, definition: HitDefinition) -> LruDistances:
+def _distances(prompts: Paths, definition: HitDefinition) -> LruDistances:
     return (flat_distances if definition.flat else lru_distances)(prompts, definition)
 
 
@@ -241,7 +254,7 @@ def _weighted(definition: HitDefinition, weight: Weight) -> HitDefinition:
     return replace(definition, weight=weight)
 
 
-def _hit_rate(prompts: Prompts, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
+def _hit_rate(prompts: Paths, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
     return HitRate(
         definition=definition.name,
         weight=definition.weight,
@@ -270,7 +283,7 @@ def _point(
 
 
 def _misses(
-    prompts: Prompts, definition: HitDefinition, runs: LruDistances, capacities: list[int]
+    prompts: Paths, definition: HitDefinition, runs: LruDistances, capacities: list[int]
 ) -> tuple[MissReasons, ...]:
     distinct = sorted(set(capacities))
     return miss_reasons(prompts, definition, distinct, runs)

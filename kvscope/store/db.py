@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvscope.errors import InputError, KvscopeError, StoreBusyError, StoreVersionError
 from kvscope.store import sql
+from kvscope.store.frame import Columns, Frame
 
 MEMORY = ":memory:"
 DEFAULT_PATH = "kvscope.duckdb"
@@ -62,7 +63,7 @@ class Store:
         self,
         name: str,
         parameters: Mapping[str, Any],
-        frame: dict[str, NDArray[Any]] | None = None,  # which DuckDB finds by its name
+        frame: Frame | None = None,  # which DuckDB finds by its name
     ) -> duckdb.DuckDBPyConnection:
         statement = sql.statement(name)
         if set(statement.parameters) != set(parameters):
@@ -93,11 +94,11 @@ class Store:
             raise KvscopeError("NULL where a number is expected", where=f"queries/{name}.sql")
         return {column: np.ma.getdata(values) for column, values in found.items()}
 
-    def append(
-        self, name: str, frame: dict[str, NDArray[Any]], /, **parameters: int | list[str]
-    ) -> None:
+    def append(self, name: str, columns: Columns, /, **parameters: int | list[str]) -> None:
         """Run the statement `name`, to which arrays of equal length are the table `frame`."""
-        self._execute(name, parameters, frame)
+        frame = Frame(columns)
+        if len(frame):
+            self._execute(name, parameters, frame)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

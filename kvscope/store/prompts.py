@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.facts import Trace
-from kvscope.store.db import Store
+
+if TYPE_CHECKING:  # replays walk prompts from anywhere, and do without DuckDB
+    from kvscope.store.db import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class Paths:
     """Requests as paths in a trie, R requests and N blocks.
 
     A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
     `parent` is the request whose conversation this one continues, -1 where there is none.
-    `user` numbers the users from 0, -1 where the trace names none; `category` is an index into
-    `categories`, the names of (type, turn bucket), which are ordered by type and turn.
     All arrays but `block_parent` have R entries; `block_parent` has N + 1, entry 0 being the root.
     """
 
     block_size: int
-    arrival_s: NDArray[np.float64]
     input_tokens: NDArray[np.int32]
-    output_tokens: NDArray[np.int32]
-    conversation: NDArray[np.int32]
     parent: NDArray[np.int32]
-    user: NDArray[np.int32]
-    category: NDArray[np.int32]
-    categories: tuple[str, ...]
     blocks: NDArray[np.int32]
     full_blocks: NDArray[np.int32]
     leaf: NDArray[np.int32]
@@ -38,6 +33,22 @@ class Prompts:
     carried_leaf: NDArray[np.int32]
     carried_blocks: NDArray[np.int32]
     block_parent: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts(Paths):
+    """The same with who asks, when, and how much is answered.
+
+    `user` numbers the users from 0, -1 where the trace names none; `category` is an index into
+    `categories`, the names of (type, turn bucket), which are ordered by type and turn.
+    """
+
+    arrival_s: NDArray[np.float64]
+    output_tokens: NDArray[np.int32]
+    conversation: NDArray[np.int32]
+    user: NDArray[np.int32]
+    category: NDArray[np.int32]
+    categories: tuple[str, ...]
 
 
 def load_prompts(store: Store, trace: Trace) -> Prompts:
