@@ -20,7 +20,7 @@ def test_every_number_arrives(values: np.ndarray) -> None:
     """The least and the largest of each type, in order, from arrays with gaps in memory too."""
     frame = Frame({"plain": values, "backwards": values[::-1]})
     assert len(frame) == 3
-    found = duckdb.sql("SELECT * FROM frame").fetchnumpy()
+    found = duckdb.connect().execute("SELECT * FROM frame").fetchnumpy()
     for name, sent in (("plain", values), ("backwards", values[::-1])):
         assert found[name].dtype == values.dtype
         assert np.array_equal(found[name], sent)
