@@ -30,10 +30,11 @@ from kvscope.simulate.latency import read_profile
 
 # One thread: several wait for each other, and for whatever else runs on this machine
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-BLOCKS = 220
+BLOCKS = 270
 SLO_TOKENS = 350  # the SLO is the time that so many uncached tokens take here
-TALKS, FIRST_TOKENS, TURN_TOKENS, TURNS, THINK_S = 12, 520, 20, 16, 90.0
-CALL_EVERY_S, CALL_TOKENS = 40.0, 640
+TALKS, FIRST_TOKENS, TURN_TOKENS, TURNS = 12, 520, 16, 30
+THINK_S = (63.0, 117.0)
+CALL_EVERY_S, CALL_TOKENS = 45.0, 1_100
 LONGEST, LEARNED = 1_152, 1_200
 FIGURE = "p50"  # most requests are turns; the slowest are calls, which nothing makes quicker
 POLICIES = ("gittins", "tlru")
@@ -131,7 +132,7 @@ def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]
         made += 1
 
     for _ in range(TALKS):
-        come(float(rng.uniform(0.0, THINK_S)), {"kind": "chat"})
+        come(float(rng.uniform(0.0, THINK_S[1])), {"kind": "chat"})
     come(float(rng.exponential(CALL_EVERY_S)), {"kind": "api"})
     for number in range(requests):
         at_s, _, asked = heapq.heappop(due)
@@ -158,7 +159,7 @@ def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]
         if rng.random() < 1 - 1 / TURNS and tokens + 200 < LONGEST:
             after, fresh = longer(blocks[: prompt // BLOCK], tokens, fresh)
             more |= {"history": after, "tokens": tokens, "parent": number}
-        come(at_s + THINK_S * float(rng.uniform(0.5, 1.5)), more)
+        come(at_s + float(rng.uniform(*THINK_S)), more)
 
 
 if __name__ == "__main__":
