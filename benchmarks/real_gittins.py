@@ -1,9 +1,10 @@
 """gittins on a real vLLM beside LRU and T-LRU, where the simulator says that it gains.
 
-`python -m benchmarks.real_gittins` in an environment that has vLLM and kvscope. Conversations share
-an engine with calls that nobody goes on from. Both kinds come by chance; LRU gives up histories for
-the calls' prompts. What returns, and when, is learned from one trace (`tune` writes it into the
-recommendation), and served is another, of another seed.
+`python -m benchmarks.real_gittins` in an environment that has vLLM and kvscope. Some people talk to
+an engine at once, each after a while of thinking, and other calls come by chance that nobody goes
+on from. LRU gives up histories for the calls' prompts just before they are asked for. What returns,
+and when, is learned from one trace (`tune` writes it into the recommendation), and served is
+another, of another seed.
 
 calibrate -> tune --policies gittins -> validate --policies both --sequential, the same with tlru.
 Ends with 0 if both are confirmed, and gittins' gain over T-LRU is predicted and measured alike.
@@ -29,10 +30,10 @@ from kvscope.simulate.latency import read_profile
 
 # One thread: several wait for each other, and for whatever else runs on this machine
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-BLOCKS = 160
+BLOCKS = 220
 SLO_TOKENS = 350  # the SLO is the time that so many uncached tokens take here
-FIRST_TOKENS, TURN_TOKENS, TURNS, THINK_S = 400, 40, 8, 90.0
-CONVERSATION_EVERY_S, CALL_EVERY_S, CALL_TOKENS = 50.0, 45.0, 900
+TALKS, FIRST_TOKENS, TURN_TOKENS, TURNS, THINK_S = 12, 520, 20, 16, 90.0
+CALL_EVERY_S, CALL_TOKENS = 40.0, 640
 LONGEST, LEARNED = 1_152, 1_200
 FIGURE = "p50"  # most requests are turns; the slowest are calls, which nothing makes quicker
 POLICIES = ("gittins", "tlru")
@@ -42,7 +43,7 @@ SMALLER = MODEL | {"num_hidden_layers": 3}
 def main() -> int:
     """The command line of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--requests", type=int, default=240, help="of the trace that is served")
+    parser.add_argument("--requests", type=int, default=300, help="of the trace that is served")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each policy")
     parser.add_argument("--folder", type=Path, help="keep traces, profile and reports here")
     parser.add_argument("--only", choices=POLICIES, help="the other one's report is in --folder")
@@ -119,7 +120,7 @@ def _agree(found: list[dict[str, Any]]) -> bool:
 
 
 def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]]:
-    """A bailian trace: conversations of geometrically many turns, and calls of one request."""
+    """A bailian trace: `TALKS` conversations at once, of geometrically many turns, and calls."""
     rng = np.random.default_rng(seed)
     due: list[tuple[float, int, dict[str, Any]]] = []  # when, in order of coming, what is asked
     fresh = made = 0
@@ -129,14 +130,12 @@ def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]
         heapq.heappush(due, (at_s, made, what))
         made += 1
 
-    come(float(rng.exponential(CONVERSATION_EVERY_S)), {"kind": "chat"})
+    for _ in range(TALKS):
+        come(float(rng.uniform(0.0, THINK_S)), {"kind": "chat"})
     come(float(rng.exponential(CALL_EVERY_S)), {"kind": "api"})
     for number in range(requests):
         at_s, _, asked = heapq.heappop(due)
         kind, history = asked["kind"], asked.get("history", [])
-        if "history" not in asked:  # the next one of its kind
-            every_s = CONVERSATION_EVERY_S if kind == "chat" else CALL_EVERY_S
-            come(at_s + float(rng.exponential(every_s)), {"kind": kind})
         mean = CALL_TOKENS if kind == "api" else TURN_TOKENS if history else FIRST_TOKENS
         before = asked.get("tokens", 0)
         prompt = before + int(rng.integers(mean - 16, mean + 17))
@@ -151,11 +150,15 @@ def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]
             "hash_ids": blocks,
             "block_size": BLOCK,
         }
+        if kind == "api":
+            come(at_s + float(rng.exponential(CALL_EVERY_S)), {"kind": kind})
+            continue
         tokens = prompt + OUTPUT_TOKENS
-        if kind == "chat" and rng.random() < 1 - 1 / TURNS and tokens + 200 < LONGEST:
+        more: dict[str, Any] = {"kind": kind}  # the next conversation
+        if rng.random() < 1 - 1 / TURNS and tokens + 200 < LONGEST:
             after, fresh = longer(blocks[: prompt // BLOCK], tokens, fresh)
-            more = {"kind": kind, "history": after, "tokens": tokens, "parent": number}
-            come(at_s + float(rng.exponential(THINK_S)), more)
+            more |= {"history": after, "tokens": tokens, "parent": number}
+        come(at_s + THINK_S * float(rng.uniform(0.5, 1.5)), more)
 
 
 if __name__ == "__main__":

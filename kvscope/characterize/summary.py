@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvscope.beside import beside
 from kvscope.characterize.categories import assemble_categories
-from kvscope.characterize.facts import Characterization
+from kvscope.characterize.facts import (
+    Characterization,
+    Lifetimes,
+    ReuseGaps,
+    ReuseHazard,
+    WorkingSet,
+)
 from kvscope.characterize.gaps import reuse_gaps, reuse_hazard
-from kvscope.characterize.history import load_history
+from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import lifetimes, working_set
 from kvscope.characterize.sources import skew, sources
 from kvscope.characterize.spatial import spatial
@@ -19,7 +26,7 @@ from kvscope.facts import Trace
 from kvscope.store.db import Store
 from kvscope.store.prompts import Paths
 
-STEPS = 16
+STEPS = 13
 Step = Callable[[str], None]
 T = TypeVar("T")
 
@@ -39,9 +46,14 @@ def characterize(
         return question(store, trace, *given)
 
     history = ask("who touched what when", load_history)
-    gaps = ask("reuse gaps", reuse_gaps, history)
-    lives = ask("lifetimes", lifetimes, history)
+    # What history alone answers leaves the store to the others meanwhile.
+    waiting_for = beside(_of_history, store, trace, history)
     followed = ask("next turns", next_turns)
+    places = ask("places in the prompt", spatial, paths)
+    changes = ask("stability", stability, history)
+    touched_by = ask("whose blocks are reused", sources)
+    skewed = ask("skew", skew)
+    gaps, hazard, lives, alive = ask("reuse gaps and lifetimes", lambda *_: waiting_for())
     return Characterization(
         trace=trace,
         lengths=ask("lengths", lengths),
@@ -51,12 +63,23 @@ def characterize(
         categories=ask("categories", assemble_categories, gaps, lives, followed),
         turns=ask("turns", turns),
         next_turns=followed,
-        sources=ask("whose blocks are reused", sources),
-        skew=ask("skew", skew),
+        sources=touched_by,
+        skew=skewed,
         reuse_gaps=gaps,
-        reuse_hazard=ask("chance of reuse", reuse_hazard, history),
+        reuse_hazard=hazard,
         lifetimes=lives,
-        spatial=ask("places in the prompt", spatial, paths),
-        working_set=ask("working set", working_set, history),
-        stability=ask("stability", stability, history),
+        spatial=places,
+        working_set=alive,
+        stability=changes,
+    )
+
+
+def _of_history(
+    store: Store, trace: Trace, history: History
+) -> tuple[ReuseGaps | None, ReuseHazard | None, Lifetimes | None, WorkingSet | None]:
+    return (
+        reuse_gaps(store, trace, history),
+        reuse_hazard(store, trace, history),
+        lifetimes(store, trace, history),
+        working_set(store, trace, history),
     )

@@ -146,6 +146,31 @@ def test_one_request_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "An infinite cache would hit 0.00%" in capsys.readouterr().out
 
 
+def test_a_new_trace_and_a_stored_one_are_told_alike(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is begun while a trace is stored comes to the same as what is asked of the store."""
+    db = str(tmp_path / "store.duckdb")
+    found = []
+    for _ in range(2):
+        assert run(["analyze", str(trace), "--db", db, "--json", "--capacity-blocks", "2"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["asked"][0]["capacity_blocks"] == 2
+
+
+def test_a_capacity_of_nothing_is_told_once_the_trace_is_stored(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mistake costs no second reading."""
+    db = str(tmp_path / "store.duckdb")
+    asked = ["analyze", str(trace), "--db", db, "--model", "llama2-7b", "--capacity", "1KiB"]
+    assert run(asked) == 2
+    assert "--capacity: holds not one block" in capsys.readouterr().err
+    assert run(["traces", "--db", db]) == 0
+    assert trace.stem in capsys.readouterr().out
+
+
 def test_the_last_trace_is_taken_up_again(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
