@@ -74,6 +74,8 @@ def main() -> None:
                 made = _scheduler(folder, policy, told.blocks)
                 if name in CLASS_SETS:
                     _of_all_classes(made.kvscope[0], CLASS_SETS[name])
+                elif policy and policy["name"] == TLruLearned.name:
+                    _by_turns(made.kvscope[0].learner)
                 runs[name].append(_served(made, told.requests, told.prompt_blocks))
     print(_table(runs, told.requests).markdown())
 
@@ -178,6 +180,12 @@ def _of_all_classes(steering: Any, class_set: int) -> None:
     find = learner.category
     learner.category = lambda request, of: (find(request, of), of.number % classes)[1]  # type: ignore[method-assign]
     steering.use(learner.table)
+
+
+def _by_turns(learner: Any) -> None:
+    """Have every second request be taken to end: they are all alike, and the trees say the same."""
+    find = learner.category
+    learner.category = lambda request, of: (find(request, of), of.number % 2)[1]
 
 
 def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:
