@@ -24,11 +24,17 @@ import numpy as np
 
 from benchmarks.table import Table
 from benchmarks.tiny_llama import tiny_llama
+from kvscope.policies.boosting import boosted
+from kvscope.policies.chances import FEATURES
+from kvscope.policies.fitted_ends import FittedEnds
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.tune.policy_file import write_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 BLOCK, OUTPUTS, IN_FLIGHT, KINDS = 16, 16, 16, 20
 LONGEST = 1 << 16
 PUBLISHED_US = 79.0  # KVCache Cache in the Wild, ATC'25: a workload-aware eviction
+TREES = 50
 MODEL = tiny_llama(LONGEST)
 POLICIES: dict[str, dict[str, Any] | None] = {
     "vLLM's own queue": None,
@@ -39,6 +45,7 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     f"wa, {KINDS} categories": {"name": "wa"},
     "gittins, 12 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
     "gittins, 36 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
+    f"tlru-learned, {TREES} trees": {"name": "tlru-learned", "params": {"xi_tokens": 512}},
 }
 CLASS_SETS = {"gittins, 12 classes": 0, "gittins, 36 classes": 1}
 
@@ -67,6 +74,8 @@ def main() -> None:
                 made = _scheduler(folder, policy, told.blocks)
                 if name in CLASS_SETS:
                     _of_all_classes(made.kvscope[0], CLASS_SETS[name])
+                elif policy and policy["name"] == TLruLearned.name:
+                    _by_turns(made.kvscope[0].learner)
                 runs[name].append(_served(made, told.requests, told.prompt_blocks))
     print(_table(runs, told.requests).markdown())
 
@@ -115,7 +124,7 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
             max_num_batched_tokens=8192,
         ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-        additional_config={"kvscope": {"policy": policy}} if policy else {},
+        additional_config={"kvscope": _told(folder, policy)} if policy else {},
     )
     config.cache_config.num_gpu_blocks = blocks + 1
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -130,6 +139,26 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
         block_size=BLOCK,
         log_stats=False,
     )
+
+
+def _told(folder: str, policy: dict[str, Any]) -> dict[str, Any]:
+    """What the plugin is told: the policy, or the file that has its trees too."""
+    if policy["name"] != TLruLearned.name:
+        return {"policy": policy}
+    path = Path(folder) / "policy.toml"
+    write_policy(path, TLruLearned(policy["params"]), _trees(), trace="made", block_size=BLOCK)
+    return {"recommendation": str(path)}
+
+
+def _trees() -> FittedEnds:
+    """Made-up trees that ask for all features, and have half of what they learned from end."""
+    rng = np.random.default_rng(1)
+    known = rng.random((1000, len(FEATURES))) * np.array(
+        [1000, 1000, 2 * OUTPUTS, 1, 4, 100, 100, 4]
+    )
+    returned = known @ rng.normal(size=len(FEATURES)) / 100 + rng.normal(size=1000) > 0
+    trees = boosted(known, returned, TREES)
+    return FittedEnds(trees, 0.5, 600.0, 10_800.0, 1000)
 
 
 def _of_all_classes(steering: Any, class_set: int) -> None:
@@ -151,6 +180,12 @@ def _of_all_classes(steering: Any, class_set: int) -> None:
     find = learner.category
     learner.category = lambda request, of: (find(request, of), of.number % classes)[1]  # type: ignore[method-assign]
     steering.use(learner.table)
+
+
+def _by_turns(learner: Any) -> None:
+    """Have every second request be taken to end: they are all alike, and the trees say the same."""
+    find = learner.category
+    learner.category = lambda request, of: (find(request, of), of.number % 2)[1]
 
 
 def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:

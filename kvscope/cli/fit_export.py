@@ -10,7 +10,7 @@ import typer
 from kvscope.cli import asked
 from kvscope.cli.diagnostics import note
 from kvscope.cli.values import amount, parsed_by, target
-from kvscope.errors import UsageError
+from kvscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from kvscope.facts import Trace
@@ -52,8 +52,8 @@ ExportCapacity = Annotated[
         "--capacity-blocks",
         metavar="N",
         parser=parsed_by(amount("blocks")),
-        help="For gittins: take the classes that serve a cache of so many of the trace's blocks"
-        " best, instead of its first ones.",
+        help="For a cache of so many of the trace's blocks: take the classes of gittins that serve"
+        " it best, instead of the first ones; the threshold of tlru-learned, instead of 0.1.",
         show_default=False,
     ),
 ]
@@ -77,24 +77,30 @@ class Exporting:
                     raise UsageError("is for --export", where=name, remedy="say what to write")
             return
         self._variant = _variant(policy or EXPORTED, params or [])
-        if capacity is not None and self._variant.policy.name != EXPORTED:
+        if capacity is not None and self._variant.policy.table not in {"returns", "ends"}:
             raise UsageError(
-                f"{self._variant.policy.name} has no classes to choose", where="--capacity-blocks"
+                f"{self._variant.policy.name} has no classes to choose, and no threshold",
+                where="--capacity-blocks",
             )
 
     def write(self, store: Store, trace: Trace) -> None:
         """Write the file, if one is asked for."""
         if self.path is None:
             return
-        from kvscope.policies.gittins import Gittins
         from kvscope.simulate.definitions import standard
-        from kvscope.simulate.one_fit import one_fit
+        from kvscope.simulate.one_fit import fit_for
         from kvscope.simulate.traffic import traffic
         from kvscope.tune.policy_file import write_policy
 
         of = traffic(asked.prompts(store, trace), standard())
         policy = self._bound(of)
-        fitted = one_fit(of, policy, self._capacity) if isinstance(policy, Gittins) else None
+        fitted = fit_for(of, policy, self._capacity)
+        if fitted is not None and policy.table == "ends" and not fitted.requests:
+            raise InputError(
+                "too few requests whose outcome is known to learn from",
+                where=trace.name,
+                remedy="take a longer trace, or a shorter tlru-learned.horizon_s",
+            )
         path = Path(self.path)
         write_policy(path, policy, fitted, trace=trace.name, block_size=trace.block_size)
         note(f"policy written to {path}")

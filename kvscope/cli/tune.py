@@ -247,17 +247,18 @@ def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> 
 def _write(path: Path, tuned: Tuned, prompts: Prompts) -> None:
     """Write the recommendation, with a fit to all of the trace for a policy that has such a table.
 
-    As in the replays it was judged by, an engine goes on fitting.
+    As in the replays it was judged by, an engine goes on fitting, where it can.
     """
-    from kvscope.policies.gittins import Gittins
+    from kvscope.policies.fitted import Fitted
     from kvscope.simulate.definitions import standard
-    from kvscope.simulate.one_fit import one_fit
+    from kvscope.simulate.one_fit import fit_for
     from kvscope.simulate.traffic import traffic
 
     trial = tuned.tuning.recommended.trial
     fitted = None
-    if isinstance(trial.policy, Gittins):
-        found = one_fit(traffic(prompts, standard()), trial.policy, trial.capacity_blocks)
-        fitted = replace(found, refits=True)
+    if trial.policy.table is not None:
+        fitted = fit_for(traffic(prompts, standard()), trial.policy, trial.capacity_blocks)
+    if isinstance(fitted, Fitted):
+        fitted = replace(fitted, refits=True)
     tuned.write(path, fitted)
     note(f"recommendation written to {path}")

@@ -23,9 +23,10 @@ Stretches = list[tuple[int, int]]
 class Seen(NamedTuple):
     """What is known of a request when it arrives.
 
-    `known_blocks` of its prompt were touched before, the deepest of them `since_s` ago (0: none
-    were). `turns` requests came before it. It takes over `followed` blocks, of them from each
-    earlier request so many as `stretches` say; blocks that are not followed are not counted.
+    `known_blocks` of its prompt were touched before, the deepest of them `since_s` ago by request
+    `giver` (0 and -1: none were). `turns` requests came before it. It takes over `followed` blocks,
+    of them from each earlier request so many as `stretches` say; blocks that are not followed are
+    not counted.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Seen(NamedTuple):
     since_s: float
     followed: int
     stretches: Stretches
+    giver: int = -1
 
 
 class Familiar:
@@ -81,7 +83,7 @@ class Familiar:
         self._turns[at] = turns
         if keys:
             remember(self._ends, keys[-1], number)
-        return Seen(number, known, turns, since_s, followed, stretches)
+        return Seen(number, known, turns, since_s, followed, stretches, giver)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, Stretches]:
         """Request `number` has these full blocks more; how many are followed, and from whom."""

@@ -163,10 +163,3 @@ def computed_blocks(request: Request, block_size: int) -> int:
     """Full blocks of prompt and output whose KV was computed: never the last output token's."""
     tokens = min(max(request.num_tokens - 1, 0), request.num_computed_tokens)
     return int(tokens // block_size)
-
-
-def learner_for(policy: Policy, block_size: int, fitted: Fitted | None) -> Learner | None:
-    """What learns for a policy, if it has a table."""
-    if policy.table == "reuse":
-        return Reuse(policy, block_size)
-    return Returns(policy, block_size, fitted) if policy.table == "returns" else None

@@ -19,7 +19,7 @@ from kvscope.engine.steering import lane_policy
 from kvscope.errors import UsageError
 from kvscope.policies.base import Policy
 from kvscope.policies.bound import policy_in, recommendation_in
-from kvscope.policies.fitted import Fitted, fitted_in
+from kvscope.policies.fits import Fit, check_fit, fit_in
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 RECORD = "KVSCOPE_RECORD"
@@ -36,7 +36,7 @@ class Settings:
     """
 
     policy: Policy | None = None
-    fitted: Fitted | None = None
+    fitted: Fit | None = None
     record: Path | None = None
     told_time: bool = False
 
@@ -59,10 +59,12 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
     if "policy" in table:
         told = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
         policy = lane_policy(told, f"{_WHERE}: policy.name")
+        check_fit(policy, None, f"{_WHERE}: policy.name")
     elif path:
         document = recommendation_in(Path(path))
         policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
-        fitted = fitted_in(document, str(path)) if policy.table == "returns" else None
+        fitted = fit_in(document, policy, str(path))
+        check_fit(policy, fitted, str(path))
     clock = table.get("clock") or environment.get(CLOCK)
     if clock not in {None, "", BY_REQUESTS}:
         raise UsageError(f"{clock!r}", where=f"{CLOCK}", remedy=f"{BY_REQUESTS}, or leave it out")

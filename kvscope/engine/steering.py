@@ -12,12 +12,12 @@ import numpy as np
 
 from kvscope.engine.conversations import told
 from kvscope.engine.free_blocks import Block, FreeBlocks, Plan
-from kvscope.engine.learning import learner_for
+from kvscope.engine.learners import learner_for
 from kvscope.engine.observer import Observer, Request
 from kvscope.engine.prefixes import Prefixes
 from kvscope.errors import UsageError
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 
 
 class _Served:
@@ -49,7 +49,7 @@ class Steering(Observer):
         clock: Callable[[], float] = time.monotonic,
         *,
         told_time: bool = False,
-        fitted: Fitted | None = None,
+        fitted: Fit | None = None,
     ) -> None:
         self.policy = lane_policy(policy)
         self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
@@ -218,5 +218,5 @@ def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
     raise UsageError(
         f"{policy.name} {why}, so kvscope's plugin cannot run it",
         where=where,
-        remedy="take lru, tlru, threshold-lru, wa, gittins or ttl",
+        remedy="take lru, tlru, threshold-lru, wa, gittins, tlru-learned or ttl",
     )

@@ -30,7 +30,7 @@ from kvscope.engine.settings import settings
 from kvscope.engine.steering import Steering
 from kvscope.errors import EngineError, KvscopeError
 from kvscope.policies.base import Policy
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 from kvscope.vllm_xargs import OUTPUTS
 
 SUPPORTED = ("0.32.", "0.33.")
@@ -184,7 +184,7 @@ def block_size(scheduler: Any) -> int:
 
 
 def steer(
-    scheduler: Any, policy: Policy, fitted: Fitted | None = None, *, told_time: bool = False
+    scheduler: Any, policy: Policy, fitted: Fit | None = None, *, told_time: bool = False
 ) -> Steering:
     """Put kvscope's queue of free blocks in the place of vLLM's."""
     manager = scheduler.kv_cache_manager

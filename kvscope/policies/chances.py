@@ -26,6 +26,7 @@ What there is not (a wait without an earlier turn) is NOTHING. Blocks that were 
 length of the window that is learned from are forgotten: they count as never touched.
 """
 NOTHING = -1.0
+SHARED_HEAD = 4  # ways that a path goes on: then it is a head that many share, not a turn
 
 
 class Trees(NamedTuple):

@@ -42,7 +42,6 @@ class TLruLearned(TLru):
     summary = "T-LRU that learns from the past which conversations end"
     source = "T-LRU paper, section 5, with a learned end"
     adaptive = False
-    in_plugin = False
     table = "ends"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_OFTEN, HORIZON)
 

@@ -10,7 +10,7 @@ from kvscope import units
 from kvscope.facts import Outcome, Percentiles, Trace
 from kvscope.kv_size import ModelKv
 from kvscope.policies.base import Policy
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 from kvscope.show.simulation import FORESEEING, value_in_words
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.bootstrap import FEWEST, Gain, surely_better
@@ -67,7 +67,7 @@ class Tuned:
         """The flags for what is recommended."""
         return self.flags_for(self.tuning.recommended)
 
-    def write(self, path: Path, fitted: Fitted | None = None) -> None:
+    def write(self, path: Path, fitted: Fit | None = None) -> None:
         """Write recommendation.toml, with what was `fitted` for a policy that has a table."""
         write_recommendation(
             path,

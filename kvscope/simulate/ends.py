@@ -49,10 +49,15 @@ class Predicted(NamedTuple):
 
 
 class Ends:
-    """What refits learn of the ends of conversations in one traffic."""
+    """What refits learn of the ends of conversations in one traffic.
 
-    def __init__(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> None:
-        self.traffic, self.refit_s = traffic, refit_s
+    `by_prompts` as in `turn_features`: as an engine would have learned it.
+    """
+
+    def __init__(
+        self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default, *, by_prompts: bool = False
+    ) -> None:
+        self.traffic, self.refit_s, self._by_prompts = traffic, refit_s, by_prompts
         self.window_s = WINDOW_REFITS * refit_s
         self._refits = refits_of(traffic, refit_s)
         self._predicted: dict[float, Predicted] = {}
@@ -62,7 +67,8 @@ class Ends:
     @cached_property
     def turns(self) -> TurnFeatures:
         """Features and waits of all requests."""
-        return turn_features(self.traffic, handovers(self.traffic), self.window_s)
+        moved = handovers(self.traffic)
+        return turn_features(self.traffic, moved, self.window_s, by_prompts=self._by_prompts)
 
     def tables(self) -> Tables:
         """The tables that choose for each cache; as they are, no conversation ends."""
@@ -101,17 +107,29 @@ class Ends:
         for number, first, end in zip(
             self._refits.number.tolist(), since, [*since[1:], len(arrival_s)], strict=True
         ):
-            now_s = number * self.refit_s
-            low, high = np.searchsorted(arrival_s, (now_s - self.window_s, now_s - horizon_s))
-            low = max(low, high - MOST_REQUESTS)
+            low, high = self._known_by(number * self.refit_s, horizon_s)
             found = fits[-1] if fits else None
             if high - low >= FEWEST_REQUESTS and high - learned >= _NEWS * (high - low):
                 some = slice(low, high)
-                found, learned = Fitted(boosted(known[some], returned[some]), int(high - low)), high
+                found, learned = Fitted(boosted(known[some], returned[some]), high - low), high
             fits.append(found)
             if found is not None:
                 chance[first:end] = chances(found.trees, known[first:end])
         return Predicted(chance, since, tuple(fits))
+
+    def fitted_at(self, now_s: float, horizon_s: float) -> Fitted | None:
+        """What a refit at this time would learn; None where too few requests tell anything."""
+        low, high = self._known_by(now_s, horizon_s)
+        if high - low < FEWEST_REQUESTS:
+            return None
+        known, returned = self.turns.known[low:high], self.turns.next_s[low:high] <= horizon_s
+        return Fitted(boosted(known, returned), high - low)
+
+    def _known_by(self, now_s: float, horizon_s: float) -> tuple[int, int]:
+        """From which request to which a refit learns."""
+        times = now_s - self.window_s, now_s - horizon_s
+        low, high = np.searchsorted(self.traffic.arrival_s, times).tolist()
+        return max(low, high - MOST_REQUESTS), high
 
 
 class Thresholds(Shadows):

@@ -1,4 +1,4 @@
-"""One fit of `Gittins` to the end of a trace, to be taken elsewhere, and replays that go by one."""
+"""One fit to the end of a trace, to be taken elsewhere, and replays that go by one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import REFIT, REFIT_S, Policy
+from kvscope.policies.fits import Fit
 from kvscope.policies.fitted import Fitted
+from kvscope.policies.fitted_ends import FittedEnds
 from kvscope.policies.gittins import AGES, STEPS, WINDOW_REFITS, Gittins, classes
 from kvscope.policies.returns import return_values
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.simulate.ends_fit import ends_fit, fixed_ends
 from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.refits import Refits
@@ -18,6 +22,13 @@ from kvscope.simulate.replay import Tables
 from kvscope.simulate.returns import features_of, learned, waits_seen
 from kvscope.simulate.shadows import FIRST, NEED, Shadows
 from kvscope.simulate.traffic import Traffic
+
+
+def fit_for(traffic: Traffic, policy: Policy, capacity_blocks: int | None = None) -> Fit | None:
+    """What a file for an engine has beside the policy, by the trace's end; None where nothing."""
+    if isinstance(policy, Gittins):
+        return one_fit(traffic, policy, capacity_blocks)
+    return ends_fit(traffic, policy, capacity_blocks) if isinstance(policy, TLruLearned) else None
 
 
 def one_fit(traffic: Traffic, policy: Gittins, capacity_blocks: int | None = None) -> Fitted:
@@ -55,13 +66,15 @@ def fit_at_end(
     return Fitted(class_set, index, WINDOW_REFITS * refit_s, int(seen.requests[0]))
 
 
-def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fitted | None) -> Tables:
+def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fit | None) -> Tables:
     """The tables that kvscope's plugin goes by in an engine: those of the simulator, but no guard.
 
     What a file has `fitted` stays; or it is fitted anew as in a replay, from the time on that
     `Fitted.refits` says.
     """
     refit_s = policy.values.get(REFIT.name, REFIT_S)
+    if isinstance(fitted, FittedEnds):
+        return fixed_ends(traffic, fitted)
     if not isinstance(policy, Gittins):
         return tables_for(traffic, type(policy), refit_s)
     if fitted is not None and not fitted.refits:

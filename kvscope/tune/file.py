@@ -39,7 +39,7 @@ from kvscope.policies.bound import (
     recommendation_in,
     table_in,
 )
-from kvscope.policies.fitted import Fitted, fitted_in
+from kvscope.policies.fits import Fit, fit_in
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.latency.file import lines_of, profile_in, quoted
 from kvscope.tune.facts import Judged, Tuning, Verdict
@@ -60,7 +60,7 @@ class Recommendation:
     capacity_tokens: int
     target: Target
     profile: LatencyProfile
-    fitted: Fitted | None = None
+    fitted: Fit | None = None
 
 
 def write_recommendation(
@@ -72,7 +72,7 @@ def write_recommendation(
     profile: LatencyProfile,
     flags: Flags,
     capacity_bytes: int | None = None,
-    fitted: Fitted | None = None,
+    fitted: Fit | None = None,
 ) -> None:
     """Write what `found` recommends, so that reading it gives the very same policy."""
     best = found.recommended
@@ -134,14 +134,15 @@ def read_recommendation(path: Path) -> Recommendation:
         raise InputError(
             f"{tokens!r} is no capacity", where=f"{path}: capacity.tokens", remedy=REMEDY
         )
+    policy = policy_in(document, where)
     return Recommendation(
         trace=str(document.get("trace", "")),
         verdict=_one_of(f"{path}: verdict", document.get("verdict"), get_args(Verdict)),
-        policy=policy_in(document, where),
+        policy=policy,
         capacity_tokens=tokens,
         target=_target(path, target),
         profile=profile_in(latency, f"{path}: latency"),
-        fitted=fitted_in(document, where),
+        fitted=fit_in(document, policy, where),
     )
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from kvscope import __version__
 from kvscope.policies.base import Policy
 from kvscope.policies.bound import SCHEMA
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 from kvscope.simulate.latency.file import quoted
 from kvscope.tune.toml_lines import policy_lines
 
 
 def write_policy(
-    path: Path, policy: Policy, fitted: Fitted | None, *, trace: str, block_size: int
+    path: Path, policy: Policy, fitted: Fit | None, *, trace: str, block_size: int
 ) -> None:
     """Write the policy, and what was fitted for it, to `path`: all of it or nothing."""
     text = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvscope.engine.observer import NOTHING, UNFIT
 from kvscope.errors import EngineError, UsageError
 from kvscope.policies.base import Policy
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit, check_fit
 from kvscope.policies.lru import Lru
 from kvscope.tune.file import Recommendation
 from kvscope.tune.flags import flags
@@ -26,7 +26,7 @@ class PolicyRun:
     policy: Policy
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    fitted: Fitted | None = None
+    fitted: Fit | None = None
 
 
 def lru() -> PolicyRun:
@@ -40,14 +40,16 @@ def recommended(
     """What `kvscope tune` wrote to `path`; `overlapped` as in `EngineSettings.async_scheduling`.
 
     `told_time`: the policy's clock is that of the trace, as requests tell it (`sequential`). Raises
-    UsageError for a policy that vLLM cannot run.
+    UsageError for a policy that vLLM cannot run, or not without what the file lacks.
     """
     if flags(found.policy, 0).vllm is None:
         raise UsageError(
             f"vLLM cannot run {found.policy.name}, and kvscope's plugin neither",
             where=str(path),
-            remedy="tune with --policies tlru,threshold-lru,wa,gittins,ttl, or take lru alone",
+            remedy="tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl,"
+            " or take lru alone",
         )
+    check_fit(found.policy, found.fitted, str(path))
     if found.policy.name == Lru.name:
         return lru()
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"

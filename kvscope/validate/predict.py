@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import Policy
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
 from kvscope.simulate.latency import LatencyProfile
@@ -43,7 +43,7 @@ def predict(
     pace: Pace,
     measured: Measurement | None = None,
     *,
-    fitted: Fitted | None = None,
+    fitted: Fit | None = None,
 ) -> Prediction:
     """The prediction for `sent`, requests in the engine's own blocks.
 
@@ -78,7 +78,7 @@ class _How(NamedTuple):
     """A policy, and the table that its file brings."""
 
     policy: Policy
-    fitted: Fitted | None
+    fitted: Fit | None
 
 
 def _served(

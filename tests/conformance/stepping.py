@@ -9,7 +9,7 @@ from typing import Any
 
 from kvscope.engine.free_blocks import FreeBlocks
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 from kvscope.policies.lru import Lru
 from kvscope.simulate.engine.settings import EngineSettings
 from kvscope.simulate.replay import NO_TABLES, Tables
@@ -40,7 +40,7 @@ def both(
     policy: LanePolicy | None = None,
     kinds: Sequence[str] | None = None,
     tables: Tables = NO_TABLES,
-    fitted: Fitted | None = None,
+    fitted: Fit | None = None,
 ) -> tuple[VllmScheduler, Model]:
     """The two sides, set alike; with a `policy` kvscope's plugin steers vLLM's.
 

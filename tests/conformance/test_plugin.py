@@ -14,15 +14,17 @@ from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa, reuse_rows
 from kvscope.simulate.definitions import standard
-from kvscope.simulate.one_fit import fixed_tables
+from kvscope.simulate.one_fit import plugin_tables
 from kvscope.simulate.replay import Tables
 from kvscope.simulate.traffic import traffic
 from tests.conformance.conversations import prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
+from tests.policies.drawn_trees import drawn_ends
 
 pytestmark = pytest.mark.engine
 
@@ -37,6 +39,8 @@ POLICIES: dict[str, LanePolicy] = {
     "gittins": Gittins({"xi_tokens": 200, "next_prompt_tokens": 60}),
     "gittins hits": Gittins({"xi_tokens": 0}),
     "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
+    "tlru-learned": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60}),
+    "tlru-learned ttl": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60, "ttl_s": 90}),
 }
 KINDS = 5
 TABLE = Tables(
@@ -66,10 +70,14 @@ def compared(
         rng = np.random.default_rng(len(asked))
         more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(asked))]}
         more |= {"tables": TABLE}
+    fitted = None
     if isinstance(policy, Gittins):
         fitted = drawn_fit(int(name.endswith("pace")), len(asked))
+    elif isinstance(policy, TLruLearned):
+        fitted = drawn_ends(len(asked))
+    if fitted is not None:
         known = traffic(prompts_of(asked, 16), standard())
-        more = {"fitted": fitted, "tables": fixed_tables(known, fitted, policy.values["refit_s"])}
+        more = {"fitted": fitted, "tables": plugin_tables(known, policy, fitted)}
     vllm, model = both(
         folder, asked, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
     )
@@ -94,7 +102,7 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overla
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
-@pytest.mark.parametrize("name", ["tlru", "wa", "gittins", "gittins pace"])
+@pytest.mark.parametrize("name", ["tlru", "wa", "gittins", "gittins pace", "tlru-learned"])
 def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
     """Rushes, long prompts, long outputs, and the same prompts over and over."""
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)

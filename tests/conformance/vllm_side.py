@@ -16,7 +16,7 @@ import pytest
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.engine.steering import Steering
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.fitted import Fitted
+from kvscope.policies.fits import Fit
 from kvscope.tune.policy_file import write_policy
 from tests.conformance.conversations import Asked
 
@@ -143,7 +143,7 @@ class VllmScheduler:
         overlapped: bool = False,
         policy: LanePolicy | None = None,
         kinds: Sequence[str] | None = None,
-        fitted: Fitted | None = None,
+        fitted: Fit | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))

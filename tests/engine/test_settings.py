@@ -75,6 +75,11 @@ def test_nothing_is_asked_for() -> None:
         (["tlru"], UsageError, "is no table"),
         ({"policy": {"name": "tlrru"}}, InputError, "did you mean tlru"),
         ({"policy": {"name": "tlru", "params": {"xi": 3}}}, InputError, "no parameter 'xi'"),
+        (
+            {"policy": {"name": "tlru-learned"}},
+            UsageError,
+            r"policy.name: tlru-learned goes by a table \[ends\], and there is none; take the file",
+        ),
         ({"recommendation": "missing.toml"}, InputError, "No such file"),
         (
             {"policy": {"name": "etlru"}},

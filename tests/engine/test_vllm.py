@@ -16,10 +16,12 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.policies.base import LanePolicy
+from kvscope.policies.fits import Fit
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
 from kvscope.simulate.engine.paths import engine_traffic
 from kvscope.simulate.engine.replay import replay_engine
@@ -30,6 +32,7 @@ from kvscope.store.prompts import Prompts, load_prompts
 from kvscope.tune.policy_file import write_policy
 from tests.conformance.conversations import Asked, prompts_of
 from tests.engine.serving import BLOCK
+from tests.policies.drawn_trees import drawn_ends
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
 pytestmark = pytest.mark.engine
@@ -41,7 +44,7 @@ TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
 POLICIES = (Lru(), TAIL, Wa(), Gittins({"xi_tokens": 256, "next_prompt_tokens": 64}))
 
 
-def recommended(path: Path, policy: LanePolicy, fitted: Fitted | None = None) -> Path:
+def recommended(path: Path, policy: LanePolicy, fitted: Fit | None = None) -> Path:
     """The file that kvscope would write for a policy, as far as the plugin reads it."""
     write_policy(path, policy, fitted, trace="made", block_size=BLOCK)
     return path
@@ -77,7 +80,7 @@ def prompts(answer: dict[str, Any]) -> Prompts:
     return replace(prompts_of(asked, BLOCK), category=category, categories=tuple(met))
 
 
-def predicted(known: Prompts, policy: LanePolicy, fitted: Fitted | None = None) -> list[int]:
+def predicted(known: Prompts, policy: LanePolicy, fitted: Fit | None = None) -> list[int]:
     """Each request's hit tokens as the simulator has them, a step of the engine a second."""
     seen = replay_engine(
         known,
@@ -110,6 +113,19 @@ def test_every_request_hits_what_was_predicted_of_one_fit(tmp_path: Path, class_
     index = np.random.default_rng(3).lognormal(-4.0, 2.0, (math.prod(STEPS[class_set]), AGES))
     fitted = Fitted(class_set, index, 10_800.0, 1)
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
+    path = recommended(tmp_path / "policy.toml", policy, fitted)
+    answer = ran("conversations", requests=600, KVSCOPE_RECOMMENDATION=str(path))
+    assert answer["broken"] == [False]
+    known = prompts(answer)
+    measured = [one["hit_tokens"] for one in answer["served"]]
+    assert measured == predicted(known, policy, fitted)
+    assert measured not in [predicted(known, one) for one in (Lru(), TAIL, policy)]
+
+
+def test_ends_are_foreseen_as_the_simulator_has_them(tmp_path: Path) -> None:
+    """T-LRU with trees from a file: whose conversation ends is known of each request alike."""
+    fitted = drawn_ends(3)
+    policy = TLruLearned({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
     answer = ran("conversations", requests=600, KVSCOPE_RECOMMENDATION=str(path))
     assert answer["broken"] == [False]

@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.engine.settings import settings as plugin_settings
-from kvscope.errors import ExitCode, InputError
+from kvscope.errors import ExitCode, InputError, UsageError
 from kvscope.policies.base import Policy
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.registry import POLICIES, by_name
+from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.facts import Tuning
 from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
 from kvscope.tune.flags import flags
 from kvscope.tune.objective import Target
+from kvscope.validate.policies import recommended
+from tests.policies.drawn_trees import drawn_ends
 from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
 
 CONTENDERS = [one for one in POLICIES if not one.hindsight]
@@ -123,7 +126,7 @@ def test_a_fit_goes_along(found: Tuning, tmp_path: Path) -> None:
         fitted=fit,
     )
     read = read_recommendation(path)
-    assert read.fitted is not None
+    assert isinstance(read.fitted, Fitted)
     assert np.array_equal(read.fitted.index, fit.index)
     assert (read.fitted.class_set, read.fitted.requests, read.fitted.refits) == (1, 7, True)
     plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
@@ -131,6 +134,34 @@ def test_a_fit_goes_along(found: Tuning, tmp_path: Path) -> None:
     assert plugin.policy.values == policy.values
     assert plugin.fitted is not None
     assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
+
+
+def test_trees_go_along(found: Tuning, tmp_path: Path) -> None:
+    """For a policy with a table of ends; without it the file is read, and the plugin refuses it."""
+    path, policy = tmp_path / "recommendation.toml", TLruLearned({"xi_tokens": 512})
+    for fit in (drawn_ends(5), None):
+        write_recommendation(
+            path,
+            _with(found, policy, 350, Target(0.2, 0.95)),
+            trace="a",
+            block_size=BLOCK,
+            profile=PROFILE,
+            flags=flags(policy, 350 * BLOCK),
+            fitted=fit,
+        )
+        read = read_recommendation(path)
+        assert read.policy.values == policy.values
+        assert read.fitted == fit
+        assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
+        if fit is not None:
+            assert plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}).fitted == fit
+            assert recommended(read, path, overlapped=False).fitted == fit
+    for refuse in (
+        lambda: plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}),
+        lambda: recommended(read, path, overlapped=False),
+    ):
+        with pytest.raises(UsageError, match=r"tlru-learned goes by a table \[ends\]"):
+            refuse()
 
 
 def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:

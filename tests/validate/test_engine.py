@@ -21,9 +21,11 @@ from kvscope.calibrate.grid import grid
 from kvscope.calibrate.measure import measure
 from kvscope.calibrate.targets import ServerTarget
 from kvscope.policies.base import Policy
+from kvscope.policies.fits import Fit
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
 from kvscope.serving.client import completion
 from kvscope.serving.interpreter import interpreter, with_vllm
@@ -39,6 +41,7 @@ from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
 from kvscope.vllm_xargs import OUTPUTS
+from tests.policies.drawn_trees import drawn_ends
 from tests.validate.test_tokens import chats
 
 pytestmark = [
@@ -53,7 +56,9 @@ POLICIES: tuple[Policy, ...] = (
     TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
     Wa({"refit_s": 60}),
     Gittins({"xi_tokens": 200, "refit_s": 60}),
+    TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60}),
 )
+FITTED: dict[str, Fit] = {"tlru-learned": drawn_ends(3)}
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
 LOGGED = {"VLLM_LOGGING_LEVEL": "INFO"}  # other tests of this process ask for less
@@ -114,7 +119,8 @@ def foreseen(
     """What the simulator says of the requests."""
     sent = TokenTrace(prompts, forced=True).sent(SIZE)
     settings = replace(SETTINGS, usable_blocks=blocks)
-    return predict(sent, policy, settings, PROFILE, pace, measured)
+    fitted = FITTED.get(policy.name)
+    return predict(sent, policy, settings, PROFILE, pace, measured, fitted=fitted)
 
 
 def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
@@ -158,6 +164,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"params = {{ {params} }}\n[capacity]\ntokens = {BLOCKS * SIZE}\n"
         f'[latency]\nschema = 1\nname = "a guess"\nsource = ""\n'
         f"base_ms = 5\nper_token_ms = 0.03\n"
+        + "\n".join(FITTED[policy.name].lines() if policy.name in FITTED else [])
     )
     run = recommended(read_recommendation(file), file, overlapped=False, told_time=True)
     prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)

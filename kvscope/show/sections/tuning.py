@@ -282,7 +282,7 @@ def _for_vllm(policy: str, flags: Flags) -> str:
     if flags.vllm is None:
         return (
             f"vLLM cannot run {policy}, and kvscope's plugin neither: for the best that it can,"
-            " tune with --policies tlru,threshold-lru,wa,gittins,ttl."
+            " tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl."
         )
     if flags.vllm_needs_plugin:
         return f"vLLM, with kvscope's plugin: {PLUGIN} {flags.vllm}"

@@ -1,0 +1,80 @@
+"""What is known of a request when it has been served: the numbers that foresee its next turn.
+
+What `kvscope.simulate.turn_features` finds in a trace by prompts alone, request by request as an
+engine sees them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvscope.engine.conversations import remember
+from kvscope.engine.familiar import MOST_REQUESTS, Familiar
+from kvscope.engine.prefixes import Key
+from kvscope.policies.chances import NOTHING, SHARED_HEAD
+
+
+class Asked(NamedTuple):
+    """What is known of a request when it arrives; names as in `kvscope.policies.chances`.
+
+    `known_blocks` of its prompt were touched before.
+    """
+
+    number: int
+    known_blocks: int
+    turns: int
+    since_s: float
+    mean_gap_s: float
+    head_requests: int
+
+
+class Turns:
+    """The turns that requests are, by blocks touched within `memory_s` and nothing else.
+
+    A request goes on with the latest one whose whole prompt it begins with, unless behind the last
+    block that it knows prompts have parted in as many ways as behind a shared head. Remembered are
+    the blocks of `Familiar`, and of the latest 65,536 heads and partings each how many.
+    """
+
+    def __init__(self, memory_s: float, most_requests: int = MOST_REQUESTS) -> None:
+        self.familiar = Familiar(memory_s, most_requests=most_requests)
+        self._memory_s, self._slots = memory_s, most_requests
+        self._full = array("i", bytes(4 * most_requests))
+        self._turns = array("i", bytes(4 * most_requests))
+        self._began_s = array("d", bytes(8 * most_requests))
+        self._ways: dict[Key, int] = {}
+        self._heads: dict[Key, tuple[float, int]] = {}
+
+    def arrive(self, keys: Sequence[Key], arrival_s: float) -> Asked:
+        """A request with these full blocks in its prompt arrives."""
+        seen = self.familiar.arrive(keys, arrival_s)
+        turns, began_s, since_s, mean_gap_s = 0, arrival_s, NOTHING, NOTHING
+        known, giver = seen.known_blocks, seen.giver % self._slots
+        if known:
+            last = keys[known - 1]
+            ways = self._ways.get(last, 0)
+            if known >= self._full[giver] and ways < SHARED_HEAD:
+                turns, began_s = self._turns[giver] + 1, self._began_s[giver]
+                since_s, mean_gap_s = seen.since_s, (arrival_s - began_s) / turns
+            if known < len(keys):
+                remember(self._ways, last, ways + 1)
+        at = seen.number % self._slots
+        self._full[at], self._turns[at], self._began_s[at] = len(keys), turns, began_s
+        heads = self._head(keys[0], arrival_s) if keys else 0
+        return Asked(seen.number, known, turns, since_s, mean_gap_s, heads)
+
+    def end(self, keys: Sequence[Key], number: int) -> None:
+        """Request `number` has these full blocks more."""
+        arrival_s = self.familiar.arrived_s(number)
+        if arrival_s is not None and keys and not self._full[number % self._slots]:
+            remember(self._heads, keys[0], (arrival_s, 0))  # it begins within an answer
+        self.familiar.end(keys, number)
+
+    def _head(self, key: Key, arrival_s: float) -> int:
+        """How many requests came before, each soon enough, that began with the same block."""
+        latest_s, before = self._heads.get(key, (arrival_s, -1))
+        found = before + 1 if arrival_s - latest_s <= self._memory_s else 0
+        remember(self._heads, key, (arrival_s, found))
+        return found

@@ -1,0 +1,46 @@
+"""What `kvscope tune` writes beside a policy with a table: a fit to all of the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvscope.cli.tune import _write
+from kvscope.policies.base import Policy
+from kvscope.policies.fits import Fit
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import Gittins
+from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.one_fit import fit_for
+from kvscope.simulate.traffic import traffic
+from tests.golden.samples import sample
+
+BLOCKS = 1000
+
+
+@pytest.mark.parametrize(
+    "policy", [TLru(), Gittins(), TLruLearned({"xi_tokens": 1024})], ids=lambda one: one.name
+)
+def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
+    """As `fit` has it; a table that an engine can fit anew says that it is to."""
+    prompts, written = sample("to-c"), list[Fit | None]()
+    trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
+    tuned: Any = SimpleNamespace(
+        tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial)),
+        write=lambda _, fitted: written.append(fitted),
+    )
+    _write(Path("unused.toml"), tuned, prompts)
+    expected = fit_for(traffic(prompts, standard()), policy, BLOCKS)
+    (found,) = written
+    if isinstance(found, Fitted):
+        assert found.refits
+        assert isinstance(expected, Fitted)
+        assert found.index.tolist() == expected.index.tolist()
+    else:
+        assert found == expected
+    assert (found is None) == (policy.name == "tlru")
