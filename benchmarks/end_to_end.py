@@ -10,7 +10,7 @@ from benchmarks.table import Table
 from benchmarks.traces import TraceFile
 
 GIB = 2**30
-LIMITED = ("parse", "build", "load", "read back", "characterize")
+LIMITED = ("parse", "build", "load", "characterize")
 """The phases that a limit is of: a process starts and ends besides."""
 
 

@@ -21,7 +21,6 @@ FUNCTIONS = (
     ("kvscope.ingest.columns", "Columns.add", "columns"),
     ("kvscope.ingest.build", "build", "build"),
     ("kvscope.ingest.write", "write", "load"),
-    ("kvscope.store.prompts", "load_prompts", "read back"),
     ("kvscope.characterize.summary", "characterize", "characterize"),
     ("kvscope.show.analysis", "caching", "curve"),
 )
