@@ -11,13 +11,13 @@ from kvscope.facts import Trace
 from kvscope.jit import kernel
 from kvscope.prefix import ancestor
 from kvscope.store.db import Store
-from kvscope.store.prompts import Paths, load_prompts
+from kvscope.store.prompts import PromptPaths, load_prompts
 
 DECILES = 10
 _MASKS = 1 << DECILES
 
 
-def spatial(store: Store, trace: Trace, paths: Paths | None = None) -> Spatial | None:
+def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spatial | None:
     """Ideal block hit rate if each request caches only [offset, offset + stride) of its prompt.
 
     A position is depth / full blocks of the request that caches the block. Every full block of a

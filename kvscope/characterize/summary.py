@@ -24,7 +24,7 @@ from kvscope.characterize.traffic import contribution, lengths, over_time, reque
 from kvscope.characterize.turns import next_turns, turns
 from kvscope.facts import Trace
 from kvscope.store.db import Store
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 STEPS = 13
 Step = Callable[[str], None]
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def characterize(
-    store: Store, trace: Trace, paths: Paths | None = None, *, step: Step | None = None
+    store: Store, trace: Trace, paths: PromptPaths | None = None, *, step: Step | None = None
 ) -> Characterization:
     """What is in the traffic: who reuses what, after how long, for how long, from where.
 

@@ -33,7 +33,7 @@ from kvscope.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.show.analysis import Analysis
-    from kvscope.store.prompts import Paths
+    from kvscope.store.prompts import PromptPaths
 
 CapacityBlocks = Annotated[
     Any,  # tuple[int, ...] | None, which Typer takes for one value after the other
@@ -92,7 +92,7 @@ def analyze(
         capacities = asked.capacities(capacity_blocks, capacity, kv, block_size)
         return AnalyzeOptions(definition, kv, hbm, tuple(capacities))
 
-    def begin(paths: Paths) -> None:
+    def begin(paths: PromptPaths) -> None:
         with suppress(UsageError):  # raised again once the trace is stored, and not lost
             begun.append(Begun(paths, options(paths.block_size)))
 

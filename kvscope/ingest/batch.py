@@ -24,8 +24,8 @@ class Batch:
         self.requests = requests
         self.input_tokens = np.array([one.input_tokens for one in requests], dtype=np.int64)
         self.output_tokens = np.array([one.output_tokens for one in requests], dtype=np.int64)
-        turns = np.array([one.turn or 0 for one in requests], dtype=np.int64)
-        self.turn = np.maximum(turns, 0)
+        turns = [one.turn if one.turn and one.turn > 0 else 0 for one in requests]
+        self.turn = np.array(turns, dtype=np.int64)
         self.arrivals_s = [one.arrival_s for one in requests if one.arrival_s is not None]
         delays = [one.delay_s for one in requests if one.delay_s is not None]
         self.delays_s = np.array(delays, dtype=np.float64)

@@ -14,7 +14,7 @@ from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
 from kvscope.ingest.identifiers import NO_ID, ROOT
 from kvscope.ingest.reuse import Reuse, trace_reuse
 from kvscope.ingest.trie import Trie
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Built:
     out_of_order: int
     notes: tuple[str, ...]
 
-    def paths(self) -> Paths:
+    def paths(self) -> PromptPaths:
         """What the store would give as the trace's paths."""
-        told = {each.name for each in fields(Paths)} & self.requests.keys()
-        return Paths(
+        told = {each.name for each in fields(PromptPaths)} & self.requests.keys()
+        return PromptPaths(
             block_size=self.block_size,
             block_parent=self.trie.parent,
             **{name: self.requests[name] for name in told},

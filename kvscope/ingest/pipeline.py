@@ -17,10 +17,10 @@ from kvscope.ingest.source import STDIN, Source
 from kvscope.ingest.write import Origin, write
 from kvscope.store import traces
 from kvscope.store.db import Store
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 Advance = Callable[[int], None]
-Foresee = Callable[[Paths], None]
+Foresee = Callable[[PromptPaths], None]
 
 
 class UnusableLinesError(InputError):

@@ -9,7 +9,7 @@ params = { xi_tokens = 2048.0, next_prompt_tokens = 256.0, ttl_s = inf }
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -36,11 +36,23 @@ def recommendation_in(path: Path) -> dict[str, Any]:
     return document
 
 
-def table_in(document: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    """The table `name` of a document that stands at `where`; InputError without it."""
+def table_in(
+    document: Mapping[str, Any],
+    name: str,
+    where: str,
+    keys: Sequence[str] = (),
+    remedy: str = REMEDY,
+) -> Mapping[str, Any]:
+    """The table `name` of a document that stands at `where`, with no key but `keys`, if any.
+
+    Raises InputError without the table, and with the place of a key that is none of these.
+    """
     table = document.get(name)
     if not isinstance(table, dict):
-        raise InputError("missing", where=f"{where}: [{name}]", remedy=REMEDY)
+        raise InputError("missing", where=f"{where}: [{name}]", remedy=remedy)
+    for key in table:
+        if keys and key not in keys:
+            raise InputError("unknown key", where=f"{where}: {name}.{key}", remedy=remedy)
     return table
 
 

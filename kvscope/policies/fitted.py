@@ -75,11 +75,8 @@ def fitted_in(document: Mapping[str, Any], where: str) -> Fitted | None:
     """
     if TABLE not in document:
         return None
-    table = table_in(document, TABLE, where)
+    table = table_in(document, TABLE, where, _KEYS, REMEDY)
     place = f"{where}: {TABLE}"
-    for key in table:
-        if key not in _KEYS:
-            raise InputError("unknown key", where=f"{place}.{key}", remedy=REMEDY)
     if table.get("by") not in _NAMES:
         raise InputError(
             f"{table.get('by')!r} are no classes of this kvscope",

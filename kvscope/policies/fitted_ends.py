@@ -75,11 +75,8 @@ def fitted_ends_in(document: Mapping[str, Any], where: str) -> FittedEnds | None
     """
     if TABLE not in document:
         return None
-    table = table_in(document, TABLE, where)
+    table = table_in(document, TABLE, where, _KEYS, REMEDY)
     place = f"{where}: {TABLE}"
-    for key in table:
-        if key not in _KEYS:
-            raise InputError("unknown key", where=f"{place}.{key}", remedy=REMEDY)
     if table.get("features") != list(FEATURES):
         raise InputError(
             f"{table.get('features')!r} are not the features of this kvscope",

@@ -19,7 +19,7 @@ from kvscope.simulate.distances import LruDistances, flat_distances, lru_distanc
 from kvscope.simulate.ideal import ideal_blocks, ideal_rate
 from kvscope.simulate.misses import MissReasons, miss_reasons
 from kvscope.store.db import Store
-from kvscope.store.prompts import Paths, load_prompts
+from kvscope.store.prompts import PromptPaths, load_prompts
 
 LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 CURVE_POINTS = 48
@@ -104,7 +104,7 @@ class Begun:
     So it can begin while the trace is still being stored. `caching` waits for it.
     """
 
-    def __init__(self, paths: Paths, options: AnalyzeOptions | None = None) -> None:
+    def __init__(self, paths: PromptPaths, options: AnalyzeOptions | None = None) -> None:
         self.paths = paths
         self.options = options or AnalyzeOptions()
         self.caching = beside(caching, paths, self.options)
@@ -199,7 +199,7 @@ def _working_set(
     )
 
 
-def caching(prompts: Paths, options: AnalyzeOptions) -> Caching:
+def caching(prompts: PromptPaths, options: AnalyzeOptions) -> Caching:
     """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
     definition = options.definition
     ideal = cache(partial(ideal_blocks, prompts))
@@ -241,7 +241,7 @@ def caching(prompts: Paths, options: AnalyzeOptions) -> Caching:
     )
 
 
-def _distances(prompts: Paths, definition: HitDefinition) -> LruDistances:
+def _distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     return (flat_distances if definition.flat else lru_distances)(prompts, definition)
 
 
@@ -254,7 +254,7 @@ def _weighted(definition: HitDefinition, weight: Weight) -> HitDefinition:
     return replace(definition, weight=weight)
 
 
-def _hit_rate(prompts: Paths, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
+def _hit_rate(prompts: PromptPaths, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
     return HitRate(
         definition=definition.name,
         weight=definition.weight,
@@ -283,7 +283,7 @@ def _point(
 
 
 def _misses(
-    prompts: Paths, definition: HitDefinition, runs: LruDistances, capacities: list[int]
+    prompts: PromptPaths, definition: HitDefinition, runs: LruDistances, capacities: list[int]
 ) -> tuple[MissReasons, ...]:
     distinct = sorted(set(capacities))
     return miss_reasons(prompts, definition, distinct, runs)

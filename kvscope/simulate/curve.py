@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvscope.facts import HitDefinition
 from kvscope.simulate.distances import LruDistances, flat_distances, lru_distances
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -54,7 +54,7 @@ class HitCurve:
 
 
 def lru_curve(
-    prompts: Paths, definition: HitDefinition, distances: LruDistances | None = None
+    prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None = None
 ) -> HitCurve:
     """LRU's hits at every capacity, as `definition` counts them.
 
@@ -67,7 +67,9 @@ def lru_curve(
     return HitCurve(definition, knots, hits, total_weight(prompts, definition))
 
 
-def _events(prompts: Paths, definition: HitDefinition, distances: LruDistances | None) -> Events:
+def _events(
+    prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None
+) -> Events:
     """Runs of hits: from which capacity on, for how many blocks, each of what weight."""
     if distances is None:
         distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
@@ -76,17 +78,17 @@ def _events(prompts: Paths, definition: HitDefinition, distances: LruDistances |
     return weigh[definition.weight](prompts, distances, counted)
 
 
-def first_counted(prompts: Paths, definition: HitDefinition) -> int:
+def first_counted(prompts: PromptPaths, definition: HitDefinition) -> int:
     """The first request that is counted."""
     return int(len(prompts.leaf) * definition.warmup)
 
 
-def _block_events(prompts: Paths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+def _block_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     return distance, blocks, np.ones_like(blocks)
 
 
-def _token_events(prompts: Paths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+def _token_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
     """A block weighs its tokens: all the same but a partial last one, which is split off."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     size = prompts.block_size
@@ -101,7 +103,7 @@ def _token_events(prompts: Paths, runs: LruDistances, counted: NDArray[np.bool_]
     )
 
 
-def _request_events(prompts: Paths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+def _request_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
     """A request hits if its first block does."""
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
@@ -125,7 +127,7 @@ def _accumulate(
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
-def total_weight(prompts: Paths, definition: HitDefinition) -> int:
+def total_weight(prompts: PromptPaths, definition: HitDefinition) -> int:
     """What the hits are a share of, in the same weight."""
     first = first_counted(prompts, definition)
     if definition.weight == "request":

@@ -16,7 +16,7 @@ from kvscope.errors import UsageError
 from kvscope.facts import HitDefinition
 from kvscope.jit import kernel
 from kvscope.prefix import write_path
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Walk:
     anonymous: NDArray[np.int32]
 
 
-def walk(prompts: Paths, definition: HitDefinition) -> Walk:
+def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
     """The paths that requests look up and leave behind, as `definition` counts them.
 
     Raises UsageError where the definition contradicts itself.
@@ -75,7 +75,7 @@ def walk(prompts: Paths, definition: HitDefinition) -> Walk:
     return Walk(leaf, length, look, anonymous)
 
 
-def lru_distances(prompts: Paths, definition: HitDefinition) -> LruDistances:
+def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """The stack distance of every block that is looked up again, in one pass over the trace.
 
     Costs one query of a Fenwick tree over requests for each run, not for each access: the blocks
@@ -169,7 +169,7 @@ def _stack(
     return requests, count, live
 
 
-def flat_distances(prompts: Paths, definition: HitDefinition) -> LruDistances:
+def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """The same for a cache that knows no prefixes: every block an object, looked up head to tail.
 
     The blocks of a run then stand at one and the same place, since each that is found moves to

@@ -9,10 +9,10 @@ from kvscope.facts import HitDefinition
 from kvscope.jit import kernel
 from kvscope.simulate.curve import first_counted, total_weight
 from kvscope.simulate.distances import walk
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 
-def ideal_blocks(prompts: Paths, definition: HitDefinition) -> NDArray[np.int32]:
+def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.int32]:
     """The leading blocks of each prompt that earlier requests had written (R entries).
 
     Whether blocks are looked up as a prefix or one by one is all the same here: of a path that was
@@ -26,7 +26,7 @@ def ideal_blocks(prompts: Paths, definition: HitDefinition) -> NDArray[np.int32]
 
 
 def ideal_rate(
-    prompts: Paths, definition: HitDefinition, blocks: NDArray[np.int32] | None = None
+    prompts: PromptPaths, definition: HitDefinition, blocks: NDArray[np.int32] | None = None
 ) -> float:
     """The hit rate (0–1) of an infinite cache, without drawing the curve that leads there.
 

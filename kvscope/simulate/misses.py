@@ -12,7 +12,7 @@ from kvscope.jit import kernel
 from kvscope.prefix import ancestor
 from kvscope.simulate.distances import LruDistances, lru_distances, walk
 from kvscope.simulate.ideal import ideal_blocks
-from kvscope.store.prompts import Paths
+from kvscope.store.prompts import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Novelty:
     diverged_to: NDArray[np.int32]
 
 
-def novelty(prompts: Paths, definition: HitDefinition) -> Novelty:
+def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
     """What was new in each prompt, as `definition` looks blocks up; its weight does not matter."""
     steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
     start, stop = seen.copy(), seen.copy()
@@ -67,7 +67,7 @@ def novelty(prompts: Paths, definition: HitDefinition) -> Novelty:
 
 
 def reasons(
-    prompts: Paths,
+    prompts: PromptPaths,
     new: Novelty,
     hit_blocks: NDArray[np.int32],
     capacity_blocks: int,
@@ -103,7 +103,7 @@ def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> N
 
 
 def miss_reasons(
-    prompts: Paths,
+    prompts: PromptPaths,
     definition: HitDefinition,
     capacities_blocks: list[int],
     distances: LruDistances | None = None,

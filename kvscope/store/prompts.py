@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # replays walk prompts from anywhere, and do without DuckDB
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class PromptPaths:
     """Requests as paths in a trie, R requests and N blocks.
 
     A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
@@ -36,7 +36,7 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts(Paths):
+class Prompts(PromptPaths):
     """The same with who asks, when, and how much is answered.
 
     `user` numbers the users from 0, -1 where the trace names none; `category` is an index into

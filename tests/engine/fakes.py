@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+
+from kvscope.prefix import paths
+from kvscope.simulate.traffic import Traffic
 
 
 @dataclass(eq=False)
@@ -51,3 +57,16 @@ class FakeRequest:
     def is_finished(self) -> bool:
         """Whether it is done, not preempted."""
         return self.finished
+
+
+def asked_in(of: Traffic) -> Iterator[tuple[FakeRequest, float]]:
+    """The requests of a trace as an engine gets them, and when; their blocks are the hashes."""
+    _, blocks = paths(of.block_parent, of.leaf, of.length)
+    ends = np.cumsum(of.length)
+    for number, arrival_s in enumerate(of.arrival_s.tolist()):
+        path = blocks[ends[number] - of.length[number] : ends[number]].tolist()
+        alone = [(number, place) for place in range(of.anonymous[number])]
+        tokens = int(of.input_tokens[number])
+        one = FakeRequest(str(number), tokens, int(of.history_tokens[number]) - tokens)
+        one.block_hashes = [*path, *alone]
+        yield one, arrival_s

@@ -12,13 +12,12 @@ from kvscope.engine.ends import Ends
 from kvscope.engine.turns import Turns
 from kvscope.policies.chances import FEATURES, NOTHING, SHARED_HEAD, chance
 from kvscope.policies.tlru_learned import ENDS_SOON
-from kvscope.prefix import paths
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.ends_fit import fixed_ends
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.traffic import Traffic, traffic
 from kvscope.simulate.turn_features import turn_features
-from tests.engine.fakes import FakeRequest
+from tests.engine.fakes import FakeRequest, asked_in
 from tests.golden.samples import SAMPLES, sample
 from tests.policies.drawn_trees import drawn_ends
 
@@ -33,14 +32,7 @@ class Served:
         familiar = self.learner._turns.familiar
         familiar._most_keys = most_keys
         known, self.classes, self.most = [], list[int](), 0
-        _, blocks = paths(of.block_parent, of.leaf, of.length)
-        ends = np.cumsum(of.length)
-        for number, arrival_s in enumerate(of.arrival_s.tolist()):
-            path = blocks[ends[number] - of.length[number] : ends[number]].tolist()
-            alone = [(number, place) for place in range(of.anonymous[number])]
-            tokens = int(of.input_tokens[number])
-            one = FakeRequest(str(number), tokens, int(of.history_tokens[number]) - tokens)
-            one.block_hashes = [*path, *alone]
+        for one, arrival_s in asked_in(of):
             changed, asked = self.learner.arrive(one, told(one), arrival_s)
             assert not changed
             known.append(self.learner.known(one, asked))

@@ -12,11 +12,10 @@ from kvscope.engine.learning import Returns
 from kvscope.policies.base import Floats
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
-from kvscope.prefix import paths
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.returns import learned
 from kvscope.simulate.traffic import Traffic, traffic
-from tests.engine.fakes import FakeRequest
+from tests.engine.fakes import FakeRequest, asked_in
 from tests.golden.samples import SAMPLES, sample
 
 REFIT_S = 60.0
@@ -34,14 +33,7 @@ class Served:
         self.classes: list[int] = []
         self.since, self.tables = [0], list[Floats]()
         self.most = 0
-        _, blocks = paths(of.block_parent, of.leaf, of.length)
-        ends = np.cumsum(of.length)
-        for number, arrival_s in enumerate(of.arrival_s.tolist()):
-            path = blocks[ends[number] - of.length[number] : ends[number]].tolist()
-            alone = [(number, place) for place in range(of.anonymous[number])]
-            tokens = int(of.input_tokens[number])
-            one = FakeRequest(str(number), tokens, int(of.history_tokens[number]) - tokens)
-            one.block_hashes = [*path, *alone]
+        for number, (one, arrival_s) in enumerate(asked_in(of)):
             changed, seen = self.learner.arrive(one, told(one), arrival_s)
             if changed:
                 self.since.append(number)

@@ -229,3 +229,11 @@ def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
     assert columns.chat_id.tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]
     assert columns.blocks.tolist() == [len(one.hash_ids or ()) for one in told]
     assert (columns.unhashed, columns.short) == (whole.unhashed, whole.short)
+
+
+@pytest.mark.parametrize("turn", [None, 0, -1, -(2**63), -(2**70)])
+def test_a_turn_that_is_none_is_not_told(turn: int | None) -> None:
+    """Whatever is below 1, and be it beyond 64 bits: the turn is taken from the lineage."""
+    columns, rejects = settled([request(turn=turn)], [request(turn=2)])
+    assert columns.turn.tolist() == [0, 2]
+    assert (rejects.accepted, rejects.count) == (2, 0)

@@ -19,7 +19,7 @@ from kvscope.ingest.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.store import traces
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import Paths, load_prompts
+from kvscope.store.prompts import PromptPaths, load_prompts
 
 TABLES = ("traces", "requests", "blocks", "reuses", "bad_lines")
 
@@ -102,12 +102,12 @@ def test_options_that_a_format_does_not_heed_make_no_other_trace(tmp_path: Path)
 
 def test_paths_are_told_before_they_are_stored(tmp_path: Path) -> None:
     """Those of a new trace, and the same that the store gives later; of no other trace any."""
-    told: list[tuple[Paths, int]] = []
+    told: list[tuple[PromptPaths, int]] = []
     path = write(tmp_path / "a.jsonl", lines(20))
     csv = write(tmp_path / "b.csv", ["arrived_at,num_prefill_tokens,num_decode_tokens", "0,5,1"])
     with open_store(MEMORY) as store:
 
-        def listen(paths: Paths) -> None:
+        def listen(paths: PromptPaths) -> None:
             told.append((paths, len(traces.all_traces(store))))
 
         trace = ingest(store, path, foresee=listen).trace
@@ -116,7 +116,7 @@ def test_paths_are_told_before_they_are_stored(tmp_path: Path) -> None:
         stored = load_prompts(store, trace)
     [(paths, traces_by_then)] = told
     assert traces_by_then == 0
-    for each in fields(Paths):
+    for each in fields(PromptPaths):
         was, later = getattr(paths, each.name), getattr(stored, each.name)
         assert np.array_equal(was, later)
         assert np.asarray(was).dtype == np.asarray(later).dtype
