@@ -87,8 +87,13 @@ numba.config.CACHE_DIR = str(_kernel_cache())
 
 
 def is_compiled(compiled: Any) -> bool:
-    """Whether the cache folder has machine code of a kernel, for whatever arguments."""
-    return bool(compiled._cache._cache_file._load_index())  # noqa: SLF001  # numba offers no other way
+    """Whether the cache folder has machine code of a kernel, for whatever arguments.
+
+    Numba writes its index before the code: a process that is ended in between leaves the one
+    without the other.
+    """
+    file = compiled._cache._cache_file  # noqa: SLF001  # numba offers no other way
+    return any(Path(file._data_path(name)).exists() for name in file._load_index().values())  # noqa: SLF001
 
 
 def kernel(function: F) -> F:
