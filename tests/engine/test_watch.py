@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from kvscope.engine.conversations import told
 from kvscope.engine.familiar import Familiar
 from kvscope.engine.learning import Returns
 from kvscope.engine.shadow import Shadow
-from kvscope.engine.standings import as_scores
+from kvscope.engine.standings import Scores
 from kvscope.engine.watch import Watch
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.fitted import Fitted
@@ -50,7 +51,7 @@ def watched(
     """
     refits = refits_of(of, REFIT_S)
     kinds = [one.classes.tolist() for one in candidates]
-    tables = [[as_scores(values) for values in one.values] for one in candidates]
+    tables = [[Scores(values) for values in one.values] for one in candidates]
     familiar = Familiar(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
     made = Watch(
         policy,
@@ -277,10 +278,10 @@ def test_a_shadow_that_fails_leaves_lru(
     of = traffic(sample("regime-change"), standard())
     join = Shadow.join
 
-    def fails(self: Shadow, turn: object, end: int) -> None:
-        if turn.request == 900:  # type: ignore[attr-defined]
+    def fails(self: Shadow, number: int, *more: Any) -> None:
+        if number == 900:
             raise FloatingPointError("of all things")
-        join(self, turn, end)  # type: ignore[arg-type]
+        join(self, number, *more)
 
     monkeypatch.setattr(Shadow, "join", fails)
     with caplog.at_level(logging.ERROR):
