@@ -53,6 +53,7 @@ class Familiar:
         self._young: dict[Key, int] = {}
         self._old: dict[Key, int] = {}  # touched before `_turned_s`
         self._turned_s = 0.0
+        self.forgotten_s = 0.0  # of what was not touched since then nothing is known
         self._ends: dict[Key, int] = {}
         self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
@@ -67,8 +68,9 @@ class Familiar:
     def arrive(self, keys: Sequence[Key], arrival_s: float) -> Seen:
         """A request with these full blocks in its prompt arrives."""
         if arrival_s >= self._turned_s + self._memory_s:
-            self._old = self._young if arrival_s < self._turned_s + 2 * self._memory_s else {}
-            self._young, self._turned_s = {}, arrival_s
+            late = arrival_s >= self._turned_s + 2 * self._memory_s
+            self.forgotten_s = arrival_s if late else self._turned_s
+            self._old, self._young, self._turned_s = {} if late else self._young, {}, arrival_s
         number, self._next = self._next, self._next + 1
         at = number % self._slots
         self._arrival_s[at], self._full[at] = arrival_s, len(keys)

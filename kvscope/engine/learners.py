@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kvscope.engine.ends import Ends
 from kvscope.engine.learning import Learner, Returns, Reuse
-from kvscope.policies.base import Policy
+from kvscope.policies.base import LanePolicy
 from kvscope.policies.fits import Fit
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.fitted_ends import FittedEnds
 
 
-def learner_for(policy: Policy, block_size: int, fitted: Fit | None) -> Learner | None:
+def learner_for(policy: LanePolicy, block_size: int, fitted: Fit | None) -> Learner | None:
     """What learns for a policy, if it has a table; what was `fitted` is the policy's own."""
     if policy.table == "reuse":
         return Reuse(policy, block_size)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, TypeAlias
 
+from kvscope.policies.base import Floats
+
 Score: TypeAlias = Callable[[int, float], float]
 Entry: TypeAlias = tuple[float, int, int]  # worth, how manieth it was freed, lane
 
@@ -135,3 +137,9 @@ class Standings:
             self._soonest_s = min(self._soonest_s, until_s)
         self._scored[lane] = since_s, worth, until_s
         return worth
+
+
+def as_scores(table: Floats) -> dict[tuple[int, int], float]:
+    """A policy's table as scores read it: on single numbers several times as fast as an array."""
+    rows = enumerate(table.tolist())
+    return {(row, at): one for row, told in rows for at, one in enumerate(told)}

@@ -15,6 +15,7 @@ from kvscope.engine.free_blocks import Block, FreeBlocks, Plan
 from kvscope.engine.learners import learner_for
 from kvscope.engine.observer import Observer, Request
 from kvscope.engine.prefixes import Prefixes
+from kvscope.engine.standings import as_scores
 from kvscope.errors import UsageError
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
 from kvscope.policies.fits import Fit
@@ -60,7 +61,7 @@ class Steering(Observer):
         self.p: Any = policy.settings().tolist()
         self.table: Any = {}
         self._ttl_s = float(policy.values.get("ttl_s", math.inf))
-        self.learner = learner_for(policy, block_size, fitted)
+        self.learner = learner_for(self.policy, block_size, fitted)
         self._served: dict[str, _Served] = {}
         self.free: Any = None
         self._recent: deque[int] = deque(maxlen=RECENT)
@@ -77,8 +78,7 @@ class Steering(Observer):
 
     def use(self, table: Floats) -> None:
         """Score by this table from now on."""
-        rows = enumerate(table.tolist())
-        self.table = {(row, at): one for row, told in rows for at, one in enumerate(told)}
+        self.table = as_scores(table)
         if self.free is not None:
             self.free.score_anew()
 
@@ -103,6 +103,9 @@ class Steering(Observer):
             forget=forget,
             failed=self.fail,
         )
+        if self.learner is not None:
+            self.learner.watch(len(blocks))
+            self.use(self.learner.table)
         nobody = Turn(0, 0.0, 0, 0, ENDS)
         free.usual = self.policy.place(nobody, self.block_size, self.p)[2]
         return free

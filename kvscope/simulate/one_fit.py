@@ -12,15 +12,16 @@ from kvscope.policies.fits import Fit
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.fitted_ends import FittedEnds
 from kvscope.policies.gittins import AGES, STEPS, WINDOW_REFITS, Gittins, classes
+from kvscope.policies.guard import FIRST, NEED
 from kvscope.policies.returns import return_values
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.simulate.ends_fit import ends_fit, fixed_ends
 from kvscope.simulate.estimates import tables_for
 from kvscope.simulate.handovers import handovers
-from kvscope.simulate.refits import Refits
+from kvscope.simulate.refits import Refits, refits_of
 from kvscope.simulate.replay import Tables
 from kvscope.simulate.returns import features_of, learned, waits_seen
-from kvscope.simulate.shadows import FIRST, NEED, Shadows
+from kvscope.simulate.shadows import Candidate, Shadows
 from kvscope.simulate.traffic import Traffic
 
 
@@ -67,10 +68,11 @@ def fit_at_end(
 
 
 def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fit | None) -> Tables:
-    """The tables that kvscope's plugin goes by in an engine: those of the simulator, but no guard.
+    """The tables that kvscope's plugin goes by in an engine; for `gittins` its guard chooses.
 
     What a file has `fitted` stays; or it is fitted anew as in a replay, from the time on that
-    `Fitted.refits` says.
+    `Fitted.refits` says. The file's class set is the first candidate; where nothing is fitted anew
+    it is the only one beside LRU and need alone.
     """
     refit_s = policy.values.get(REFIT.name, REFIT_S)
     if isinstance(fitted, FittedEnds):
@@ -78,13 +80,19 @@ def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fit | None) -> Table
     if not isinstance(policy, Gittins):
         return tables_for(traffic, type(policy), refit_s)
     if fitted is not None and not fitted.refits:
-        return fixed_tables(traffic, fitted, refit_s)
-    class_set = fitted.class_set if fitted is not None else 0
-    since, values, of = learned(traffic, refit_s)[class_set]
-    if fitted is not None and len(since):
-        early = traffic.arrival_s[np.minimum(since, len(of) - 1)] < fitted.window_s
-        values = np.where(early[:, None, None], fitted.values, values)
-    return Tables(since, values, of)
+        since = refits_of(traffic, refit_s).since
+        values = np.repeat(fitted.values[None], len(since), axis=0)
+        only = Candidate(since, values, _classes(traffic, refit_s, fitted.class_set))
+        return Shadows(traffic, refit_s, [only]).tables()
+    candidates = list(learned(traffic, refit_s))
+    if fitted is not None:
+        first = candidates.pop(fitted.class_set)
+        if len(traffic.leaf):
+            early = traffic.arrival_s[first.since] < fitted.window_s
+            values = np.where(early[:, None, None], fitted.values, first.values)
+            first = first._replace(values=values)
+        candidates.insert(0, first)
+    return Shadows(traffic, refit_s, candidates).tables()
 
 
 def fixed_tables(traffic: Traffic, fitted: Fitted, refit_s: float) -> Tables:

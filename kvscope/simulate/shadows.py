@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
+from kvscope.policies.guard import FIRST, RETURNS, Guard, Rule
 from kvscope.prefix import Paths
 from kvscope.simulate.handovers import NO_TOUCHES, Handovers, handovers
 from kvscope.simulate.refits import refits_of
@@ -26,10 +27,7 @@ from kvscope.simulate.sampling import uniform
 from kvscope.simulate.traffic import Traffic
 
 SHADOW_BLOCKS = 65_536  # that a shadow holds at most: a larger cache is sampled
-EVIDENCE_REFITS = 6  # so many times a refit's distance is the past by which candidates are judged
-MARGIN = 0.01  # of what it computed: by so much less another one has to compute to be taken up
 NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
-LRU, NEED, FIRST = 0, 1, 2  # those that know nothing, and the first class set; the others follow
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -56,9 +54,9 @@ class _Sample:
 class Shadows:
     """Shadows of one traffic, for caches of any size."""
 
-    begins_with: ClassVar[int] = FIRST
-    evidence_refits: ClassVar[int] = EVIDENCE_REFITS
-    margin: ClassVar[float] = MARGIN
+    begins_with: ClassVar[int] = RETURNS.begins_with
+    evidence_refits: ClassVar[int] = RETURNS.evidence
+    margin: ClassVar[float] = RETURNS.margin
 
     def __init__(self, traffic: Traffic, refit_s: float, learned: Sequence[Candidate]) -> None:
         """`learned` has a candidate for each class set, with the same refits."""
@@ -106,17 +104,11 @@ class Shadows:
 
         `costs` (candidates, refits) is what shadows computed between a refit and the next.
         """
-        since = np.searchsorted(self._refits.number, self._refits.number - self.evidence_refits)
-        until = np.concatenate((np.zeros((len(costs), 1)), costs.cumsum(axis=1)), axis=1)
-        now, found = self.begins_with, []
-        for refit, first in enumerate(since.tolist()):
-            cost = until[:, refit] - until[:, first]
-            best = int(cost.argmin())
-            if cost[best] < (1 - self.margin) * cost[now]:
-                now = best
-            elif cost[LRU] < cost[now]:
-                now = LRU
-            found.append(now)
+        guard = Guard(len(costs), Rule(self.begins_with, self.evidence_refits, self.margin))
+        found = []
+        for number, cost in zip(self._refits.number.tolist(), costs.T.tolist(), strict=True):
+            found.append(guard.decide(number))
+            guard.computed(number, cost)
         return np.array(found, dtype=np.int64)
 
     def costs(self, policy: Policy, capacity_blocks: int) -> Floats:

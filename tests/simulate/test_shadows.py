@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvscope.policies.gittins import CLASSES, Gittins
+from kvscope.policies.guard import FIRST, LRU, NEED
 from kvscope.policies.lru import Lru
 from kvscope.simulate import shadows
 from kvscope.simulate.definitions import standard
@@ -16,7 +17,7 @@ from kvscope.simulate.engine import EngineSettings, StepCost, replay_engine
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.replay import Tables, replay
 from kvscope.simulate.returns import learned, return_tables
-from kvscope.simulate.shadows import FIRST, LRU, NEED, Shadows, first_turns
+from kvscope.simulate.shadows import Shadows, first_turns
 from kvscope.simulate.traffic import Traffic, traffic
 from kvscope.store.prompts import Prompts
 from tests.golden.samples import sample

@@ -1,0 +1,268 @@
+"""A cache that holds no blocks: what one candidate alone would have kept of the same requests.
+
+As in `kvscope.simulate.runs`, the blocks that a request was the last to touch are one stretch
+[first, end) of its path: later requests take its head, eviction takes its deep end. So a shadow
+keeps a number a request, and no block at all. Blocks leave in the order of
+`kvscope.simulate.lanes`, which tests hold it to.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeAlias
+
+from kvscope.policies.base import LanePolicy, Turn
+
+Stand: TypeAlias = tuple[float, int, int]  # what a lane's oldest run is worth, whose it is, lane
+
+NOBODY = -1
+_EARLY = 1.0 - 1e-9  # a time that is told may be a rounding off
+_DEEPEST = 2**31 - 1
+_SPARE = 64
+
+
+class Knot:
+    """A block of `owner`, at `depth` of its path, below which runs of earlier requests go on.
+
+    `hanging` counts for each shadow those that are not empty.
+    """
+
+    __slots__ = ("depth", "hanging", "owner")
+
+    def __init__(self, owner: int, depth: int, shadows: int) -> None:
+        self.owner, self.depth, self.hanging = owner, depth, [0] * shadows
+
+
+class Runs:
+    """What is the same in all shadows: the runs' beginnings, and where they hang together.
+
+    Of the latest `slots` requests (a power of 2), each by its number: `first`, `arrival_s`, the
+    knot that its run `hangs` from if any, and its own `knots`, by depth. Those below `oldest` are
+    forgotten.
+    """
+
+    def __init__(self, slots: int, oldest: int) -> None:
+        self.slots, self.mask, self.oldest = slots, slots - 1, oldest
+        self.first = array("i", bytes(4 * slots))
+        self.arrival_s = array("d", bytes(8 * slots))
+        self.hangs: list[Knot | None] = [None] * slots
+        self.knots: list[list[Knot]] = [[]] * slots
+
+    def begin(self, number: int, arrival_s: float, own: list[Knot]) -> None:
+        """A new request's run, from the head of its path on."""
+        at = number & self.mask
+        self.first[at], self.arrival_s[at] = 0, arrival_s
+        self.hangs[at], self.knots[at] = None, own
+
+    def cut(self, giver: int, until: int, taker: int, own: list[Knot]) -> Knot | None:
+        """What is in front of `until` goes to a taker, and its knots to the taker's `own`.
+
+        The knot at the last block that it gets, if there is one.
+        """
+        at = giver & self.mask
+        self.first[at] = until
+        kept = []
+        for knot in self.knots[at]:
+            if not any(knot.hanging):
+                continue
+            if knot.depth < until:
+                knot.owner = taker
+                own.append(knot)
+            else:
+                kept.append(knot)
+        self.knots[at] = kept
+        return own[-1] if own and own[-1].depth == until - 1 else None
+
+
+class Shadow:
+    """One candidate's cache of so many blocks, the `which`-th of those over the same `runs`.
+
+    `table` is what the policy scores by, see `use`. Every path counts `every`-th blocks alone.
+    """
+
+    def __init__(
+        self, which: int, runs: Runs, policy: LanePolicy, size: tuple[int, int, int]
+    ) -> None:
+        """`size` is (blocks, tokens in a block, every)."""
+        self.capacity, self._block_size, self._every = size
+        self.blocks = 0
+        self.end = array("i", bytes(4 * runs.slots))
+        self.table: Any = {}
+        self._which, self._runs, self._policy = which, runs, policy
+        self._p: Any = policy.settings().tolist()
+        self._depth = array("i", bytes(4 * runs.slots))  # beyond it a run is in its deep lane
+        self._deep, self._shallow = (array("H", bytes(2 * runs.slots)) for _ in range(2))
+        self._heaps: list[list[int]] = []  # of each lane the requests whose runs end in it
+        self._stands: list[Stand] = []
+        self._until_s: list[float] = []  # so long a lane's worth holds
+        self._soonest_s = math.inf  # before it none changes
+        self._changed: set[int] = set()  # lanes whose oldest run may be another
+        self._next_step_s: Callable[[float], float] | None = None
+        if policy.stepwise:
+            self._next_step_s = policy.next_step_s
+
+    def use(self, table: Any) -> None:
+        """Score by this table from now on."""
+        if table is not self.table:
+            self.table = table
+            self._soonest_s = -math.inf
+            self._until_s = [-math.inf] * len(self._until_s)
+
+    def admits(self, turn: Turn) -> bool:
+        """Whether a request's new blocks enter the cache."""
+        return self._policy.admits(turn, self._p)
+
+    def give(self, giver: int, begin: int, until: int, above: Knot | None) -> tuple[int, bool]:
+        """A later request takes what a run has in front of `until`: its end, and if some is left.
+
+        The run began at `begin` and hung from `above`.
+        """
+        at = giver & self._runs.mask
+        end = self.end[at]
+        if end <= begin:
+            return begin, False
+        if above is not None:
+            self._unhook(above)
+        if end > until:
+            self.blocks -= until - begin
+            return until, True
+        self.blocks -= end - begin
+        self._changed.add(self._lane(at))
+        return end, False
+
+    def join(self, turn: Turn, end: int) -> None:
+        """A request's run ends in front of `end`; then what is worth least leaves."""
+        number, runs = turn.request, self._runs
+        at = number & runs.mask
+        depth, deep, shallow = self._policy.place(turn, self._block_size, self._p)
+        if self._every > 1:
+            depth = -(-depth // self._every)
+        self._depth[at], self._deep[at], self._shallow[at] = min(depth, _DEEPEST), deep, shallow
+        self.end[at] = end
+        self.blocks += end
+        if end > 0 and self._floor(at, end) < end:
+            self._push(number, self._lane(at))
+        while self.blocks > self.capacity:
+            victim = self._least_worth(turn.arrival_s)
+            if victim >= 0:
+                self._shrink(victim)
+            elif not self._force(number):
+                break
+
+    def drop(self, number: int) -> None:
+        """Forget a request's run, whatever it is worth; nothing hangs from it that is older."""
+        at = number & self._runs.mask
+        left = self.end[at] - self._runs.first[at]
+        if left > 0:
+            self.blocks -= left
+            self._changed.add(self._lane(at))
+            above = self._runs.hangs[at]
+            if above is not None:
+                self._unhook(above)
+        self.end[at] = 0
+
+    def _lane(self, at: int) -> int:
+        return self._deep[at] if self.end[at] > self._depth[at] else self._shallow[at]
+
+    def _floor(self, at: int, end: int) -> int:
+        """How far a run may shrink: to right below its deepest block that others hang from."""
+        for knot in reversed(self._runs.knots[at]):
+            if knot.depth < end and knot.hanging[self._which]:
+                return knot.depth + 1
+        return 0
+
+    def _unhook(self, knot: Knot) -> None:
+        """A run less hangs from a knot; the run that waited for the last one may shrink."""
+        hanging = knot.hanging
+        hanging[self._which] -= 1
+        if hanging[self._which]:
+            return
+        runs, at = self._runs, knot.owner & self._runs.mask
+        if self.end[at] == knot.depth + 1 and runs.first[at] <= knot.depth:
+            self._push(knot.owner, self._lane(at))
+
+    def _push(self, number: int, lane: int) -> None:
+        while lane >= len(self._heaps):
+            self._stands.append((math.inf, NOBODY, len(self._heaps)))
+            self._until_s.append(-math.inf)
+            self._heaps.append([])
+        heap = self._heaps[lane]
+        heappush(heap, number)
+        if heap[0] == number:
+            self._changed.add(lane)
+
+    def _gone(self, number: int) -> bool:
+        """Whether a run in a lane is empty: its blocks were taken over, or it was forgotten."""
+        runs, at = self._runs, number & self._runs.mask
+        return number < runs.oldest or runs.first[at] >= self.end[at]
+
+    def tidy(self) -> None:
+        """Forget the empty runs that still stand in lanes; now and then."""
+        for lane, heap in enumerate(self._heaps):
+            heap[:] = [number for number in heap if not self._gone(number)]
+            heapify(heap)
+            self._changed.add(lane)
+
+    def _least_worth(self, now_s: float) -> int:
+        """The request whose run gives the next block, NOBODY if there is none."""
+        if self._next_step_s is None or now_s >= self._soonest_s:
+            self._soonest_s = math.inf
+            for lane, until_s in enumerate(self._until_s):
+                if until_s <= now_s:
+                    self._changed.add(lane)
+                elif until_s < self._soonest_s:
+                    self._soonest_s = until_s
+        while self._changed:
+            self._stand(self._changed.pop(), now_s)
+        return min(self._stands)[1] if self._stands else NOBODY
+
+    def _stand(self, lane: int, now_s: float) -> None:
+        """What a lane's oldest run is worth."""
+        heap = self._heaps[lane]
+        while heap and self._gone(heap[0]):
+            heappop(heap)
+        if not heap:
+            self._stands[lane], self._until_s[lane] = (math.inf, NOBODY, lane), math.inf
+            return
+        number = heap[0]
+        if self._stands[lane][1] == number and now_s < self._until_s[lane]:
+            return
+        since_s = self._runs.arrival_s[number & self._runs.mask]
+        idle_s, until_s = now_s - since_s, now_s
+        worth = self._policy.score(lane, idle_s, self._p, self.table)
+        if self._next_step_s is not None:
+            until_s = since_s + self._next_step_s(idle_s) * _EARLY
+            self._soonest_s = min(self._soonest_s, until_s)
+        self._stands[lane], self._until_s[lane] = (worth, number, lane), until_s
+
+    def _shrink(self, number: int) -> None:
+        """Evict from the deep end of its lane's oldest run, as far as it is in that lane."""
+        runs, at = self._runs, number & self._runs.mask
+        first, end, depth = runs.first[at], self.end[at], self._depth[at]
+        deep, floor = end > depth, self._floor(at, end)
+        lane = self._deep[at] if deep else self._shallow[at]
+        stop = depth if deep and depth > first else first
+        low = max(stop, floor, end - (self.blocks - self.capacity))
+        self.end[at] = low
+        self.blocks -= end - low
+        if low > first and low > floor and (low > depth or not deep):
+            return
+        heappop(self._heaps[lane])
+        self._changed.add(lane)
+        if low == first:
+            above = runs.hangs[at]
+            if above is not None:
+                self._unhook(above)
+        elif low > floor:
+            self._push(number, self._shallow[at])
+
+    def _force(self, number: int) -> bool:
+        """Where book-keeping that does not fit leaves nobody who may shrink: the oldest goes."""
+        for one in range(self._runs.oldest, number + 1):
+            if not self._gone(one):
+                self.drop(one)
+                return True
+        return False
