@@ -14,6 +14,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.boosting import boosted, chances
 from kvscope.policies.chances import Trees
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
+from kvscope.policies.guard import LEARNED_ENDS
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import Tables
@@ -133,21 +134,15 @@ class Ends:
 
 
 class Thresholds(Shadows):
-    """Shadows of T-LRU, each of which takes conversations to end below another chance.
+    """Shadows of T-LRU, each of which takes conversations to end below another chance."""
 
-    They are slower to be taken up than those of class sets: what a threshold gains shows at once,
-    what it loses when those come back whom it took to end.
-    """
-
-    begins_with = 0
-    evidence_refits = 12
-    margin = 0.03
+    rule = LEARNED_ENDS
 
     def __init__(self, traffic: Traffic, refit_s: float, chance: Floats) -> None:
         since, values = np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1))
         self._ends = tuple((chance < one).astype(np.int32) for one in THRESHOLDS)
         super().__init__(traffic, refit_s, [Candidate(since, values, one) for one in self._ends])
-        self._told = ~np.isnan(chance[self._refits.since]) if len(chance) else False
+        self._told = ~np.isnan(chance[self._looks.since]) if len(chance) else False
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -162,7 +157,7 @@ class Thresholds(Shadows):
         """A request ends by the threshold in force when it came."""
         taken = self.taken(self.costs(policy, capacity_blocks))
         requests = np.arange(len(self._ends[0]))
-        row = np.searchsorted(self._refits.number, self._refits.bin[requests])
+        row = np.searchsorted(self._looks.number, self._looks.bin[requests])
         classes = np.stack(self._ends)[taken[row], requests]
         return Tables(self._learned[0].since, self._learned[0].values, classes)
 

@@ -32,7 +32,6 @@ class Alone:
         pool = [FakeBlock(number) for number in range(blocks)]
         self.free = self.steering.attach(pool, blocks, self._forget, self._of.__getitem__)
 
-
     def _forget(self, block: FakeBlock) -> None:
         """A block loses its content."""
         self.left.append((self._number, block.block_hash_num_tokens or 0))
