@@ -49,15 +49,10 @@ class Predicted(NamedTuple):
 
 
 class Ends:
-    """What refits learn of the ends of conversations in one traffic.
+    """What refits learn of the ends of conversations in one traffic."""
 
-    `by_prompts` as in `turn_features`: as an engine would have learned it.
-    """
-
-    def __init__(
-        self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default, *, by_prompts: bool = False
-    ) -> None:
-        self.traffic, self.refit_s, self._by_prompts = traffic, refit_s, by_prompts
+    def __init__(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> None:
+        self.traffic, self.refit_s = traffic, refit_s
         self.window_s = WINDOW_REFITS * refit_s
         self._refits = refits_of(traffic, refit_s)
         self._predicted: dict[float, Predicted] = {}
@@ -67,8 +62,7 @@ class Ends:
     @cached_property
     def turns(self) -> TurnFeatures:
         """Features and waits of all requests."""
-        moved = handovers(self.traffic)
-        return turn_features(self.traffic, moved, self.window_s, by_prompts=self._by_prompts)
+        return turn_features(self.traffic, handovers(self.traffic), self.window_s)
 
     def tables(self) -> Tables:
         """The tables that choose for each cache; as they are, no conversation ends."""
