@@ -34,20 +34,29 @@ class Touch:
 class ReuseEstimator:
     """The table of `Wa`, fitted every `refit_s` to six times as long before.
 
-    `table` has a row for each of `categories`. Of more than `most_keys` blocks every second is
-    forgotten and not followed any more, by its hash, and what is counted stands for twice as many.
+    `table` has a row for each of `categories`. Blocks that nobody touched within that time are
+    forgotten, and count as new. Of more than `most_keys` blocks every second is forgotten and not
+    followed any more, by its hash, and what is counted stands for twice as many.
     """
 
     def __init__(self, refit_s: float, categories: int, most_keys: int = MOST_KEYS) -> None:
         self._refit_s = refit_s
         self._categories = categories
         self._most_keys = most_keys
-        self._last: dict[Key, Touch] = {}
+        self._memory_s = WINDOW_REFITS * refit_s
+        self._young: dict[Key, Touch] = {}
+        self._old: dict[Key, Touch] = {}  # touched before `_turned_s`
+        self._turned_s = 0.0
         self._touches: deque[Touch] = deque()
         self._bins: defaultdict[int, Floats] = defaultdict(lambda: np.zeros((3, categories)))
         self._bin = 0
-        self._every = 1
+        self.every = 1  # of so many blocks one is followed
         self.table = self._fitted()
+
+    @property
+    def keys(self) -> int:
+        """Blocks that are followed now."""
+        return len(self._young) + len(self._old)
 
     def arrive(self, at_s: float) -> bool:
         """A request arrives; whether the table has changed."""
@@ -60,41 +69,51 @@ class ReuseEstimator:
 
     def touch(self, keys: Iterable[Key], category: int, arrival_s: float) -> None:
         """A request touched the blocks with these keys, cached or not."""
+        if arrival_s >= self._turned_s + self._memory_s:
+            forgotten = arrival_s >= self._turned_s + 2 * self._memory_s
+            self._old = {} if forgotten else self._young
+            self._young, self._turned_s = {}, arrival_s
         mine = Touch(arrival_s, int(arrival_s // self._refit_s), category)
-        last, mask = self._last, self._every - 1
+        young, old, mask = self._young, self._old, self.every - 1
         before: Touch | None = None
         count = followed = 0
         for key in keys:
             if mask and hash(key) & mask:
                 continue
-            giver = last.get(key)
+            giver = young.get(key)
+            if giver is None and old:
+                giver = old.pop(key, None)
             if giver is not before:  # blocks of one giver lie together
                 self._hand_over(before, mine, count)
                 before, count = giver, 0
             count += 1
-            last[key] = mine
+            young[key] = mine
             followed += 1
         mine.waiting = followed
         self._hand_over(before, mine, count)
         self._touches.append(mine)
-        while len(last) > self._most_keys:
+        while len(young) + len(old) > self._most_keys:
             self._halve()
 
     def _hand_over(self, giver: Touch | None, taker: Touch, count: int) -> None:
         if giver is None or count == 0:
             return
+        gap_s = max(taker.arrival_s - giver.arrival_s, 0.0)
+        if gap_s > self._memory_s:
+            return
         giver.waiting -= count
         of = self._bins[giver.bin]
         of[REUSED, giver.category] += count
-        of[WAITED_S, giver.category] += count * max(taker.arrival_s - giver.arrival_s, 0.0)
+        of[WAITED_S, giver.category] += count * gap_s
         self._bins[taker.bin][TAKEN, taker.category] += count
 
     def _halve(self) -> None:
         """Follow every second of the blocks followed so far."""
-        self._every *= 2
-        mask = self._every - 1
-        for key in [key for key in self._last if hash(key) & mask]:
-            self._last.pop(key).waiting -= 1
+        self.every *= 2
+        mask = self.every - 1
+        for some in (self._young, self._old):
+            for key in [key for key in some if hash(key) & mask]:
+                some.pop(key).waiting -= 1
         for number in self._bins:
             self._bins[number] /= 2
 
@@ -111,12 +130,12 @@ class ReuseEstimator:
         waiting, since_s = np.zeros((2, 1, self._categories, SLOTS))
         self._wait(waiting[0], since_s[0])
         waits = Sums(
-            seen[None, REUSED] * self._every,
-            seen[None, WAITED_S] * self._every,
-            waiting * self._every,
+            seen[None, REUSED] * self.every,
+            seen[None, WAITED_S] * self.every,
+            waiting * self.every,
             since_s / np.where(waiting > 0, waiting, 1.0),
         )
-        table: Floats = reuse_values(waits, seen[None, TAKEN] * self._every)[0]
+        table: Floats = reuse_values(waits, seen[None, TAKEN] * self.every)[0]
         return table
 
     def _wait(self, waiting: Floats, since_s: Floats) -> None:

@@ -54,13 +54,17 @@ class Seen(NamedTuple):
 
 
 def seen_by(traffic: Traffic, refits: Refits, refit_s: float) -> Seen:
-    """Every refit's window; a touch is within those of the next `WINDOW_REFITS` refits."""
+    """Every refit's window; a touch is within those of the next `WINDOW_REFITS` refits.
+
+    Blocks that were not touched for so long are forgotten: when they come again they are new.
+    """
     moved = handovers(traffic)
     giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
     blocks = (moved.end - moved.start).astype(np.float64)
     gap_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
     held = (traffic.length + traffic.anonymous).astype(np.float64)
     requests = np.arange(len(held))
+    known = gap_s <= WINDOW_REFITS * refit_s
     sums = _Sums((len(refits.number), categories_of(traffic)))
     for ahead in range(1, WINDOW_REFITS + 1):
         window = _Window(traffic, refits, refit_s, ahead)
@@ -68,7 +72,7 @@ def seen_by(traffic: Traffic, refits: Refits, refit_s: float) -> Seen:
         in_time = refits.bin[taker] < refits.bin[giver] + ahead
         sums.wait(window, giver[in_time], -blocks[in_time])
         sums.reuse(window, giver[in_time], blocks[in_time], gap_s[in_time])
-        sums.take(window, taker, blocks)
+        sums.take(window, taker[known], blocks[known])
     return sums.seen()
 
 

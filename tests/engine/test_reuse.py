@@ -65,3 +65,17 @@ def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
     assert near[REUSE_PROBABILITY] == pytest.approx(exact[REUSE_PROBABILITY], rel=0.15)
     assert near[RATE_PER_S] == pytest.approx(exact[RATE_PER_S], rel=0.3)
     assert near[LIFE_S] == pytest.approx(exact[LIFE_S], rel=0.3)
+
+
+def test_what_nobody_touched_for_a_window_is_forgotten() -> None:
+    """However long an engine runs, it remembers no more than two windows of blocks, all of them."""
+    long, late = (ReuseEstimator(REFIT_S, 1, most_keys=1500) for _ in range(2))
+    for number in range(300):
+        at_s, places = number * REFIT_S, range(50)
+        for one in (long, late) if number >= 280 else (long,):
+            one.arrive(at_s)
+            one.touch([("new", number, place) for place in places], 0, at_s)
+            one.touch([("again", number % 2, place) for place in places], 0, at_s)
+    assert long.every == 1
+    assert long.keys <= (2 * 6 + 2) * 50
+    np.testing.assert_allclose(long.table, late.table, rtol=1e-12)
