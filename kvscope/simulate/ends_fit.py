@@ -6,8 +6,8 @@ import numpy as np
 
 from kvscope.policies.boosting import chances
 from kvscope.policies.fitted_ends import NOBODY, FittedEnds
-from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON, TLruLearned
-from kvscope.simulate.ends import THRESHOLDS, Ends
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.simulate.ends import THRESHOLDS, Ends, taken_to_end
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.replay import Tables
 from kvscope.simulate.traffic import Traffic
@@ -41,6 +41,4 @@ def ends_fit(
 def fixed_ends(traffic: Traffic, fitted: FittedEnds) -> Tables:
     """The tables of a replay that goes by one fit for good; no shadow looks after it."""
     found = turn_features(traffic, handovers(traffic), fitted.window_s)
-    ends = chances(fitted.trees, found.known) < fitted.threshold
-    classes = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)
-    return Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1)), classes)
+    return Tables(*taken_to_end(chances(fitted.trees, found.known) < fitted.threshold))

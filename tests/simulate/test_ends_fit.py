@@ -63,7 +63,7 @@ def test_a_replay_by_one_fit_takes_each_request_by_its_chance() -> None:
     fitted = drawn_ends(3)
     tables = plugin_tables(of, policy, fitted)
     known = turn_features(of, handovers(of), fitted.window_s).known
-    expected = [int(chance(fitted.trees, one) < fitted.threshold) for one in known.tolist()]
+    expected = [int(chance(fitted.trees, one) >= fitted.threshold) for one in known.tolist()]
     assert tables.classes is not None
     assert tables.classes.tolist() == expected
     nobody = ends_fit(first(of, 40), policy)
