@@ -250,14 +250,15 @@ def _write(path: Path, tuned: Tuned, prompts: Prompts) -> None:
     As in the replays it was judged by, an engine goes on fitting, where it can.
     """
     from kvscope.policies.fitted import Fitted
-    from kvscope.simulate.definitions import standard
+    from kvscope.simulate.isolation import isolate
     from kvscope.simulate.one_fit import fit_for
     from kvscope.simulate.traffic import traffic
 
-    trial = tuned.tuning.recommended.trial
+    trial, setting = tuned.tuning.recommended.trial, tuned.tuning.setting
     fitted = None
     if trial.policy.table is not None:
-        fitted = fit_for(traffic(prompts, standard()), trial.policy, trial.capacity_blocks)
+        whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
+        fitted = fit_for(traffic(whole, setting.definition), trial.policy, trial.capacity_blocks)
     if isinstance(fitted, Fitted):
         fitted = replace(fitted, refits=True)
     tuned.write(path, fitted)

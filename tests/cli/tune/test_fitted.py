@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvscope.cli.tune import _write
+from kvscope.facts import Outputs, Tenant
 from kvscope.policies.base import Policy
 from kvscope.policies.fits import Fit
 from kvscope.policies.fitted import Fitted
@@ -16,6 +17,7 @@ from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.simulate.definitions import standard
+from kvscope.simulate.isolation import isolate
 from kvscope.simulate.one_fit import fit_for
 from kvscope.simulate.traffic import traffic
 from tests.golden.samples import sample
@@ -30,8 +32,9 @@ def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     """As `fit` has it; a table that an engine can fit anew says that it is to."""
     prompts, written = sample("to-c"), list[Fit | None]()
     trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
+    setting = SimpleNamespace(isolate=None, definition=standard())
     tuned: Any = SimpleNamespace(
-        tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial)),
+        tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial), setting=setting),
         write=lambda _, fitted: written.append(fitted),
     )
     _write(Path("unused.toml"), tuned, prompts)
@@ -44,3 +47,23 @@ def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     else:
         assert found == expected
     assert (found is None) == (policy.name == "tlru")
+
+
+@pytest.mark.parametrize(("by", "outputs"), [("conversation", "carried"), (None, "ignored")])
+def test_a_fit_to_what_was_replayed(by: Tenant | None, outputs: Outputs) -> None:
+    """Isolated, or without outputs, as the recommendation was judged."""
+    prompts, policy, written = sample("agent"), Gittins(), list[Fitted]()
+    trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
+    setting = SimpleNamespace(isolate=by, definition=standard(outputs=outputs))
+    tuned: Any = SimpleNamespace(
+        tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial), setting=setting),
+        write=lambda _, fitted: written.append(fitted),
+    )
+    _write(Path("unused.toml"), tuned, prompts)
+    replayed = traffic(isolate(prompts, by) if by else prompts, setting.definition)
+    found, whole = written[0].index, fit_for(traffic(prompts, standard()), policy, BLOCKS)
+    expected = fit_for(replayed, policy, BLOCKS)
+    assert isinstance(expected, Fitted)
+    assert isinstance(whole, Fitted)
+    assert found.tolist() == expected.index.tolist()
+    assert found.tolist() != whole.index.tolist()
