@@ -43,11 +43,14 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "tlru, any": {"name": "tlru", "leaves": "any", "params": {"xi_tokens": 512}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 512}},
     f"wa, {KINDS} categories": {"name": "wa"},
+    "gittins, 12 classes, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
     "gittins, 12 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, 36 classes, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
     "gittins, 36 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
     f"tlru-learned, {TREES} trees": {"name": "tlru-learned", "params": {"xi_tokens": 512}},
 }
 CLASS_SETS = {"gittins, 12 classes": 0, "gittins, 36 classes": 1}
+UNGUARDED = ", no guard"
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ def main() -> None:
         for _ in range(told.rounds):
             for name, policy in POLICIES.items():
                 made = _scheduler(folder, policy, told.blocks)
-                if name in CLASS_SETS:
-                    _of_all_classes(made.kvscope[0], CLASS_SETS[name])
+                if (guarded := name.removesuffix(UNGUARDED)) in CLASS_SETS:
+                    blocks = told.blocks if guarded == name else None
+                    _of_all_classes(made.kvscope[0], CLASS_SETS[guarded], blocks)
                 elif policy and policy["name"] == TLruLearned.name:
                     _by_turns(made.kvscope[0].learner)
                 runs[name].append(_served(made, told.requests, told.prompt_blocks))
@@ -161,11 +165,11 @@ def _trees() -> FittedEnds:
     return FittedEnds(trees, 0.5, 600.0, 10_800.0, 1000)
 
 
-def _of_all_classes(steering: Any, class_set: int) -> None:
+def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -> None:
     """Have requests be of every class in turn: as many queues as there can be, two a class.
 
     An index that falls with age, of another height for each class. Nothing else of what the plugin
-    does for a request is left out.
+    does for a request is left out; the guard where it is not told how many blocks there are.
     """
     from kvscope.engine.learning import Returns
     from kvscope.policies.fitted import Fitted
@@ -177,8 +181,15 @@ def _of_all_classes(steering: Any, class_set: int) -> None:
     index = np.outer(1.0 + np.arange(classes) * 7 % classes / classes, falling)
     made = Fitted(class_set, index, math.inf, 0, refits=True)
     learner = steering.learner = Returns(steering.policy, BLOCK, made)
-    find = learner.category
-    learner.category = lambda request, of: (find(request, of), of.number % classes)[1]  # type: ignore[method-assign]
+    if guarded_blocks is not None:
+        learner.watch(guarded_blocks)
+    find, sets = learner._classes, [math.prod(STEPS[one]) for one in learner._sets]  # noqa: SLF001
+
+    def in_turn(seen: Any, prompt_tokens: int, tokens: int) -> list[int]:
+        find(seen, prompt_tokens, tokens)
+        return [seen.number % classes for classes in sets]
+
+    learner._classes = in_turn  # type: ignore[method-assign]  # noqa: SLF001
     steering.use(learner.table)
 
 

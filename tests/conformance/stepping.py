@@ -79,10 +79,11 @@ def both(
 
 
 def classed(vllm: VllmScheduler, model: Model) -> None:
-    """Tell the model the class of each request as the plugin knows it at the time.
+    """Tell the model the class of each request as the plugin knows it at the time, and the table.
 
     The simulator knows from the start how long outputs become, and sees what a request in flight
-    leaves behind as if it had ended when it came; an engine does not.
+    leaves behind as if it had ended when it came; an engine does not. So its guard may choose later
+    than the simulator's.
     """
     learner, category = vllm.steering.learner, vllm.steering.learner.category
 
@@ -92,6 +93,14 @@ def classed(vllm: VllmScheduler, model: Model) -> None:
         return found
 
     learner.category = told
+    use = vllm.steering.use
+
+    def used(table: Any) -> None:
+        model.machine.tables[:] = table
+        use(table)
+
+    vllm.steering.use = used
+    used(learner.table)
 
 
 def free_blocks(vllm: VllmScheduler) -> list[tuple[int, bool]]:

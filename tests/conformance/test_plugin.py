@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope.policies.base import LanePolicy
+from kvscope.policies.base import Floats, LanePolicy
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
+from kvscope.policies.guard import LRU
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
@@ -37,7 +38,7 @@ POLICIES: dict[str, LanePolicy] = {
     "ttl": Ttl({"ttl_s": 6}),
     "wa": Wa(),
     "gittins": Gittins({"xi_tokens": 200, "next_prompt_tokens": 60}),
-    "gittins hits": Gittins({"xi_tokens": 0}),
+    "gittins hits": Gittins({"xi_tokens": 0, "refit_s": 60}),
     "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
     "tlru-learned": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60}),
     "tlru-learned ttl": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60, "ttl_s": 90}),
@@ -106,6 +107,30 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overla
 def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
     """Rushes, long prompts, long outputs, and the same prompts over and over."""
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)
+
+
+def test_a_guard_changes_the_order_of_blocks_that_lie_there(tmp_path: Path) -> None:
+    """A table that gives up what was just touched: soon the order is LRU's, in every queue."""
+    asked = fitting(600, 5, "chats", 16, 200)
+    policy = Gittins({"xi_tokens": 0, "refit_s": 60})
+    rising = np.outer(1.0 + np.arange(math.prod(STEPS[0])), np.arange(1.0, AGES + 1.0))
+    fitted = Fitted(0, rising, 10_800.0, 1)
+    known = traffic(prompts_of(asked, 16), standard())
+    tables = plugin_tables(known, policy, fitted)
+    vllm, model = both(tmp_path, asked, 16, 200, policy=policy, fitted=fitted, tables=tables)
+    changes: list[tuple[int, int]] = []
+    use = vllm.steering.use
+
+    def used(table: Floats) -> None:
+        changes.append((vllm.steering.learner._guard.watch.now, vllm.steering.free.evictions))
+        use(table)
+
+    vllm.steering.use = used
+    stepped(vllm, model)
+    assert not vllm.steering.broken
+    assert LRU in [candidate for candidate, _ in changes]
+    assert changes[0][1] > 100
+    assert vllm.steering.free.evictions > changes[-1][1] + 100
 
 
 @pytest.mark.parametrize("mix", MIXES)

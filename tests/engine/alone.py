@@ -74,6 +74,8 @@ class Alone:
         before, full = len(blocks), tokens // self._size
         more = -(-tokens // self._size) - before
         for block in self.free.popleft_n(more) if more > 0 else ():
+            if block.block_hash is not None:
+                self._forget(block)
             block.ref_cnt = 1
             blocks.append(block)
         start = next((at for at, one in enumerate(blocks) if one.block_hash is None), full)

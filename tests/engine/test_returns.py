@@ -78,7 +78,7 @@ def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
         _, seen = learner.arrive(one, told(one), number * REFIT_S)
         learner.end(one, seen)
         sizes.append(learner._familiar.keys)
-        assert seen.known_blocks == 0
+        assert seen.seen.known_blocks == 0
     assert max(sizes) <= 11 * 2 * 37
     assert any(after < before for before, after in pairwise(sizes))
 
@@ -95,7 +95,7 @@ def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
             assert not learner.arrive(one, told(one), arrival_s)[0]
         assert np.array_equal(learner.table, by.values)
     assert "fitted once to 100 requests, and after" in learner.in_words
-    assert "without the simulator's guard" in learner.in_words
+    assert "without a guard" in learner.in_words
 
 
 def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
@@ -105,8 +105,7 @@ def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
     _, one = learner.arrive(first, told(first), 1.0)
     _, two = learner.arrive(again, told(again), 5.0)
     _, three = learner.arrive(gone, told(gone), 6.0)
-    estimator = learner._estimator
-    assert estimator is not None
+    (estimator,) = learner._estimators
     assert not estimator._bins
     learner.end(first, one)
     assert sum(of[0].sum() for of in estimator._bins.values()) == 10

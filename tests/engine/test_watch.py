@@ -1,0 +1,308 @@
+"""The plugin's guard decides as the simulator's, and no error of its shadows reaches the engine."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvscope.engine import watch
+from kvscope.engine.conversations import told
+from kvscope.engine.familiar import Familiar
+from kvscope.engine.learning import Returns
+from kvscope.engine.shadow import Shadow
+from kvscope.engine.standings import as_scores
+from kvscope.engine.watch import Watch
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.fitted import Fitted
+from kvscope.policies.gittins import AGES, STEPS, WINDOW_REFITS, Gittins
+from kvscope.policies.guard import FIRST, LRU, RETURNS
+from kvscope.policies.lru import Lru
+from kvscope.simulate.definitions import standard
+from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
+from kvscope.simulate.one_fit import fixed_tables, one_fit, plugin_tables
+from kvscope.simulate.refits import refits_of
+from kvscope.simulate.replay import NO_TABLES, Tables
+from kvscope.simulate.returns import learned
+from kvscope.simulate.shadows import Candidate
+from kvscope.simulate.shadows import Shadows as Simulated
+from kvscope.simulate.subset import select
+from kvscope.simulate.traffic import Traffic, traffic
+from tests.engine.alone import Alone
+from tests.engine.fakes import FakeRequest, asked_in
+from tests.engine.test_shadows import sound
+from tests.golden.samples import SAMPLES, sample
+
+REFIT_S = 300.0
+NO_TIME = StepCost(base_s=1e-15)
+
+
+def watched(
+    of: Traffic, policy: LanePolicy, capacity: int, candidates: tuple[Candidate, ...]
+) -> tuple[NDArray[np.float64], list[int]]:
+    """What a watch of an engine that serves `of` counts in each stretch, and goes by from it on.
+
+    With the classes and tables of the simulator's candidates.
+    """
+    refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / RETURNS.looks)
+    kinds = [one.classes.tolist() for one in candidates]
+    tables = [[as_scores(values) for values in one.values] for one in candidates]
+    familiar = Familiar(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
+    made = Watch(
+        policy,
+        of.block_size,
+        capacity,
+        tuple(each[0] for each in tables),
+        lambda seen, *_: [each[seen.number] for each in kinds],
+        RETURNS,
+        REFIT_S / RETURNS.looks,
+    )
+    costs, taken = np.zeros((len(candidates), len(looks.number))), []
+    computed = made.guard.computed
+
+    def noted(stretch: int, tokens: list[float]) -> None:
+        costs[:, np.searchsorted(looks.number, stretch)] += tokens
+        computed(stretch, tokens)
+
+    made.guard.computed = noted  # type: ignore[method-assign,assignment]
+    rows = np.searchsorted(refits.number, refits.bin)
+    for number, (one, arrival_s) in enumerate(asked_in(of)):
+        if number in refits.since:
+            made.use(tuple(each[min(rows[number], len(each) - 1)] for each in tables))
+        if number in looks.since:
+            made.at(arrival_s)
+            taken.append(made.now)
+        full = one.num_prompt_tokens // of.block_size
+        seen = familiar.arrive(one.block_hashes[:full], arrival_s)
+        made.arrive(seen, one.num_prompt_tokens, arrival_s, familiar.every, familiar.forgotten_s)
+        blocks, stretches = familiar.end(one.block_hashes[full:], number)
+        made.end(number, one.num_tokens - one.num_prompt_tokens, blocks, stretches)
+    for shadow in made.shadows.each:
+        sound(shadow)
+    return costs, taken
+
+
+@pytest.mark.parametrize("xi", [0, 2048])
+@pytest.mark.parametrize("share", [0.01, 0.1])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int) -> None:
+    """Stretch by stretch, each candidate; so the same one is in force, from the same time on."""
+    of = traffic(sample(name), standard())
+    policy, capacity = Gittins({"xi_tokens": xi}), int(share * len(of.block_parent))
+    judge = Simulated(of, REFIT_S, learned(of, REFIT_S))
+    expected = judge.costs(policy, capacity)
+    costs, taken = watched(of, policy, capacity, tuple(judge.candidates))
+    assert np.array_equal(costs, expected)
+    assert taken == judge.taken(expected).tolist()
+    assert expected.any()
+
+
+def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> EngineReplay:
+    """The sample `regime-change` on the simulator's model of an engine, one at a time."""
+    size = EngineSettings.one_at_a_time(capacity)
+    return replay_engine(sample("regime-change"), policy, size, NO_TIME, tables=tables)
+
+
+def first_half(policy: Gittins) -> Fitted:
+    """A fit to that sample before its habits change."""
+    prompts = sample("regime-change")
+    half = select(prompts, np.flatnonzero(prompts.arrival_s < 3_600.0))
+    return one_fit(traffic(half, standard()), policy)
+
+
+@pytest.mark.parametrize("refits", [None, False, True])
+@pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 600)])
+def test_every_block_leaves_as_the_simulator_says(
+    xi: int, capacity: int, refits: bool | None
+) -> None:
+    """By one fit, by fits on the way, or from nothing: the guard's choices are the same."""
+    of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
+    fit, fitted = first_half(policy), None
+    if refits is not None:
+        fitted = Fitted(0, fit.index, 3_000.0, fit.requests, refits=refits)
+    served = Alone(policy, of.block_size, capacity, fitted).serve(of)
+    expected = alone(policy, capacity, plugin_tables(of, policy, fitted))
+    assert not served.steering.broken
+    assert served.hits == expected.hit_blocks.tolist()
+    assert served.steering.free.evictions == expected.evictions
+    bare = fixed_tables(of, fit, REFIT_S)
+    assert served.hits != alone(policy, capacity, bare).hit_blocks.tolist()
+
+
+@pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 853)])
+def test_the_guard_falls_back_where_habits_change(
+    xi: int, capacity: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table of the habits before: with the guard less has to be computed than without one."""
+    of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
+    fitted = first_half(policy)
+    with caplog.at_level(logging.INFO):
+        served = Alone(policy, of.block_size, capacity, fitted).serve(of)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(
+        "goes by LRU now, and by the classes by new_tokens, turns no" in one for one in lines
+    )
+    assert all("tokens against" in one for one in lines)
+    late = of.arrival_s >= 3_600.0
+
+    def beyond(hit_blocks: list[int]) -> float:
+        hit_tokens = np.array(hit_blocks, dtype=np.int64) * of.block_size
+        return float(np.maximum(of.input_tokens - hit_tokens - xi, 0)[late].sum())
+
+    bare = alone(policy, capacity, fixed_tables(of, fitted, REFIT_S)).hit_blocks.tolist()
+    lru = beyond(alone(Lru(), capacity).hit_blocks.tolist())
+    assert beyond(served.hits) < 1.02 * lru
+    assert beyond(served.hits) < 0.99 * beyond(bare)
+
+
+def learner(of: Traffic, capacity: int, **values: float) -> Returns:
+    """One that learns from what it sees, with its guard."""
+    made = Returns(Gittins({"xi_tokens": 2048} | values), of.block_size, None)
+    made.watch(capacity)
+    return made
+
+
+def side_by_side(
+    made: Returns, of: Traffic, most: int, each: Callable[[], object], lost: float = 0.05
+) -> None:
+    """Serve a trace, so many requests at a time, which end in any order; some are given up."""
+    draw, running = random.Random(1), list[tuple[FakeRequest, object]]()
+    for one, arrival_s in asked_in(of):
+        _, asked = made.arrive(one, told(one), arrival_s)
+        running.append((one, asked))
+        while len(running) > most or (running and draw.random() < 0.3):
+            done, known = running.pop(draw.randrange(len(running)))
+            if draw.random() < lost:
+                made.forget(known)  # type: ignore[arg-type]
+            else:
+                made.end(done, known)  # type: ignore[arg-type]
+        each()
+    for done, known in running:
+        made.end(done, known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["to-c", "agent"])
+@pytest.mark.parametrize("most", [8, 200])
+def test_many_at_a_time(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends when, or not at all: sizes stay sums of runs, and few requests wait."""
+    monkeypatch.setattr(watch, "MOST_WAITING", 100)
+    of = traffic(sample(name), standard())
+    made = learner(of, len(of.block_parent) // 20)
+    guard = made._guard
+    assert guard is not None
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(len(guard.watch._queue))
+        assert len(guard.watch._queue) == len(guard.watch._waiting)
+        assert all(one.blocks <= one.capacity for one in guard.watch.shadows.each)
+
+    side_by_side(made, of, most, look)
+    assert max(seen) <= 100
+    for shadow in guard.watch.shadows.each:
+        sound(shadow)
+        assert shadow.blocks > 0.9 * shadow.capacity
+
+
+def test_one_at_a_time_nobody_waits_and_side_by_side_is_near_it() -> None:
+    """What requests compute hangs little on when they end."""
+    of = traffic(sample("to-c"), standard())
+    totals = []
+    for most in (0, 16):
+        made = learner(of, 5000)
+        guard = made._guard
+        assert guard is not None
+        sums = np.zeros(4)
+        computed = guard.watch.guard.computed
+
+        def noted(stretch: int, tokens: list[float]) -> None:
+            sums[:] += tokens  # noqa: B023  (used up before the next round)
+            computed(stretch, tokens)  # noqa: B023
+
+        guard.watch.guard.computed = noted  # type: ignore[method-assign,assignment]
+        side_by_side(made, of, most, lambda: None, lost=0.0)
+        totals.append(sums)
+    assert totals[1] == pytest.approx(totals[0], rel=0.05)
+
+
+def test_blocks_that_are_not_followed_are_not_counted() -> None:
+    """When every second block alone is followed the shadows begin anew, half as large."""
+    of = traffic(sample("to-c"), standard())
+    made = learner(of, 4000)
+    made._familiar._most_keys = 20_000
+    guard = made._guard
+    assert guard is not None
+    sizes = set()
+
+    def look() -> None:
+        watching = guard.watch
+        assert watching.every == made._familiar.every
+        sizes.add(watching.shadows.each[0].capacity * watching.every)
+
+    side_by_side(made, of, 4, look)
+    assert guard.watch.every >= 4
+    assert sizes == {4000}
+    for shadow in guard.watch.shadows.each:
+        sound(shadow)
+        assert 4000 / guard.watch.every == shadow.capacity
+        assert shadow.blocks > 0.9 * shadow.capacity
+
+
+def test_a_request_without_an_end_leaves_what_was_cached() -> None:
+    """It is found by the next one as far as it was there before; nothing is counted for it."""
+    nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
+    made = Returns(Gittins({"xi_tokens": 0}), 16, Fitted(0, nothing, 0.0, 1))
+    made.watch(100)
+    guard = made._guard
+    assert guard is not None
+    keys = list(range(20))
+    for number, (blocks, gone) in enumerate([(10, False), (20, True), (20, False)]):
+        one = FakeRequest(str(number), 16 * blocks, 1, keys[:blocks])
+        _, asked = made.arrive(one, told(one), float(number))
+        if gone:
+            made.forget(asked)
+        else:
+            made.end(one, asked)
+    assert guard.watch.guard._computed == {0: [160.0 + 160.0] * 3}
+    assert [shadow.blocks for shadow in guard.watch.shadows.each] == [20] * 3
+
+
+def test_a_shadow_that_fails_leaves_lru(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of the log, and the engine goes on."""
+    of = traffic(sample("regime-change"), standard())
+    join = Shadow.join
+
+    def fails(self: Shadow, turn: object, end: int) -> None:
+        if turn.request == 900:  # type: ignore[attr-defined]
+            raise FloatingPointError("of all things")
+        join(self, turn, end)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Shadow, "join", fails)
+    with caplog.at_level(logging.ERROR):
+        served = Alone(Gittins({"xi_tokens": 0}), of.block_size, 853).serve(of)
+    assert served.steering.broken
+    assert len(caplog.records) == 1
+    assert "blocks leave by LRU again" in caplog.text
+    late = alone(Lru(), 853).hit_blocks.tolist()
+    assert served.hits[3000:] == late[3000:]
+
+
+def test_what_is_in_force_is_the_table() -> None:
+    """All classes side by side; of LRU nothing is worth anything, of need alone all the same."""
+    made = learner(traffic(sample("agent"), standard()), 100)
+    guard = made._guard
+    assert guard is not None
+    whole = guard.table
+    assert whole.shape == (2 * sum(int(np.prod(steps)) for steps in STEPS), AGES)
+    for candidate, worth in ((LRU, 0.0), (1, 1.0)):
+        guard.watch.guard.now = candidate
+        assert np.all(guard.table == worth)
+    guard.watch.guard.now = FIRST + 1
+    assert np.array_equal(guard.table, whole)
+    assert "with a guard that falls back to LRU" in made.in_words
