@@ -14,6 +14,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ import numpy as np
 
 from benchmarks.table import Table
 from benchmarks.tiny_llama import tiny_llama
+from kvscope.engine.standings import Scores
+from kvscope.policies.base import Policy
 from kvscope.policies.boosting import boosted
 from kvscope.policies.chances import FEATURES
 from kvscope.policies.fitted_ends import FittedEnds
@@ -70,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, interleaved")
     told = parser.parse_args()
     runs: dict[str, list[Run]] = {name: [] for name in POLICIES}
+    remembered: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         for _ in range(told.rounds):
@@ -81,7 +85,12 @@ def main() -> None:
                 elif policy and policy["name"] == TLruLearned.name:
                     _by_turns(made.kvscope[0].learner)
                 runs[name].append(_served(made, told.requests, told.prompt_blocks))
+                if guarded == name and name in CLASS_SETS:
+                    guard = made.kvscope[0].learner._guard  # noqa: SLF001
+                    remembered[name] = _bytes(guard.watch.shadows, set())
     print(_table(runs, told.requests).markdown())
+    for name, size in remembered.items():
+        print(f"The shadows of {name} take {size:,} bytes.")
 
 
 def _table(runs: dict[str, list[Run]], requests: int) -> Table:
@@ -191,6 +200,23 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
 
     learner._classes = in_turn  # type: ignore[method-assign]  # noqa: SLF001
     steering.use(learner.table)
+
+
+def _bytes(one: Any, seen: set[int]) -> int:
+    """What an object and all that it holds takes, but for policies, tables and code."""
+    if id(one) in seen or callable(one) or isinstance(one, Policy | Scores):
+        return 0
+    seen.add(id(one))
+    parts: list[Any] = []
+    if isinstance(one, dict):
+        parts = [*one.keys(), *one.values()]
+    elif isinstance(one, list | tuple | set):
+        parts = list(one)
+    elif hasattr(one, "__slots__"):
+        parts = [getattr(one, name) for name in one.__slots__]
+    elif hasattr(one, "__dict__"):
+        parts = [one.__dict__]
+    return sys.getsizeof(one) + sum(_bytes(part, seen) for part in parts)
 
 
 def _by_turns(learner: Any) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from kvscope.engine.familiar import Seen
 from kvscope.engine.observer import log
-from kvscope.engine.standings import as_scores
+from kvscope.engine.standings import Scores
 from kvscope.engine.watch import Watch
 from kvscope.policies.base import Floats, LanePolicy
 from kvscope.policies.gittins import AGES
@@ -38,9 +37,9 @@ class ReturnsGuard:
         self._name, self.set = policy.name, 0
         self._names = ["LRU", "need alone", *(f"the classes by {name}" for name in names)]
         self._alike = [np.full((2, AGES), worth) for worth in (0.0, 1.0)]
-        self._scores = [as_scores(one) for one in self._alike]
+        self._scores = [Scores(one) for one in self._alike]
         self._values: list[Floats] = []
-        self._by_set: list[Any] = []
+        self._by_set: list[Scores] = []
         self.watch = Watch(
             policy,
             block_size,
@@ -85,12 +84,12 @@ class ReturnsGuard:
         )
         return True
 
-    def _told(self, values: Sequence[Floats]) -> tuple[Any, ...]:
+    def _told(self, values: Sequence[Floats]) -> tuple[Scores, ...]:
         """What each candidate's shadow scores by; those that did not change stay the same."""
         for at, one in enumerate(values):
             if at == len(self._values):
                 self._values.append(one)
-                self._by_set.append(as_scores(one))
+                self._by_set.append(Scores(one))
             elif self._values[at] is not one:
-                self._values[at], self._by_set[at] = one, as_scores(one)
+                self._values[at], self._by_set[at] = one, Scores(one)
         return (self._scores[LRU], self._scores[NEED], *self._by_set)

@@ -12,16 +12,16 @@ import math
 from array import array
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from kvscope.policies.base import LanePolicy, Turn
+from kvscope.engine.standings import Scores
+from kvscope.policies.base import LanePolicy
 
 Stand: TypeAlias = tuple[float, int, int]  # what a lane's oldest run is worth, whose it is, lane
 
 NOBODY = -1
 _EARLY = 1.0 - 1e-9  # a time that is told may be a rounding off
-_DEEPEST = 2**31 - 1
-_SPARE = 64
+DEEPEST = 2**31 - 1
 
 
 class Knot:
@@ -34,6 +34,18 @@ class Knot:
 
     def __init__(self, owner: int, depth: int, shadows: int) -> None:
         self.owner, self.depth, self.hanging = owner, depth, [0] * shadows
+
+
+class Place(NamedTuple):
+    """The lane of a run that ends beyond `depth`, and of one that does not.
+
+    `stays`: its new blocks enter the cache.
+    """
+
+    depth: int
+    deep: int
+    shallow: int
+    stays: bool
 
 
 class Runs:
@@ -80,15 +92,11 @@ class Runs:
 class Shadow:
     """One candidate's cache of so many blocks, the `which`-th of those over the same `runs`.
 
-    `table` is what the policy scores by, see `use`. Every path counts `every`-th blocks alone.
+    `table` is what the policy scores by, see `use`.
     """
 
-    def __init__(
-        self, which: int, runs: Runs, policy: LanePolicy, size: tuple[int, int, int]
-    ) -> None:
-        """`size` is (blocks, tokens in a block, every)."""
-        self.capacity, self._block_size, self._every = size
-        self.blocks = 0
+    def __init__(self, which: int, runs: Runs, policy: LanePolicy, capacity: int) -> None:
+        self.capacity, self.blocks = capacity, 0
         self.end = array("i", bytes(4 * runs.slots))
         self.table: Any = {}
         self._which, self._runs, self._policy = which, runs, policy
@@ -101,19 +109,18 @@ class Shadow:
         self._soonest_s = math.inf  # before it none changes
         self._changed: set[int] = set()  # lanes whose oldest run may be another
         self._next_step_s: Callable[[float], float] | None = None
-        if policy.stepwise:
-            self._next_step_s = policy.next_step_s
+        self._steady: dict[int, float] | None = None  # what lanes are worth if that never changes
 
-    def use(self, table: Any) -> None:
+    def use(self, table: Scores) -> None:
         """Score by this table from now on."""
         if table is not self.table:
             self.table = table
             self._soonest_s = -math.inf
             self._until_s = [-math.inf] * len(self._until_s)
-
-    def admits(self, turn: Turn) -> bool:
-        """Whether a request's new blocks enter the cache."""
-        return self._policy.admits(turn, self._p)
+            self._next_step_s, self._steady = None, None
+            if self._policy.stepwise:
+                self._next_step_s = self._policy.next_step_s
+                self._steady = {} if table.steady else None
 
     def give(self, giver: int, begin: int, until: int, above: Knot | None) -> tuple[int, bool]:
         """A later request takes what a run has in front of `until`: its end, and if some is left.
@@ -133,20 +140,20 @@ class Shadow:
         self._changed.add(self._lane(at))
         return end, False
 
-    def join(self, turn: Turn, end: int) -> None:
+    def join(self, number: int, now_s: float, place: Place, end: int) -> None:
         """A request's run ends in front of `end`; then what is worth least leaves."""
-        number, runs = turn.request, self._runs
-        at = number & runs.mask
-        depth, deep, shallow = self._policy.place(turn, self._block_size, self._p)
-        if self._every > 1:
-            depth = -(-depth // self._every)
-        self._depth[at], self._deep[at], self._shallow[at] = min(depth, _DEEPEST), deep, shallow
+        at = number & self._runs.mask
+        self._depth[at], self._deep[at], self._shallow[at], _ = place
+        while place.deep >= len(self._heaps) or place.shallow >= len(self._heaps):
+            self._stands.append((math.inf, NOBODY, len(self._heaps)))
+            self._until_s.append(-math.inf)
+            self._heaps.append([])
         self.end[at] = end
         self.blocks += end
         if end > 0 and self._floor(at, end) < end:
             self._push(number, self._lane(at))
         while self.blocks > self.capacity:
-            victim = self._least_worth(turn.arrival_s)
+            victim = self._least_worth(now_s)
             if victim >= 0:
                 self._shrink(victim)
             elif not self._force(number):
@@ -185,10 +192,6 @@ class Shadow:
             self._push(knot.owner, self._lane(at))
 
     def _push(self, number: int, lane: int) -> None:
-        while lane >= len(self._heaps):
-            self._stands.append((math.inf, NOBODY, len(self._heaps)))
-            self._until_s.append(-math.inf)
-            self._heaps.append([])
         heap = self._heaps[lane]
         heappush(heap, number)
         if heap[0] == number:
@@ -208,7 +211,7 @@ class Shadow:
 
     def _least_worth(self, now_s: float) -> int:
         """The request whose run gives the next block, NOBODY if there is none."""
-        if self._next_step_s is None or now_s >= self._soonest_s:
+        if now_s >= self._soonest_s:
             self._soonest_s = math.inf
             for lane, until_s in enumerate(self._until_s):
                 if until_s <= now_s:
@@ -231,12 +234,22 @@ class Shadow:
         if self._stands[lane][1] == number and now_s < self._until_s[lane]:
             return
         since_s = self._runs.arrival_s[number & self._runs.mask]
-        idle_s, until_s = now_s - since_s, now_s
-        worth = self._policy.score(lane, idle_s, self._p, self.table)
-        if self._next_step_s is not None:
-            until_s = since_s + self._next_step_s(idle_s) * _EARLY
-            self._soonest_s = min(self._soonest_s, until_s)
+        worth, until_s = self._worth(lane, since_s, now_s)
+        self._soonest_s = min(self._soonest_s, until_s)
         self._stands[lane], self._until_s[lane] = (worth, number, lane), until_s
+
+    def _worth(self, lane: int, since_s: float, now_s: float) -> tuple[float, float]:
+        """What a run is worth in a lane that was touched at that time, and until when."""
+        steady = self._steady
+        if steady is not None and lane in steady:
+            return steady[lane], math.inf
+        worth = self._policy.score(lane, now_s - since_s, self._p, self.table)
+        if steady is not None:
+            steady[lane] = worth
+            return worth, math.inf
+        if self._next_step_s is None:
+            return worth, now_s
+        return worth, since_s + self._next_step_s(now_s - since_s) * _EARLY
 
     def _shrink(self, number: int) -> None:
         """Evict from the deep end of its lane's oldest run, as far as it is in that lane."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvscope.engine.familiar import MOST_REQUESTS
-from kvscope.engine.shadow import Knot, Runs, Shadow
+from kvscope.engine.shadow import DEEPEST, Knot, Place, Runs, Shadow
+from kvscope.engine.standings import Scores
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 
 _TIDY = 1 << 12  # requests between two looks for what is left in lanes
@@ -53,11 +54,13 @@ class Shadows:
         first: int = 0,
         slots: int = MOST_REQUESTS,
     ) -> None:
-        size = max(round(capacity_blocks / every), 1), block_size, every
+        self._policy, self._block_size, self._every = policy, block_size, every
+        self._p: Any = policy.settings().tolist()
         self._runs, self._ttl_s = Runs(slots, first), policy.values.get("ttl_s", float("inf"))
-        self.each = [Shadow(which, self._runs, policy, size) for which in range(candidates)]
+        blocks = max(round(capacity_blocks / every), 1)
+        self.each = [Shadow(which, self._runs, policy, blocks) for which in range(candidates)]
 
-    def use(self, tables: Sequence[Any]) -> None:
+    def use(self, tables: Sequence[Scores]) -> None:
         """Each shadow scores by its table from now on."""
         for shadow, table in zip(self.each, tables, strict=True):
             shadow.use(table)
@@ -75,14 +78,25 @@ class Shadows:
         own: list[Knot] = []
         found = self._take(visit, own)
         runs.begin(number, visit.arrival_s, own)
+        places: dict[int, Place] = {}
         for shadow, leading, kind in zip(self.each, found, visit.kinds, strict=True):
-            turn = Turn(number, visit.arrival_s, visit.history_tokens, kind, ENDS)
-            stays = visit.served and shadow.admits(turn)
-            shadow.join(turn, visit.blocks if stays else leading)
+            place = places.get(kind)
+            if place is None:
+                place = places[kind] = self._place(visit, kind)
+            end = visit.blocks if place.stays else leading
+            shadow.join(number, visit.arrival_s, place, end)
         if number % _TIDY == 0:
             for shadow in self.each:
                 shadow.tidy()
         return found
+
+    def _place(self, visit: Visit, kind: int) -> Place:
+        """Where a request of this class leaves its blocks."""
+        turn = Turn(visit.number, visit.arrival_s, visit.history_tokens, kind, ENDS)
+        depth, deep, shallow = self._policy.place(turn, self._block_size, self._p)
+        depth = min(-(-depth // self._every), DEEPEST)
+        stays = visit.served and self._policy.admits(turn, self._p)
+        return Place(depth, deep, shallow, stays)
 
     def _take(self, visit: Visit, own: list[Knot]) -> list[int]:
         """Take over what earlier requests touched last, and their knots; the leading blocks."""

@@ -139,7 +139,13 @@ class Standings:
         return worth
 
 
-def as_scores(table: Floats) -> dict[tuple[int, int], float]:
-    """A policy's table as scores read it: on single numbers several times as fast as an array."""
-    rows = enumerate(table.tolist())
-    return {(row, at): one for row, told in rows for at, one in enumerate(told)}
+class Scores(dict[tuple[int, int], float]):
+    """A policy's table as scores read it: on single numbers several times as fast as an array.
+
+    `steady` where no row has two different numbers: nothing is worth more or less as it ages.
+    """
+
+    def __init__(self, table: Floats) -> None:
+        rows = enumerate(table.tolist())
+        super().__init__({(row, at): one for row, told in rows for at, one in enumerate(told)})
+        self.steady = bool((table == table[:, :1]).all())

@@ -15,7 +15,7 @@ from kvscope.engine.free_blocks import Block, FreeBlocks, Plan
 from kvscope.engine.learners import learner_for
 from kvscope.engine.observer import Observer, Request
 from kvscope.engine.prefixes import Prefixes
-from kvscope.engine.standings import as_scores
+from kvscope.engine.standings import Scores
 from kvscope.errors import UsageError
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
 from kvscope.policies.fits import Fit
@@ -78,7 +78,7 @@ class Steering(Observer):
 
     def use(self, table: Floats) -> None:
         """Score by this table from now on."""
-        self.table = as_scores(table)
+        self.table = Scores(table)
         if self.free is not None:
             self.free.score_anew()
 

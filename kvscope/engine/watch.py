@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvscope.engine.familiar import MOST_REQUESTS, Seen, Stretches
 from kvscope.engine.shadows import Shadows, Visit
+from kvscope.engine.standings import Scores
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.guard import Guard, Rule
 
 MOST_WAITING = 1024
 
-Tables = Sequence[Any]
+Tables = Sequence[Scores]
 
 
 class _Waiting:

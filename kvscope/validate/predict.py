@@ -14,6 +14,7 @@ from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
 from kvscope.simulate.latency import LatencyProfile
 from kvscope.simulate.one_fit import plugin_tables
+from kvscope.simulate.replay import Tables
 from kvscope.simulate.traffic import traffic
 from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
@@ -52,11 +53,11 @@ def predict(
     At the recorded times the model's own steps say which requests meet. So many at once, the next
     one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
     follows from them on a model that is as fast as the engine was just then. `fitted` is the table
-    that the policy's file brings; classes and fits are those of the plugin, which has no guard.
+    that the policy's file brings; classes, fits and guard are those of the plugin.
     """
-    how = _How(policy, fitted)
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)
+        how = _how(sent, policy, alone, fitted)
         found = _replayed(sent, how, alone, StepCost(base_s=_NO_TIME_S))
         hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
@@ -64,9 +65,11 @@ def predict(
     if pace.kind == "in-flight" and measured is not None:
         known = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
         sent = replace(sent, arrival_s=np.maximum.accumulate(known))
+        how = _how(sent, policy, settings, fitted)
         alike = _as_fast(sent, how, settings, profile, measured)
     else:
         sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
+        how = _how(sent, policy, settings, fitted)
         alike = profile
     found = _served(sent, how, settings, profile)
     hits = (found if alike is profile else _served(sent, how, settings, alike)).hit_blocks
@@ -75,10 +78,16 @@ def predict(
 
 
 class _How(NamedTuple):
-    """A policy, and the table that its file brings."""
+    """A policy, and what it is told."""
 
     policy: Policy
-    fitted: Fit | None
+    tables: Tables
+
+
+def _how(sent: Prompts, policy: Policy, settings: EngineSettings, fitted: Fit | None) -> _How:
+    """The same with the tables that the plugin would go by."""
+    tables = plugin_tables(traffic(sent, standard()), policy, fitted)
+    return _How(policy, tables.chosen(policy, settings.usable_blocks))
 
 
 def _served(
@@ -91,8 +100,7 @@ def _served(
 
 def _replayed(sent: Prompts, how: _How, settings: EngineSettings, cost: StepCost) -> EngineReplay:
     """The same, a step taking what `cost` says."""
-    tables = plugin_tables(traffic(sent, standard()), *how)
-    return replay_engine(sent, how.policy, settings, cost, tables=tables)
+    return replay_engine(sent, how.policy, settings, cost, tables=how.tables)
 
 
 def _as_fast(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvscope.engine.shadow import Shadow
 from kvscope.engine.shadows import Shadows, Visit
-from kvscope.engine.standings import as_scores
+from kvscope.engine.standings import Scores
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
@@ -70,7 +70,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     kinds = [rng.integers(CATEGORIES - 1, size=len(of.leaf)) for _ in range(2)]
     values = rng.lognormal(-4.0, 2.0, (2, 2 * CATEGORIES, AGES))
     shadows = Shadows(2, policy, of.block_size, capacity)
-    shadows.use([as_scores(each) for each in values])
+    shadows.use([Scores(each) for each in values])
     found = [shadows.serve(one) for one in visits(of, [each.tolist() for each in kinds])]
     for which, shadow in enumerate(shadows.each):
         sound(shadow)
@@ -81,7 +81,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     return expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=250)
 @given(traffics(), st.integers(1, 30), st.sampled_from(sorted(POLICIES)), st.integers(0, 99))
 def test_small_tries(of: Traffic, capacity: int, name: str, seed: int) -> None:
     """Branches, repeats, ties, classes and tables of any kind."""
@@ -99,7 +99,7 @@ def test_runs_are_forgotten_in_little_memory() -> None:
     """Of the latest 64 requests alone: what others had touched last is gone."""
     of = long_traffic(3000, 7)
     shadows = Shadows(2, Gittins({"xi_tokens": 0}), of.block_size, 5000, slots=64)
-    shadows.use([as_scores(np.ones((2, AGES)))] * 2)
+    shadows.use([Scores(np.ones((2, AGES)))] * 2)
     nothing = [[0] * len(of.leaf)] * 2
     some = 0
     for one in visits(of, nothing):
@@ -124,7 +124,7 @@ def test_what_does_not_fit_does_no_harm(
     assert hasattr(draw, "randrange")
     rng = np.random.default_rng(seed)
     shadows = Shadows(2, Gittins({"xi_tokens": 5}), of.block_size, capacity, slots=8)
-    shadows.use([as_scores(each) for each in rng.lognormal(-4.0, 2.0, (2, 2, AGES))])
+    shadows.use([Scores(each) for each in rng.lognormal(-4.0, 2.0, (2, 2, AGES))])
     for one in visits(of, [[0] * len(of.leaf)] * 2):
         wrong = []
         for start, end, _ in one.stretches:

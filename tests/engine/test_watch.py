@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from kvscope.engine.conversations import told
 from kvscope.engine.familiar import Familiar
 from kvscope.engine.learning import Returns
 from kvscope.engine.shadow import Shadow
-from kvscope.engine.standings import as_scores
+from kvscope.engine.standings import Scores
 from kvscope.engine.watch import Watch
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.fitted import Fitted
@@ -42,15 +43,19 @@ NO_TIME = StepCost(base_s=1e-15)
 
 
 def watched(
-    of: Traffic, policy: LanePolicy, capacity: int, candidates: tuple[Candidate, ...]
+    of: Traffic,
+    policy: LanePolicy,
+    capacity: int,
+    candidates: tuple[Candidate, ...],
+    every: int = 1,
 ) -> tuple[NDArray[np.float64], list[int]]:
     """What a watch of an engine that serves `of` counts in each stretch, and goes by from it on.
 
-    With the classes and tables of the simulator's candidates.
+    With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
     refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / RETURNS.looks)
     kinds = [one.classes.tolist() for one in candidates]
-    tables = [[as_scores(values) for values in one.values] for one in candidates]
+    tables = [[Scores(values) for values in one.values] for one in candidates]
     familiar = Familiar(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
     made = Watch(
         policy,
@@ -61,6 +66,8 @@ def watched(
         RETURNS,
         REFIT_S / RETURNS.looks,
     )
+    familiar.every = made.every = every
+    made._begin(0)
     costs, taken = np.zeros((len(candidates), len(looks.number))), []
     computed = made.guard.computed
 
@@ -99,6 +106,19 @@ def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int
     assert np.array_equal(costs, expected)
     assert taken == judge.taken(expected).tolist()
     assert expected.any()
+
+
+@pytest.mark.parametrize("xi", [0, 2048])
+@pytest.mark.parametrize("name", ["to-c", "to-b"])
+def test_every_fourth_block_tells_as_much(name: str, xi: int) -> None:
+    """By a sample of the blocks each candidate computes what it does by all, within 1 %."""
+    of = traffic(sample(name), standard())
+    policy, capacity = Gittins({"xi_tokens": xi}), len(of.block_parent) // 50
+    judge = Simulated(of, REFIT_S, learned(of, REFIT_S))
+    expected = judge.costs(policy, capacity).sum(axis=1)
+    costs, _ = watched(of, policy, capacity, tuple(judge.candidates), every=4)
+    assert costs.sum(axis=1) == pytest.approx(expected, rel=0.01)
+    assert costs.sum(axis=1).tolist() != expected.tolist()
 
 
 def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> EngineReplay:
@@ -278,10 +298,10 @@ def test_a_shadow_that_fails_leaves_lru(
     of = traffic(sample("regime-change"), standard())
     join = Shadow.join
 
-    def fails(self: Shadow, turn: object, end: int) -> None:
-        if turn.request == 900:  # type: ignore[attr-defined]
+    def fails(self: Shadow, number: int, *more: Any) -> None:
+        if number == 900:
             raise FloatingPointError("of all things")
-        join(self, turn, end)  # type: ignore[arg-type]
+        join(self, number, *more)
 
     monkeypatch.setattr(Shadow, "join", fails)
     with caplog.at_level(logging.ERROR):
