@@ -14,14 +14,14 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
-from kvscope.engine.standings import Scores
+from kvscope.engine.standings import EARLY, Scores
 from kvscope.policies.base import LanePolicy
 
 Stand: TypeAlias = tuple[float, int, int]  # what a lane's oldest run is worth, whose it is, lane
 
 NOBODY = -1
-_EARLY = 1.0 - 1e-9  # a time that is told may be a rounding off
 DEEPEST = 2**31 - 1
+_SPARE = 64
 
 
 class Knot:
@@ -104,6 +104,7 @@ class Shadow:
         self._depth = array("i", bytes(4 * runs.slots))  # beyond it a run is in its deep lane
         self._deep, self._shallow = (array("H", bytes(2 * runs.slots)) for _ in range(2))
         self._heaps: list[list[int]] = []  # of each lane the requests whose runs end in it
+        self._most: list[int] = []  # of these, before the empty ones are looked for
         self._stands: list[Stand] = []
         self._until_s: list[float] = []  # so long a lane's worth holds
         self._soonest_s = math.inf  # before it none changes
@@ -148,6 +149,7 @@ class Shadow:
             self._stands.append((math.inf, NOBODY, len(self._heaps)))
             self._until_s.append(-math.inf)
             self._heaps.append([])
+            self._most.append(_SPARE)
         self.end[at] = end
         self.blocks += end
         if end > 0 and self._floor(at, end) < end:
@@ -196,18 +198,16 @@ class Shadow:
         heappush(heap, number)
         if heap[0] == number:
             self._changed.add(lane)
+        if len(heap) > self._most[lane]:
+            heap[:] = [one for one in heap if not self._gone(one)]
+            heapify(heap)
+            self._changed.add(lane)
+            self._most[lane] = 2 * len(heap) + _SPARE
 
     def _gone(self, number: int) -> bool:
         """Whether a run in a lane is empty: its blocks were taken over, or it was forgotten."""
         runs, at = self._runs, number & self._runs.mask
         return number < runs.oldest or runs.first[at] >= self.end[at]
-
-    def tidy(self) -> None:
-        """Forget the empty runs that still stand in lanes; now and then."""
-        for lane, heap in enumerate(self._heaps):
-            heap[:] = [number for number in heap if not self._gone(number)]
-            heapify(heap)
-            self._changed.add(lane)
 
     def _least_worth(self, now_s: float) -> int:
         """The request whose run gives the next block, NOBODY if there is none."""
@@ -249,7 +249,7 @@ class Shadow:
             return worth, math.inf
         if self._next_step_s is None:
             return worth, now_s
-        return worth, since_s + self._next_step_s(now_s - since_s) * _EARLY
+        return worth, since_s + self._next_step_s(now_s - since_s) * EARLY
 
     def _shrink(self, number: int) -> None:
         """Evict from the deep end of its lane's oldest run, as far as it is in that lane."""

@@ -14,8 +14,6 @@ from kvscope.engine.shadow import DEEPEST, Knot, Place, Runs, Shadow
 from kvscope.engine.standings import Scores
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 
-_TIDY = 1 << 12  # requests between two looks for what is left in lanes
-
 
 class Visit(NamedTuple):
     """One request, with all that it touches.
@@ -85,9 +83,6 @@ class Shadows:
                 place = places[kind] = self._place(visit, kind)
             end = visit.blocks if place.stays else leading
             shadow.join(number, visit.arrival_s, place, end)
-        if number % _TIDY == 0:
-            for shadow in self.each:
-                shadow.tidy()
         return found
 
     def _place(self, visit: Visit, kind: int) -> Place:

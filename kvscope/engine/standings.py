@@ -19,7 +19,7 @@ from kvscope.policies.base import Floats
 Score: TypeAlias = Callable[[int, float], float]
 Entry: TypeAlias = tuple[float, int, int]  # worth, how manieth it was freed, lane
 
-_EARLY = 1.0 - 1e-9  # a time that is told may be a rounding off
+EARLY = 1.0 - 1e-9  # a time that is told may be a rounding off
 _SPARE = 64
 
 
@@ -133,7 +133,7 @@ class Standings:
         idle_s = self.now_s - since_s
         worth, until_s = self._score(lane, idle_s), math.inf
         if self._next_step_s is not None:
-            until_s = since_s + self._next_step_s(idle_s) * _EARLY
+            until_s = since_s + self._next_step_s(idle_s) * EARLY
             self._soonest_s = min(self._soonest_s, until_s)
         self._scored[lane] = since_s, worth, until_s
         return worth

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.simulate.definitions import standard
-from kvscope.simulate.one_fit import fit_at_end, fixed_tables, one_fit
+from kvscope.simulate.one_fit import fit_at_end, fixed_tables, one_fit, plugin_tables
 from kvscope.simulate.replay import Tables, replay
 from kvscope.simulate.returns import learned
 from kvscope.simulate.subset import select
@@ -63,6 +65,28 @@ def test_the_capacity_says_which_classes() -> None:
     assert all(one.index.shape[1] == AGES for one in found)
     kinds = {(one.class_set, float(np.ptp(one.index)) > 0) for one in found}
     assert kinds <= {(0, True), (1, True), (0, False)}
+
+
+def test_a_guard_begins_with_the_file_and_looks_at_what_else_can_be_learned() -> None:
+    """With refits the other class set too, below the file's; without them nothing but the file."""
+    of, policy = traffic(sample("to-c"), standard()), Gittins({"refit_s": REFIT_S})
+    index = np.random.default_rng(3).random((math.prod(STEPS[1]), AGES))
+    sets = learned(of, REFIT_S)
+    alone = plugin_tables(of, policy, Fitted(1, index, 600.0, 9))
+    assert alone.values.shape[1] == 2 * len(index)
+    assert np.all(alone.values == np.repeat(index, 2, axis=0))
+    more = plugin_tables(of, policy, Fitted(1, index, 600.0, 9, refits=True))
+    for found in (alone, more):
+        assert found.classes is not None
+        assert found.classes.tolist() == sets[1].classes.tolist()
+    mine, other = more.values[:, : 2 * len(index)], more.values[:, 2 * len(index) :]
+    assert np.array_equal(other, sets[0].values)
+    early = of.arrival_s[more.since] < 600.0
+    assert np.all(mine[early] == alone.values[0])
+    assert np.array_equal(mine[~early], sets[1].values[~early])
+    chosen = more.chosen(policy, 1000)
+    assert chosen.classes is not None
+    assert chosen.classes.max() < math.prod(STEPS[0]) + math.prod(STEPS[1])
 
 
 def test_an_empty_trace_has_the_prior() -> None:
