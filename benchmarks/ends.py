@@ -30,7 +30,7 @@ from kvscope.model.scores import auc
 from kvscope.policies.chances import FEATURES
 from kvscope.policies.gittins import NEW_TOKENS
 from kvscope.policies.tlru_learned import HORIZON, TLruLearned
-from kvscope.simulate.ends import THRESHOLDS, Ends
+from kvscope.simulate.ends import THRESHOLDS, Ends, taken_to_end
 from kvscope.simulate.foreseen import Foreseen, foreseen
 from kvscope.simulate.replay import Tables, replay
 from kvscope.synth.registry import by_name
@@ -80,8 +80,7 @@ class Learned:
 
     def fixed(self, ended: NDArray[np.bool_]) -> Tables:
         """Tables by which these requests' conversations are taken to end."""
-        values = np.zeros((1, 2, 1))
-        return Tables(np.zeros(1, dtype=np.int64), values, ended.astype(np.int32))
+        return Tables(*taken_to_end(ended))
 
     def _capacities(self) -> list[int]:
         return [self.of.curve.capacity_for(level * self.of.curve.ideal) for level in LEVELS]

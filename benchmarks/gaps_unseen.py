@@ -16,15 +16,15 @@ from kvscope.synth.registry import by_name
 from kvscope.synth.write import write_jsonl
 
 TRACES = (
-    ("to-c", 6_000, 101),
-    ("to-c", 6_000, 102),
-    ("to-b", 20_000, 101),
-    ("agent", 1_500, 101),
-    ("agent", 1_500, 102),
-    ("birth-death", 8_000, 101),
-    ("regime-change", 4_000, 101),
-    ("regime-change", 4_000, 102),
-    ("regime-change", 4_000, 103),
+    ("to-c", 6_000, 501),
+    ("to-c", 6_000, 502),
+    ("to-b", 20_000, 501),
+    ("agent", 1_500, 501),
+    ("agent", 1_500, 502),
+    ("birth-death", 8_000, 501),
+    ("regime-change", 4_000, 501),
+    ("regime-change", 4_000, 502),
+    ("regime-change", 4_000, 503),
 )
 LEVELS = (0.25, 0.5, 0.75)
 GOALS = ((0, "belady"), (8192, "tail-belady"))

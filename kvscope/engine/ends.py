@@ -19,7 +19,7 @@ class Ends(Learner):
     def __init__(self, block_size: int, fitted: FittedEnds) -> None:
         self._block_size, self._fitted = block_size, fitted
         self._turns = Turns(fitted.window_s)
-        self.table = np.zeros((1, 1))  # lanes are scored by their number
+        self.table = np.array([[0.0], [1.0]])  # of ENDS_SOON and of GOES_ON
         self.in_words = (
             f"ends foreseen for {fitted.horizon_s:g} s ahead, taken below a chance of"
             f" {fitted.threshold:g}, fitted once to {fitted.requests} requests, not refitted,"

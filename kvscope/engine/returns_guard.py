@@ -47,7 +47,7 @@ class ReturnsGuard:
             self._told(values),
             kinds_of,
             RETURNS,
-            policy.values["refit_s"],
+            policy.values["refit_s"] / RETURNS.looks,
         )
 
     @property
@@ -67,17 +67,20 @@ class ReturnsGuard:
         before = self.watch.now
         if not self.watch.at(now_s):
             return False
-        now, tokens = self.watch.now, self.watch.guard.judged
+        now, guard = self.watch.now, self.watch.guard
         self.set = now - FIRST if now >= FIRST else self.set
         log.info(
             "kvscope's %s goes by %s now, and by %s no longer: by what the shadows computed beyond"
-            " xi in the last %g s, %.0f tokens against %.0f",
+            " xi, in the last %g s %.0f tokens against %.0f, in the last %g s %.0f against %.0f",
             self._name,
             self._names[now],
             self._names[before],
             RETURNS.evidence * self.watch.look_s,
-            tokens[now],
-            tokens[before],
+            guard.judged[now],
+            guard.judged[before],
+            RETURNS.late * self.watch.look_s,
+            guard.lately[now],
+            guard.lately[before],
         )
         return True
 

@@ -1,7 +1,6 @@
 """What is known of a request when it has been served: the numbers that foresee its next turn.
 
-What `kvscope.simulate.turn_features` finds in a trace by prompts alone, request by request as an
-engine sees them.
+What `kvscope.simulate.turn_features` finds in a trace, request by request as an engine sees them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ FEATURES = (
     "input_tokens",
     "output_tokens",
     "shared_share",  # of the prompt's full blocks that were touched before
-    "turns",  # requests before it, each the whole beginning of the next one
+    "turns",  # requests before it, the prompt of each the whole beginning of the next one's
     "since_s",  # since the latest of those
     "mean_gap_s",  # between all of them
     "head_requests",  # before it that began with the same block

@@ -15,7 +15,7 @@ from kvscope.policies.tlru import (
     first_safe_depth,
 )
 
-GOES_ON, ENDS_SOON = 0, 1  # what a request's class says of its conversation
+ENDS_SOON, GOES_ON = SAFE, NEEDED  # the first two classes; a table may have more
 HORIZON = Parameter(
     "horizon_s",
     600.0,
@@ -32,8 +32,10 @@ class TLruLearned(TLru):
     taken to end: all that its latest turn touched last is TEL-safe. The probability is that of
     boosted trees on what is known when a request has been served (`kvscope.policies.chances`),
     learned anew every `refit_s` from the past. Which probability is too low is chosen at each refit
-    by replaying the past in small caches, none (plain T-LRU) among the choices. The class of a
-    request, GOES_ON or ENDS_SOON, takes the place of its category.
+    by replaying the past in small caches, none (plain T-LRU) among the choices; it holds for all
+    that wait then. The class of a request, which is between which thresholds its probability lies,
+    takes the place of its category. The table has a row a class: 1 while it goes on, 0 while it is
+    taken to end, as ENDS_SOON always is.
     Source: Tail-Optimized Caching for LLM Inference, section 5 (End-aware T-LRU, which is told);
     the prediction is our own.
     """
@@ -42,13 +44,19 @@ class TLruLearned(TLru):
     summary = "T-LRU that learns from the past which conversations end"
     source = "T-LRU paper, section 5, with a learned end"
     adaptive = False
+    by_category = True
     table = "ends"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_OFTEN, HORIZON)
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """All of a conversation that is taken to end; of others what T-LRU calls safe."""
+        """A lane for what T-LRU calls safe, and one for the rest of each class that may go on."""
         if turn.category == ENDS_SOON:
-            return 0, SAFE, NEEDED
+            return 0, SAFE, GOES_ON
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
-        return first_safe_depth(needed, block_size), SAFE, NEEDED
+        return first_safe_depth(needed, block_size), SAFE, turn.category
+
+    @staticmethod
+    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+        """Safe ones and those that are taken to end first, however recent."""
+        return 0.0 if lane == SAFE else float(table[lane, 0])

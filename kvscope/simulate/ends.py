@@ -14,6 +14,8 @@ from kvscope.policies.base import Policy
 from kvscope.policies.boosting import boosted, chances
 from kvscope.policies.chances import Trees
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
+from kvscope.policies.guard import LEARNED_ENDS
+from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import Tables
@@ -49,15 +51,10 @@ class Predicted(NamedTuple):
 
 
 class Ends:
-    """What refits learn of the ends of conversations in one traffic.
+    """What refits learn of the ends of conversations in one traffic."""
 
-    `by_prompts` as in `turn_features`: as an engine would have learned it.
-    """
-
-    def __init__(
-        self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default, *, by_prompts: bool = False
-    ) -> None:
-        self.traffic, self.refit_s, self._by_prompts = traffic, refit_s, by_prompts
+    def __init__(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> None:
+        self.traffic, self.refit_s = traffic, refit_s
         self.window_s = WINDOW_REFITS * refit_s
         self._refits = refits_of(traffic, refit_s)
         self._predicted: dict[float, Predicted] = {}
@@ -67,13 +64,11 @@ class Ends:
     @cached_property
     def turns(self) -> TurnFeatures:
         """Features and waits of all requests."""
-        moved = handovers(self.traffic)
-        return turn_features(self.traffic, moved, self.window_s, by_prompts=self._by_prompts)
+        return turn_features(self.traffic, handovers(self.traffic), self.window_s)
 
     def tables(self) -> Tables:
         """The tables that choose for each cache; as they are, no conversation ends."""
-        nothing = np.zeros(len(self.traffic.leaf), dtype=np.int32)
-        return Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1)), nothing, self.choose)
+        return Tables(*taken_to_end(np.zeros(len(self.traffic.leaf), dtype=np.bool_)), self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """The classes of all requests as a cache of this size takes them."""
@@ -133,21 +128,15 @@ class Ends:
 
 
 class Thresholds(Shadows):
-    """Shadows of T-LRU, each of which takes conversations to end below another chance.
+    """Shadows of T-LRU, each of which takes conversations to end below another chance."""
 
-    They are slower to be taken up than those of class sets: what a threshold gains shows at once,
-    what it loses when those come back whom it took to end.
-    """
-
-    begins_with = 0
-    evidence_refits = 12
-    margin = 0.03
+    rule = LEARNED_ENDS
 
     def __init__(self, traffic: Traffic, refit_s: float, chance: Floats) -> None:
-        since, values = np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1))
-        self._ends = tuple((chance < one).astype(np.int32) for one in THRESHOLDS)
-        super().__init__(traffic, refit_s, [Candidate(since, values, one) for one in self._ends])
-        self._told = ~np.isnan(chance[self._refits.since]) if len(chance) else False
+        super().__init__(traffic, refit_s, [taken_to_end(chance < one) for one in THRESHOLDS])
+        self._told = ~np.isnan(chance[self._looks.since]) if len(chance) else False
+        between = np.searchsorted(THRESHOLDS[1:], chance, side="right")  # last: no prediction
+        self._between = (1 + between).astype(np.int32)
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -159,12 +148,25 @@ class Thresholds(Shadows):
         return super().costs(policy, capacity_blocks) * self._told
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """A request ends by the threshold in force when it came."""
-        taken = self.taken(self.costs(policy, capacity_blocks))
-        requests = np.arange(len(self._ends[0]))
-        row = np.searchsorted(self._refits.number, self._refits.bin[requests])
-        classes = np.stack(self._ends)[taken[row], requests]
-        return Tables(self._learned[0].since, self._learned[0].values, classes)
+        """Those by the threshold that does best, from each look on."""
+        return self.tables_by(self.taken(self.costs(policy, capacity_blocks)))
+
+    def tables_by(self, taken: NDArray[np.int64]) -> Tables:
+        """All conversations end by the threshold `taken` at a look, whenever they were served.
+
+        A class lies between two thresholds: class k from number k - 1 on, and below number k. So it
+        ends while that one is in force, or a later one.
+        """
+        goes_on = np.arange(len(THRESHOLDS) + 1) > taken[:, None]
+        return Tables(self._looks.since, goes_on[:, :, None].astype(np.float64), self._between)
+
+
+def taken_to_end(ends: NDArray[np.bool_]) -> Candidate:
+    """What a replay goes by in which these requests' conversations end, and others go on."""
+    values = np.zeros((1, 2, 1))
+    values[0, GOES_ON] = 1.0
+    classes = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)
+    return Candidate(np.zeros(1, dtype=np.int64), values, classes)
 
 
 def end_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables:

@@ -1,7 +1,4 @@
-"""One fit of `TLruLearned` to the end of a trace, to be taken elsewhere, and replays that go by it.
-
-Features are those that an engine knows, by prompts alone.
-"""
+"""One fit of `TLruLearned` to the end of a trace, to be taken elsewhere, and replays by one."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import numpy as np
 
 from kvscope.policies.boosting import chances
 from kvscope.policies.fitted_ends import NOBODY, FittedEnds
-from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON, TLruLearned
-from kvscope.simulate.ends import THRESHOLDS, Ends
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.simulate.ends import THRESHOLDS, Ends, taken_to_end
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.replay import Tables
 from kvscope.simulate.traffic import Traffic
@@ -29,7 +26,7 @@ def ends_fit(
     few requests nothing is learned: then there are no trees, and nobody is taken to end.
     """
     horizon_s = policy.values["horizon_s"]
-    ends = Ends(traffic, policy.values["refit_s"], by_prompts=True)
+    ends = Ends(traffic, policy.values["refit_s"])
     end_s = float(np.nextafter(traffic.arrival_s[-1], np.inf)) if len(traffic.leaf) else 0.0
     found = ends.fitted_at(end_s, horizon_s)
     if found is None:
@@ -43,7 +40,5 @@ def ends_fit(
 
 def fixed_ends(traffic: Traffic, fitted: FittedEnds) -> Tables:
     """The tables of a replay that goes by one fit for good; no shadow looks after it."""
-    found = turn_features(traffic, handovers(traffic), fitted.window_s, by_prompts=True)
-    ends = chances(fitted.trees, found.known) < fitted.threshold
-    classes = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)
-    return Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1)), classes)
+    found = turn_features(traffic, handovers(traffic), fitted.window_s)
+    return Tables(*taken_to_end(chances(fitted.trees, found.known) < fitted.threshold))

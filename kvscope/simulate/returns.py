@@ -11,13 +11,13 @@ from kvscope.policies.gittins import (
     AGES,
     REFIT_OFTEN,
     STEPS,
-    TURNS,
     WINDOW_REFITS,
     Features,
     ages_of,
     classes,
 )
 from kvscope.policies.returns import Waits, began_s, return_values
+from kvscope.simulate.beginnings import beginnings, chained
 from kvscope.simulate.handovers import Handovers, handovers
 from kvscope.simulate.refits import Refits, refits_of
 from kvscope.simulate.replay import Tables
@@ -55,25 +55,11 @@ def learned(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> tuple[Can
 
 def features_of(traffic: Traffic, moved: Handovers, memory_s: float) -> Features:
     """What is known of each request, by which of its blocks were touched within `memory_s`."""
-    requests = len(traffic.leaf)
-    full = traffic.input_tokens // traffic.block_size
-    giver, taker = moved.giver, moved.taker
-    since_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
-    seen = (since_s <= memory_s) & (moved.start < full[taker])
-    end, giver, taker = moved.end[seen], giver[seen], taker[seen]
-    known, waited_s = np.zeros(requests, dtype=np.int64), np.zeros(requests)
-    before = np.full(requests, -1)
-    known[taker] = np.minimum(end, full[taker])  # the deepest stretch is written last and stays
-    waited_s[taker] = since_s[seen]
-    # By prompts alone: a next turn may leave the output out.
-    whole = np.minimum(full, traffic.length)
-    before[taker] = np.where(np.minimum(end, full[taker]) >= whole[giver], giver, -1)
-    later = np.flatnonzero(before >= 0)
-    turns = np.zeros(requests, dtype=np.int64)
-    for _ in range(TURNS[-1]):  # more are all alike
-        turns[later] = turns[before[later]] + 1
-    new_tokens = (full - known) * traffic.block_size
-    return Features(new_tokens, turns, waited_s, traffic.history_tokens - traffic.input_tokens)
+    found = beginnings(traffic, moved, memory_s)
+    turns, _ = chained(found.before(found.whole))
+    new_tokens = (found.full - found.known()) * traffic.block_size
+    output_tokens = traffic.history_tokens - traffic.input_tokens
+    return Features(new_tokens, turns, found.of_deepest(found.wait_s, 0.0), output_tokens)
 
 
 def waits_seen(

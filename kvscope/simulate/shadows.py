@@ -1,8 +1,7 @@
 """Which class set a policy goes by, or none: what small caches of the past's traffic say.
 
 A shadow is a cache that holds no tokens: it replays the traffic as one candidate alone would have
-it. At each refit the policy takes up the candidate whose shadow computed least of late, and falls
-back to LRU where its own computed more than LRU's.
+it. Time and again a guard looks at what they computed, and says which candidate is in force.
 """
 
 from __future__ import annotations
@@ -54,14 +53,13 @@ class _Sample:
 class Shadows:
     """Shadows of one traffic, for caches of any size."""
 
-    begins_with: ClassVar[int] = RETURNS.begins_with
-    evidence_refits: ClassVar[int] = RETURNS.evidence
-    margin: ClassVar[float] = RETURNS.margin
+    rule: ClassVar[Rule] = RETURNS
 
     def __init__(self, traffic: Traffic, refit_s: float, learned: Sequence[Candidate]) -> None:
         """`learned` has a candidate for each class set, with the same refits."""
         self._traffic, self._learned = traffic, tuple(learned)
         self._refits = refits_of(traffic, refit_s)
+        self._looks = refits_of(traffic, refit_s / self.rule.looks)
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
         self._simple = tuple(
             Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing)
@@ -80,47 +78,49 @@ class Shadows:
         return Tables(self._refits.since, values, self._learned[0].classes, self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """The tables of the candidates that are taken up, each from its refit on.
+        """The tables of the candidates that are taken up, each from then on.
 
         A request keeps the class of the set that was in force, or had been last, when it came. Each
         set's classes are refitted all the time.
         """
         taken = self.taken(self.costs(policy, capacity_blocks))
+        changed = np.flatnonzero(np.diff(taken, prepend=-1))
+        since = np.unique(np.concatenate((self._refits.since, self._looks.since[changed])))
+        now = taken[_row(self._looks.since, since)]
         begins = np.cumsum([0, *(one.values.shape[1] // 2 for one in self._learned)])
         every = [one.classes + begin for one, begin in zip(self._learned, begins, strict=False)]
         latest, sets = 0, []
-        for candidate in taken.tolist():
+        for candidate in now.tolist():
             latest = candidate - FIRST if candidate >= FIRST else latest
             sets.append(latest)
-        row = np.searchsorted(self._refits.number, self._refits.bin)
-        classes = np.stack(every)[np.array(sets)[row], np.arange(len(row))].astype(np.int32)
-        values = self.tables().values.copy()
+        requests = np.arange(len(self._traffic.leaf))
+        classes = np.stack(every)[np.array(sets)[_row(since, requests)], requests]
+        values = self.tables().values[_row(self._refits.since, since)]
         for candidate, one in enumerate(self._simple):
-            values[taken == candidate] = one.values[0, 0]
-        return Tables(self._refits.since, values, classes)
+            values[now == candidate] = one.values[0, 0]
+        return Tables(since, values, classes.astype(np.int32))
 
     def taken(self, costs: Floats) -> NDArray[np.int64]:
-        """The candidate in force from each refit on: the one to begin with until one does better.
+        """The candidate in force from each look of the guard on.
 
-        `costs` (candidates, refits) is what shadows computed between a refit and the next.
+        `costs` (candidates, looks) is what shadows computed between a look and the next.
         """
-        guard = Guard(len(costs), Rule(self.begins_with, self.evidence_refits, self.margin))
-        found = []
-        for number, cost in zip(self._refits.number.tolist(), costs.T.tolist(), strict=True):
+        guard, found = Guard(len(costs), self.rule), []
+        for number, cost in zip(self._looks.number.tolist(), costs.T.tolist(), strict=True):
             found.append(guard.decide(number))
             guard.computed(number, cost)
         return np.array(found, dtype=np.int64)
 
     def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
-        """Tokens beyond xi that each candidate's shadow computed, from each refit to the next."""
-        shape = len(self.candidates), len(self._refits.number)
+        """Tokens beyond xi that each candidate's shadow computed, from each look to the next."""
+        shape = len(self.candidates), len(self._looks.number)
         costs = np.zeros(shape)
         if capacity_blocks < 1:
             return costs
         sample = self._sample(capacity_blocks)
         past = History(sample.moved, NO_TOUCHES, NO_PATHS)  # all that lanes ask for
         small = max(round(sample.rate * capacity_blocks), 1)
-        row = np.searchsorted(self._refits.number, self._refits.bin[sample.requests])
+        row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, one in enumerate(self.candidates):
             since = np.searchsorted(sample.requests, one.since)
             tables = Tables(since, one.values, one.classes[sample.requests])
@@ -149,6 +149,11 @@ class Shadows:
     def _place(self) -> Floats:
         """Of each request a number in [0, 1), the same for all of a conversation."""
         return uniform(first_turns(self._traffic, handovers(self._traffic)), seed=0)
+
+
+def _row(since: Ints, requests: Ints) -> Ints:
+    """Which of the rows that hold from requests `since` on holds for each of these."""
+    return np.searchsorted(since, requests, side="right") - 1
 
 
 def first_turns(traffic: Traffic, moved: Handovers) -> Ints:

@@ -47,7 +47,7 @@ class Served:
 def test_features_and_classes_are_the_simulators(name: str, window_s: float) -> None:
     """Every feature of every request to its last bit, and whether its conversation ends."""
     of = traffic(sample(name), standard())
-    expected = turn_features(of, handovers(of), window_s, by_prompts=True).known
+    expected = turn_features(of, handovers(of), window_s).known
     found = Served(of, window_s)
     for at, feature in enumerate(FEATURES):
         assert found.known[:, at].tolist() == expected[:, at].tolist(), feature
@@ -55,15 +55,6 @@ def test_features_and_classes_are_the_simulators(name: str, window_s: float) -> 
     assert tables.classes is not None
     assert found.classes == tables.classes.tolist()
     assert 0 < np.mean(found.classes) < 1
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_whole_requests_or_prompts_alone_are_the_same(name: str) -> None:
-    """On these traces nothing hangs on what an engine cannot know of outputs."""
-    of = traffic(sample(name), standard())
-    whole = turn_features(of, handovers(of), 10_800.0).known
-    alone = turn_features(of, handovers(of), 10_800.0, by_prompts=True).known
-    assert np.array_equal(whole, alone)
 
 
 def test_a_sample_of_the_blocks_does_in_little_memory() -> None:

@@ -53,7 +53,7 @@ def watched(
 
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
-    refits = refits_of(of, REFIT_S)
+    refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / RETURNS.looks)
     kinds = [one.classes.tolist() for one in candidates]
     tables = [[Scores(values) for values in one.values] for one in candidates]
     familiar = Familiar(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
@@ -64,15 +64,15 @@ def watched(
         tuple(each[0] for each in tables),
         lambda seen, *_: [each[seen.number] for each in kinds],
         RETURNS,
-        REFIT_S,
+        REFIT_S / RETURNS.looks,
     )
     familiar.every = made.every = every
     made._begin(0)
-    costs, taken = np.zeros((len(candidates), len(refits.number))), []
+    costs, taken = np.zeros((len(candidates), len(looks.number))), []
     computed = made.guard.computed
 
     def noted(stretch: int, tokens: list[float]) -> None:
-        costs[:, np.searchsorted(refits.number, stretch)] += tokens
+        costs[:, np.searchsorted(looks.number, stretch)] += tokens
         computed(stretch, tokens)
 
     made.guard.computed = noted  # type: ignore[method-assign,assignment]
@@ -80,6 +80,7 @@ def watched(
     for number, (one, arrival_s) in enumerate(asked_in(of)):
         if number in refits.since:
             made.use(tuple(each[min(rows[number], len(each) - 1)] for each in tables))
+        if number in looks.since:
             made.at(arrival_s)
             taken.append(made.now)
         full = one.num_prompt_tokens // of.block_size

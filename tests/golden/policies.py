@@ -30,7 +30,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
     Category k has for wa p = 0.3, 0.5 or 0.7, a rate of 1 / (20 (k + 1)) a second and a life of
     60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely; for
     gittins an index of 1 / (10 (k + 1) + age's number) at each age, in both lanes. For tlru-learned
-    category 1 ends.
+    categories 0, 2, 4, ... end.
     """
     if policy.table is None:
         return NO_TABLES
@@ -41,7 +41,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
     elif policy.name == "gittins":
         rows = [tuple(1.0 / (10 * k + age) for age in range(AGES)) for k in numbers for _ in "ds"]
     elif policy.name == "tlru-learned":
-        rows = [(0.0,) for k in numbers]
+        rows = [(float(k % 2 == 0),) for k in numbers]
     else:
         rows = [(32.0 * k, 256.0, 1024.0) for k in numbers]
     return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))

@@ -126,8 +126,9 @@ def _tlru_end(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
 
 
 def _tlru_learned(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
-    """The class that a request was given says whether its conversation is taken to end: 1."""
-    return (0.0,) if asked.traffic.category[one.owner] == 1 else _tlru(asked, block, one)
+    """Class 0 is taken to end; so is every other one while its row of the table says 0."""
+    kind = int(asked.traffic.category[one.owner])
+    return _tlru(asked, block, one) if kind > 0 and asked.table[kind][0] > 0 else (0.0,)
 
 
 def _tlru_length(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:

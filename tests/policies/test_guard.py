@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from kvscope.policies.guard import FALLBACK, FIRST, Guard, Rule
+from collections.abc import Sequence
 
-RULE = Rule(begins_with=FIRST, evidence=3, margin=0.1)
+from kvscope.policies.guard import FALLBACK, FIRST, LRU, Guard, Rule
+
+RULE = Rule(begins_with=FIRST, looks=1, evidence=3, late=0, margin=0.1)
+LONG = Rule(begins_with=FIRST, looks=1, evidence=6, late=0, margin=0.01)
+LATE = LONG._replace(late=2)
 
 
 def test_it_begins_with_the_first_class_set_and_stays_where_all_are_alike() -> None:
@@ -60,3 +64,29 @@ def test_evidence_can_be_void() -> None:
     guard.forget()
     assert guard.decide(1) == FIRST
     assert guard.judged == [0.0] * 3
+
+
+def decided(rule: Rule, computed: Sequence[Sequence[float]]) -> list[int]:
+    """The candidate in force in each stretch, given what each candidate computed in it."""
+    guard, found = Guard(len(computed[0]), rule), []
+    for stretch, tokens in enumerate(computed):
+        found.append(guard.decide(stretch))
+        guard.computed(stretch, tokens)
+    return found
+
+
+def test_one_that_does_worse_than_lru_of_late_is_given_up() -> None:
+    """However much it had gained before; and nothing changes before there is so much to see."""
+    stretches = [[1000.0, 1000.0, 700.0] for _ in range(9)]
+    stretches[0][FIRST] = 1400.0  # too early to tell in the next one, not in the one after it
+    stretches[4][FIRST] = 1301.0  # more than it gained in the stretch before
+    assert decided(LATE, stretches) == [FIRST, FIRST, LRU, FIRST, FIRST, LRU, LRU, FIRST, FIRST]
+    assert decided(LONG, stretches) == [FIRST, LRU, LRU, *[FIRST] * 6]
+
+
+def test_of_those_given_up_none_is_taken_up() -> None:
+    """The best of the evidence is passed over where it has done worse than LRU of late."""
+    stretches = [[1000.0, 990.0, 900.0, 950.0] for _ in range(9)]
+    for stretch in (4, 5):
+        stretches[stretch][FIRST] = 1050.0
+    assert decided(LATE, stretches)[5:] == [FIRST, FIRST + 1, FIRST + 1, FIRST + 1]

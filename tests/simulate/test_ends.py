@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kvscope.policies.base import ENDS
 from kvscope.policies.boosting import boosted, chances
 from kvscope.policies.registry import by_name
-from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON, TLruLearned
-from kvscope.simulate.ends import FEWEST_REQUESTS, THRESHOLDS, Ends, end_tables
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.simulate.ends import FEWEST_REQUESTS, THRESHOLDS, Ends, end_tables, taken_to_end
 from kvscope.simulate.replay import Tables, replay
 from kvscope.simulate.traffic import Traffic
 from tests.policies.traffics import traffics
@@ -21,10 +22,9 @@ QUICK = settings(deadline=None, max_examples=60)
 XI = st.integers(0, 16)
 
 
-def classes(of: Traffic, ends: object) -> Tables:
-    """Tables that give every request its class."""
-    told_ = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)  # type: ignore[call-overload]
-    return Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 2, 1)), told_)
+def ended(ends: NDArray[np.bool_]) -> Tables:
+    """Tables by which these requests' conversations end."""
+    return Tables(*taken_to_end(ends))
 
 
 @QUICK
@@ -32,7 +32,9 @@ def classes(of: Traffic, ends: object) -> Tables:
 def test_that_nobody_ends_is_tlru(of: Traffic, capacity: int, xi: int) -> None:
     """Without a prediction there is nothing but T-LRU."""
     values = {"xi_tokens": float(xi), "next_prompt_tokens": 3.0}
-    done = replay(of, TLruLearned(values), capacity, tables=classes(of, np.zeros(len(of.leaf))))
+    done = replay(
+        of, TLruLearned(values), capacity, tables=ended(np.zeros(len(of.leaf), dtype=np.bool_))
+    )
     plain = replay(of, by_name("tlru")(values), capacity)
     assert done.hit_blocks.tolist() == plain.hit_blocks.tolist()
     assert np.array_equal(done.cached, plain.cached)
@@ -43,7 +45,7 @@ def test_that_nobody_ends_is_tlru(of: Traffic, capacity: int, xi: int) -> None:
 def test_the_truth_is_tlru_end(of: Traffic, capacity: int, xi: int) -> None:
     """A prediction that is always right makes the policy that is told."""
     values = {"xi_tokens": float(xi), "next_prompt_tokens": 3.0}
-    truth = classes(of, of.next_prompt_tokens == ENDS)
+    truth = ended(of.next_prompt_tokens == ENDS)
     done = replay(of, TLruLearned(values), capacity, tables=truth)
     hindsight = replay(of, by_name("tlru-end")(values), capacity)
     assert done.hit_blocks.tolist() == hindsight.hit_blocks.tolist()
@@ -113,9 +115,9 @@ def test_thresholds_are_chosen_by_what_the_past_computed() -> None:
     assert taken.max() > 0
     found = ends.tables().chosen(policy, 4_278)
     assert found.classes is not None
-    row = np.searchsorted(ends.predicted(600.0).since, np.arange(len(of.leaf)), side="right") - 1
-    below = chance < np.array(THRESHOLDS)[taken[row]]
-    assert np.array_equal(found.classes == ENDS_SOON, below)
+    for row, threshold in enumerate(np.array(THRESHOLDS)[taken]):
+        ends_now = found.values[row, found.classes, 0] == 0.0  # also those that came before
+        assert np.array_equal(ends_now, chance < threshold)
     level = np.full_like(costs, 1000.0)
     level[3] = 975.0  # better than T-LRU, by less than the margin
     assert judge.taken(level).tolist() == [0] * costs.shape[1]
@@ -129,15 +131,29 @@ def test_it_gains_where_the_bit_can_be_told(xi_tokens: float, capacity: int) -> 
     of, values = told("to-c"), {"xi_tokens": xi_tokens}
     judged = slice(len(of.leaf) * 2 // 5, None)
 
+    nobody = ended(np.zeros(len(of.leaf), dtype=np.bool_))
+
     def excess(name: str) -> int:
         policy = by_name(name)(values)
-        tables = end_tables(of) if name == "tlru-learned" else classes(of, np.zeros(len(of.leaf)))
+        tables = end_tables(of) if name == "tlru-learned" else nobody
         hits = replay(of, policy, capacity, tables=tables).hit_blocks.astype(np.int64)
         left = of.input_tokens - hits * of.block_size
         return int(np.maximum(left - xi_tokens, 0)[judged].sum())
 
     plain, learned, hindsight = map(excess, ("tlru", "tlru-learned", "tlru-end"))
     assert plain - learned > 0.5 * (plain - hindsight) > 0
+
+
+def test_a_choice_that_stays_is_the_threshold_alone() -> None:
+    """By classes between thresholds as by the bit: the same cache."""
+    of, policy = told("to-c"), TLruLearned({"xi_tokens": 4096.0})
+    judge, chance = Ends(of).judge(600.0), Ends(of).predicted(600.0).chance
+    for number, threshold in enumerate(THRESHOLDS):
+        stays = np.full(len(judge.costs(policy, 0)[0]), number)
+        done = replay(of, policy, 9_726, tables=judge.tables_by(stays))
+        alone = replay(of, policy, 9_726, tables=ended(chance < threshold))
+        assert done.hit_blocks.tolist() == alone.hit_blocks.tolist()
+        assert np.array_equal(done.cached, alone.cached)
 
 
 def test_little_traffic_is_never_learned_from() -> None:
@@ -147,4 +163,4 @@ def test_little_traffic_is_never_learned_from() -> None:
         few = first(of, requests)
         tables = end_tables(few).chosen(TLruLearned(), 100)
         assert tables.classes is not None
-        assert not tables.classes.any()
+        assert np.all(tables.values[:, tables.classes] == 1.0)

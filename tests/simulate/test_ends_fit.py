@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kvscope.policies.chances import FEATURES, NOTHING, SHARED_HEAD, chance
+from kvscope.policies.chances import chance
 from kvscope.policies.fitted_ends import NOBODY
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
@@ -18,77 +13,21 @@ from kvscope.simulate.ends_fit import CAUTIOUS, ends_fit, fixed_ends
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.one_fit import plugin_tables
 from kvscope.simulate.replay import replay
-from kvscope.simulate.traffic import Traffic
 from kvscope.simulate.turn_features import turn_features
-from tests.oracles.replay import paths
 from tests.policies.drawn_trees import drawn_ends
-from tests.policies.traffics import traffics
 from tests.simulate.test_estimates import first, told
 
 VALUES = {"xi_tokens": 1024.0, "refit_s": 120.0, "horizon_s": 200.0}
 
 
-def walked(of: Traffic, memory_s: float) -> tuple[list[tuple[float, ...]], list[float]]:
-    """Turns, their waits and heads, and waits for the next turn, one request at a time."""
-    every, arrival_s = paths(of), of.arrival_s.tolist()
-    full = [int(tokens) // of.block_size for tokens in of.input_tokens]
-    owner: dict[int, int] = {}
-    ways: dict[int, int] = {}
-    found: list[tuple[float, ...]] = []
-    began: list[float] = []
-    heads: list[int] = []
-    next_s = [math.inf] * len(every)
-    for at, path in enumerate(every):
-        prompt = path[: full[at]]
-        depth = known = 0
-        turn_of = None
-        begins = 0
-        while depth < len(path) and path[depth] in owner:
-            giver = owner[path[depth]]
-            start = depth
-            while depth < len(path) and owner.get(path[depth]) == giver:
-                depth += 1
-            end = min(depth, full[at])
-            shared = ways.get(path[end - 1], 0) >= SHARED_HEAD if end else False
-            whole = end >= min(full[giver], len(every[giver])) and not shared
-            wait_s = arrival_s[at] - arrival_s[giver]
-            if whole:
-                next_s[giver] = min(next_s[giver], wait_s)
-            if wait_s <= memory_s and start < full[at]:
-                known, turn_of = end, giver if whole else None
-                begins = heads[giver] + 1 if start == 0 else begins
-        if 0 < known < len(prompt):
-            ways[path[known - 1]] = ways.get(path[known - 1], 0) + 1
-        turns = 0 if turn_of is None else int(found[turn_of][0]) + 1
-        began.append(arrival_s[at] if turn_of is None else began[turn_of])
-        heads.append(begins)
-        since_s = NOTHING if turn_of is None else arrival_s[at] - arrival_s[turn_of]
-        gap_s = (arrival_s[at] - began[at]) / turns if turns else NOTHING
-        found.append((turns, since_s, gap_s, begins))
-        owner.update(dict.fromkeys(path, at))
-    return found, next_s
-
-
-@settings(deadline=None, max_examples=150)
-@given(traffics(most=16), st.sampled_from((0.0, 1.0, 3.0, 1e9)))
-def test_turns_by_prompts_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
-    """Every turn, wait and head, and how long the next turn takes."""
-    found = turn_features(of, handovers(of), memory_s, by_prompts=True)
-    known, next_s = walked(of, memory_s)
-    names = ("turns", "since_s", "mean_gap_s", "head_requests")
-    columns = [FEATURES.index(name) for name in names]
-    assert found.known[:, columns].tolist() == [pytest.approx(one) for one in known]
-    assert found.next_s.tolist() == next_s
-
-
 def test_a_fit_is_the_refit_at_its_time() -> None:
     """Cut off at a refit, the first part of a trace gives the very trees of that refit."""
     of = told("to-c")
-    whole = Ends(of, VALUES["refit_s"], by_prompts=True).predicted(VALUES["horizon_s"])
+    whole = Ends(of, VALUES["refit_s"]).predicted(VALUES["horizon_s"])
     learned = [at for at in range(1, len(whole.fits)) if whole.fits[at] is not whole.fits[at - 1]]
     row = learned[len(learned) // 2]
     now_s = float(of.arrival_s[whole.since[row]] // VALUES["refit_s"] * VALUES["refit_s"])
-    part = Ends(first(of, int(whole.since[row])), VALUES["refit_s"], by_prompts=True)
+    part = Ends(first(of, int(whole.since[row])), VALUES["refit_s"])
     found = part.fitted_at(now_s, VALUES["horizon_s"])
     assert found is not None
     assert found == whole.fits[row]
@@ -100,7 +39,7 @@ def test_the_capacity_chooses_the_threshold() -> None:
     policy = TLruLearned(VALUES)
     plain = ends_fit(of, policy)
     assert (plain.threshold, plain.horizon_s, plain.window_s) == (CAUTIOUS, 200.0, 36 * 120.0)
-    judge = Ends(of, VALUES["refit_s"], by_prompts=True).judge(VALUES["horizon_s"])
+    judge = Ends(of, VALUES["refit_s"]).judge(VALUES["horizon_s"])
     found = {}
     for capacity in (0, 300, 1000, 4_000_000):
         fitted = ends_fit(of, policy, capacity)
@@ -123,8 +62,8 @@ def test_a_replay_by_one_fit_takes_each_request_by_its_chance() -> None:
     of, policy = told("to-c"), TLruLearned(VALUES)
     fitted = drawn_ends(3)
     tables = plugin_tables(of, policy, fitted)
-    known = turn_features(of, handovers(of), fitted.window_s, by_prompts=True).known
-    expected = [int(chance(fitted.trees, one) < fitted.threshold) for one in known.tolist()]
+    known = turn_features(of, handovers(of), fitted.window_s).known
+    expected = [int(chance(fitted.trees, one) >= fitted.threshold) for one in known.tolist()]
     assert tables.classes is not None
     assert tables.classes.tolist() == expected
     nobody = ends_fit(first(of, 40), policy)

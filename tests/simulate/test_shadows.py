@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvscope.policies.gittins import CLASSES, Gittins
-from kvscope.policies.guard import FIRST, LRU, NEED
+from kvscope.policies.guard import FIRST, LRU, NEED, RETURNS
 from kvscope.policies.lru import Lru
 from kvscope.simulate import shadows
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineSettings, StepCost, replay_engine
 from kvscope.simulate.handovers import handovers
+from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import Tables, replay
 from kvscope.simulate.returns import learned, return_tables
 from kvscope.simulate.shadows import Shadows, first_turns
@@ -63,20 +64,6 @@ def test_a_tripped_guard_is_lru_in_an_engine(name: str, blocks: int) -> None:
     lru = replay_engine(prompts, Lru(), size, cost)
     assert done.evictions == lru.evictions > 0
     assert done.hit_blocks.tolist() == lru.hit_blocks.tolist()
-
-
-def test_a_shadow_is_taken_up_for_a_margin_and_left_where_lru_is_better() -> None:
-    """Refit by refit, each judged by the six stretches before it."""
-    of = chain([1] * 9, [10.0 * at for at in range(9)])
-    judge = Shadows(of, 10.0, learned(of, 10.0))
-    costs = np.full((4, 9), 1000.0)
-    costs[FIRST, 0] = 995.0  # better than the other set, by less than the margin
-    costs[FIRST + 1, 1] = 950.0  # now the other set is better by more
-    costs[FIRST + 1, 2] = 1051.0  # worse than LRU, over all three: LRU
-    costs[NEED, 3] = 900.0  # need alone
-    found = judge.taken(costs).tolist()
-    assert found == [FIRST, FIRST, FIRST + 1, LRU, *[NEED] * 5]
-    assert judge.taken(np.zeros((4, 9))).tolist() == [FIRST] * 9
 
 
 @pytest.mark.parametrize("most_blocks", [shadows.SHADOW_BLOCKS, 150])
@@ -136,16 +123,17 @@ def test_classes_follow_the_set_in_force() -> None:
     of = told("regime-change")
     judge = Shadows(of, 300.0, learned(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
-    taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
-    assert {LRU, FIRST} <= set(taken.tolist())
     assert tables.classes is not None
     assert tables.values.shape[1] == 2 * CLASSES
-    for row, candidate in enumerate(taken.tolist()):
-        until = tables.since[row + 1] if row + 1 < len(tables.since) else len(of.leaf)
-        came = tables.classes[tables.since[row] : until]
-        assert np.all(tables.values[row] == 0) == (candidate == LRU)
-        assert np.all(came < 12) or candidate != FIRST
-        assert np.all(came >= 12) or candidate <= FIRST
+    looks = refits_of(of, 300.0 / RETURNS.looks)
+    taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
+    in_force = taken[np.searchsorted(looks.number, looks.bin)]  # when each request came
+    assert {LRU, FIRST} <= set(in_force.tolist())
+    row = np.searchsorted(tables.since, np.arange(len(of.leaf)), side="right") - 1
+    nothing = np.all(tables.values == 0, axis=(1, 2))
+    assert np.array_equal(nothing[row], in_force == LRU)
+    assert np.all(tables.classes[in_force == FIRST] < 12)
+    assert np.all(tables.classes[in_force > FIRST] >= 12)
 
 
 def test_drift_costs_less_with_a_guard() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import chain as chain_of
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.policies.chances import FEATURES, NOTHING
+from kvscope.policies.chances import FEATURES, NOTHING, SHARED_HEAD
 from kvscope.simulate.handovers import handovers
 from kvscope.simulate.traffic import Traffic
-from kvscope.simulate.turn_features import SHARED_HEAD, turn_features
+from kvscope.simulate.turn_features import turn_features
 from tests.oracles.replay import paths
-from tests.policies.traffics import traffics
+from tests.oracles.turns import turns_before, walk
+from tests.simulate.test_beginnings import MEMORIES_S, answered
 from tests.simulate.test_estimates import first, told
 from tests.simulate.test_returns import chain
 
@@ -29,56 +31,30 @@ def by_name(of: Traffic, memory_s: float = FOREVER) -> dict[str, list[float]]:
 
 def walked(of: Traffic, memory_s: float) -> tuple[list[dict[str, float]], list[float]]:
     """The same and the waits for the next turn, one block at a time."""
-    every, arrival_s = paths(of), of.arrival_s.tolist()
-    owner: dict[int, int] = {}
-    ways: dict[int, int] = {}
+    found, next_s = walk(of, memory_s, SHARED_HEAD)
+    arrival_s = of.arrival_s.tolist()
     known: list[dict[str, float]] = []
-    next_s = [math.inf] * len(every)
-    before: list[int | None] = []
-    heads: list[int] = []
-    for at, path in enumerate(every):
-        full = int(of.input_tokens[at]) // of.block_size
-        shared, turn_of, begins = 0, None, 0
-        touched = sum(block in owner for block in path)
-        for depth in range(touched):
-            giver = owner[path[depth]]
-            if depth == 0 and full > 0 and arrival_s[at] - arrival_s[giver] <= memory_s:
-                begins = heads[giver] + 1
-            if depth + 1 < touched and owner[path[depth + 1]] == giver:
-                continue
-            of_giver = next(d for d in range(depth + 1) if owner[path[d]] == giver)
-            whole = depth + 1 == len(every[giver]) and ways.get(path[depth], 0) < SHARED_HEAD
-            if whole:
-                next_s[giver] = min(next_s[giver], arrival_s[at] - arrival_s[giver])
-            if arrival_s[at] - arrival_s[giver] <= memory_s and of_giver < full:
-                shared, turn_of = min(depth + 1, full), giver if whole else None
-        if 0 < touched < len(path):
-            ways[path[touched - 1]] = ways.get(path[touched - 1], 0) + 1
-        chain_back = [at]
-        before.append(turn_of)
-        while (earlier := before[chain_back[-1]]) is not None:
-            chain_back.append(earlier)
-        turns = len(chain_back) - 1
-        span_s = arrival_s[at] - arrival_s[chain_back[-1]]
-        heads.append(begins)
+    for at, one in enumerate(found):
+        full, before = int(of.input_tokens[at]) // of.block_size, turns_before(found, at)
         known.append(
             {
-                "new_tokens": (full - shared) * of.block_size,
+                "new_tokens": (full - one.known) * of.block_size,
                 "input_tokens": int(of.input_tokens[at]),
                 "output_tokens": int(of.history_tokens[at] - of.input_tokens[at]),
-                "shared_share": shared / max(full, 1),
-                "turns": turns,
-                "since_s": arrival_s[at] - arrival_s[chain_back[1]] if turns else NOTHING,
-                "mean_gap_s": span_s / turns if turns else NOTHING,
-                "head_requests": begins,
+                "shared_share": one.known / max(full, 1),
+                "turns": len(before),
+                "since_s": arrival_s[at] - arrival_s[before[0]] if before else NOTHING,
+                "mean_gap_s": (
+                    (arrival_s[at] - arrival_s[before[-1]]) / len(before) if before else NOTHING
+                ),
+                "head_requests": one.head,
             }
         )
-        owner.update(dict.fromkeys(path, at))
     return known, next_s
 
 
 @settings(deadline=None, max_examples=150)
-@given(traffics(most=16), st.sampled_from((0.0, 1.0, 3.0, FOREVER)))
+@given(answered(), MEMORIES_S)
 def test_features_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
     """Every feature of every request, and how long its next turn takes."""
     found = turn_features(of, handovers(of), memory_s)
@@ -86,6 +62,35 @@ def test_features_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
     assert found.next_s.tolist() == next_s
     for at, one in enumerate(known):
         assert found.known[at].tolist() == pytest.approx([one[name] for name in FEATURES])
+
+
+def told_by(of: Traffic, requests: int) -> Traffic:
+    """The traffic as a trace of the first requests tells it: outputs as far as those carry them on.
+
+    None of what later ones carry on is on a path.
+    """
+    every, before = paths(of), first(of, requests)
+    length, leaf = before.length.copy(), before.leaf.copy()
+    for at in range(requests):
+        touched = set(chain_of.from_iterable(every[at + 1 : requests]))
+        prompt = int(of.input_tokens[at]) // of.block_size
+        depths = [depth + 1 for depth, block in enumerate(every[at]) if block in touched]
+        length[at] = max([min(prompt, len(every[at])), *depths])
+        leaf[at] = every[at][length[at] - 1] if length[at] else 0
+    return before._replace(length=length, leaf=leaf)
+
+
+@settings(deadline=None, max_examples=150)
+@given(answered(), MEMORIES_S, st.data())
+def test_outputs_tell_nothing_before_they_are_carried_on(
+    of: Traffic, memory_s: float, data: st.DataObject
+) -> None:
+    """Features and waits hang on no block that only later requests tell of."""
+    requests = data.draw(st.integers(0, len(of.leaf)))
+    whole, known = first(of, requests), told_by(of, requests)
+    found, alone = (turn_features(one, handovers(one), memory_s) for one in (whole, known))
+    assert np.array_equal(alone.known, found.known)
+    assert np.array_equal(alone.next_s, found.next_s)
 
 
 def test_features_of_a_conversation() -> None:
