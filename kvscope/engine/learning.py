@@ -40,6 +40,9 @@ class Learner:
     def forget(self, of: Any) -> None:
         """A request ends without having been served."""
 
+    def cleared(self) -> None:
+        """Nothing is cached any more."""
+
     def watch(self, capacity_blocks: int) -> None:
         """The cache has so many blocks."""
 
@@ -97,6 +100,7 @@ class _Asked(NamedTuple):
 
     seen: Seen
     set: int
+    prompt_tokens: int
 
 
 class Returns(Learner):
@@ -166,7 +170,7 @@ class Returns(Learner):
         if guard is not None:
             forgotten_s = self._familiar.forgotten_s
             guard.watch.arrive(seen, request.num_prompt_tokens, arrival_s, every, forgotten_s)
-        return changed, _Asked(seen, self._set)
+        return changed, _Asked(seen, self._set, request.num_prompt_tokens)
 
     def _refit(self, now_s: float) -> bool:
         """Fit anew where it is time to; whether anything has changed."""
@@ -180,7 +184,7 @@ class Returns(Learner):
 
     def category(self, request: Request, of: _Asked) -> int:
         """Its class, by the output it has got until now, in the set in force when it came."""
-        kinds = self._classes(of.seen, request.num_prompt_tokens, request.num_tokens)
+        kinds = self._classes(of.seen, of.prompt_tokens, request.num_tokens)
         return self._begins[of.set] + kinds[of.set]
 
     def _classes(self, seen: Seen, prompt_tokens: int, tokens: int) -> list[int]:
@@ -206,7 +210,7 @@ class Returns(Learner):
 
     def end(self, request: Request, of: _Asked) -> None:
         """It touches what it has been answered, and its class is settled."""
-        prompt_tokens, number = request.num_prompt_tokens, of.seen.number
+        prompt_tokens, number = of.prompt_tokens, of.seen.number  # more may have been streamed
         full = prompt_tokens // self._block_size
         more: list[Key] = request.block_hashes[full : computed_blocks(request, self._block_size)]
         followed, stretches = self._familiar.end(more, number)
@@ -224,6 +228,11 @@ class Returns(Learner):
             one.forget(of.seen.number)
         if self._guard is not None:
             self._guard.watch.forget(of.seen.number)
+
+    def cleared(self) -> None:
+        """So the shadows begin anew; what returns when is known as before."""
+        if self._guard is not None:
+            self._guard.watch.clear()
 
 
 def computed_blocks(request: Request, block_size: int) -> int:

@@ -72,7 +72,8 @@ class Runs:
     def cut(self, giver: int, until: int, taker: int, own: list[Knot]) -> Knot | None:
         """What is in front of `until` goes to a taker, and its knots to the taker's `own`.
 
-        The knot at the last block that it gets, if there is one.
+        The knot at the last block that it gets, if there is one. Side by side requests may give
+        what lies in front of what others gave before, so they are put in order.
         """
         at = giver & self.mask
         self.first[at] = until
@@ -86,6 +87,7 @@ class Runs:
             else:
                 kept.append(knot)
         self.knots[at] = kept
+        own.sort(key=lambda knot: knot.depth)
         return own[-1] if own and own[-1].depth == until - 1 else None
 
 

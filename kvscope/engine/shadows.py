@@ -14,6 +14,8 @@ from kvscope.engine.shadow import DEEPEST, Knot, Place, Runs, Shadow
 from kvscope.engine.standings import Scores
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 
+FORGOTTEN_AT_ONCE = 256  # requests: a whole window is forgotten at one time, which can wait
+
 
 class Visit(NamedTuple):
     """One request, with all that it touches.
@@ -66,10 +68,13 @@ class Shadows:
     def serve(self, visit: Visit) -> list[int]:
         """How many leading blocks of a request each shadow has; then the request leaves its own."""
         number, runs = visit.number, self._runs
-        before_s = max(visit.arrival_s - self._ttl_s, visit.forgotten_s)
-        while runs.oldest < number and (
-            runs.oldest <= number - runs.slots or runs.arrival_s[runs.oldest & runs.mask] < before_s
-        ):
+        expired_s, forgotten = visit.arrival_s - self._ttl_s, 0
+        while runs.oldest < number:
+            arrival_s = runs.arrival_s[runs.oldest & runs.mask]
+            if runs.oldest > number - runs.slots and arrival_s >= expired_s:
+                if arrival_s >= visit.forgotten_s or forgotten == FORGOTTEN_AT_ONCE:
+                    break
+                forgotten += 1
             for shadow in self.each:
                 shadow.drop(runs.oldest)
             runs.oldest += 1

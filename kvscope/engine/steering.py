@@ -209,6 +209,8 @@ class Steering(Observer):
     def cleared(self) -> None:
         """All blocks have."""
         self.free.lost_all()
+        if self.learner is not None:
+            self.learner.cleared()
 
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:

@@ -16,6 +16,7 @@ from kvscope.policies.base import LanePolicy
 from kvscope.policies.guard import Guard, Rule
 
 MOST_WAITING = 1024
+AT_ONCE = 4  # requests that one event may serve: an engine's step must not wait for a crowd
 
 Tables = Sequence[Scores]
 
@@ -48,8 +49,9 @@ class Watch:
     """Replays what an engine serves for every candidate, and goes by the one that `rule` takes.
 
     `kinds_of` (what is known of a request, prompt and output tokens) is its class for each
-    candidate. `tables` are theirs, until `use`. Time is judged by stretches of `look_s`. Of more
-    than 1,024 requests at a time the first one is taken to have no output.
+    candidate. `tables` are theirs, until `use`. Time is judged by stretches of `look_s`. The first
+    of more than 1,024 requests at a time, and one that has been served for longer than from one
+    refit to the next, is taken to have no output: others must not wait for it.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Watch:
         self._policy, self._block_size, self._slots = policy, block_size, slots
         self._xi_tokens = policy.values.get("xi_tokens", 0.0)
         self._tables, self._kinds_of = tables, kinds_of
+        self._patience_s = rule.looks * look_s
         self._stretch: int | None = None
+        self._next, self._now_s = 0, 0.0
         self._queue: deque[_Waiting] = deque()
         self._waiting: dict[int, _Waiting] = {}
         self._begin(0)
@@ -95,10 +99,11 @@ class Watch:
         self, seen: Seen, prompt_tokens: int, arrival_s: float, every: int, forgotten_s: float
     ) -> None:
         """A request is new; the rest as `Familiar` tells it."""
+        self._next, self._now_s = seen.number + 1, arrival_s
         if every != self.every:  # it follows fewer blocks now, so all that was counted is void
             self.every = every
             self.guard.forget()
-            self._begin(seen.number + 1)
+            self.clear()
             return
         one = _Waiting(seen, prompt_tokens, arrival_s, self._tables)
         one.forgotten_s = forgotten_s
@@ -117,11 +122,15 @@ class Watch:
         self._serve()
 
     def forget(self, number: int) -> None:
-        """A request ends without having been served: what it names stays as cached as it was."""
+        """A request ends without having been served: what it names is touched, none of it new."""
         one = self._waiting.get(number)
         if one is not None:
             one.ended, one.served = True, False
             self._serve()
+
+    def clear(self) -> None:
+        """Nothing is cached any more; who is being served now leaves nothing either."""
+        self._begin(self._next)
 
     def _begin(self, first: int) -> None:
         self._queue.clear()
@@ -137,9 +146,13 @@ class Watch:
         )
 
     def _serve(self) -> None:
-        """Serve those that have ended, as long as nobody before them has not."""
-        queue = self._queue
-        while queue and (queue[0].ended or len(queue) > MOST_WAITING):
+        """Serve some that have ended, as long as nobody before them has not."""
+        queue, late_s = self._queue, self._now_s - self._patience_s
+        for _ in range(AT_ONCE):
+            if not queue or not (
+                queue[0].ended or len(queue) > MOST_WAITING or queue[0].arrival_s < late_s
+            ):
+                break
             one = queue.popleft()
             del self._waiting[one.seen.number]
             self.shadows.use(one.tables)

@@ -48,7 +48,7 @@ class Guard:
         self.judged = self.lately = [0.0] * candidates
         self._candidates, self._rule = candidates, rule
         self._computed: dict[int, list[float]] = {}
-        self._first: int | None = None  # stretch that a decision was asked for
+        self._first: int | None = None  # stretch that a decision was asked for since it began
 
     def computed(self, stretch: int, tokens: Sequence[float]) -> None:
         """Each candidate had to compute so many tokens more that count, in one stretch."""
@@ -93,3 +93,4 @@ class Guard:
     def forget(self) -> None:
         """What was computed until now tells nothing any more; the candidate stays in force."""
         self._computed.clear()
+        self._first = None

@@ -95,12 +95,6 @@ def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fit | None) -> Table
     return Shadows(traffic, refit_s, candidates).tables()
 
 
-def fixed_tables(traffic: Traffic, fitted: Fitted, refit_s: float) -> Tables:
-    """The tables of a replay that goes by one fit for good; no shadow looks after it."""
-    of = _classes(traffic, refit_s, fitted.class_set)
-    return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], of)
-
-
 def _classes(traffic: Traffic, refit_s: float, class_set: int) -> NDArray[np.int32]:
     known = features_of(traffic, handovers(traffic), WINDOW_REFITS * refit_s)
     return classes(known)[class_set]

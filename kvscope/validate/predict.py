@@ -53,7 +53,8 @@ def predict(
     At the recorded times the model's own steps say which requests meet. So many at once, the next
     one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
     follows from them on a model that is as fast as the engine was just then. `fitted` is the table
-    that the policy's file brings; classes, fits and guard are those of the plugin.
+    that the policy's file brings; one after the other, classes, fits and guard are those of the
+    plugin, and else as near as its clock and the order of the answers allow.
     """
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)

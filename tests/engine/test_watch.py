@@ -25,7 +25,7 @@ from kvscope.policies.guard import FIRST, LRU, RETURNS
 from kvscope.policies.lru import Lru
 from kvscope.simulate.definitions import standard
 from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
-from kvscope.simulate.one_fit import fixed_tables, one_fit, plugin_tables
+from kvscope.simulate.one_fit import one_fit, plugin_tables
 from kvscope.simulate.refits import refits_of
 from kvscope.simulate.replay import NO_TABLES, Tables
 from kvscope.simulate.returns import learned
@@ -134,6 +134,12 @@ def first_half(policy: Gittins) -> Fitted:
     return one_fit(traffic(half, standard()), policy)
 
 
+def unwatched(of: Traffic, fitted: Fitted) -> Tables:
+    """The tables of a replay that goes by one fit for good; no shadow looks after it."""
+    classes = learned(of, REFIT_S)[fitted.class_set].classes
+    return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
+
+
 @pytest.mark.parametrize("refits", [None, False, True])
 @pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 600)])
 def test_every_block_leaves_as_the_simulator_says(
@@ -149,7 +155,7 @@ def test_every_block_leaves_as_the_simulator_says(
     assert not served.steering.broken
     assert served.hits == expected.hit_blocks.tolist()
     assert served.steering.free.evictions == expected.evictions
-    bare = fixed_tables(of, fit, REFIT_S)
+    bare = unwatched(of, fit)
     assert served.hits != alone(policy, capacity, bare).hit_blocks.tolist()
 
 
@@ -173,7 +179,7 @@ def test_the_guard_falls_back_where_habits_change(
         hit_tokens = np.array(hit_blocks, dtype=np.int64) * of.block_size
         return float(np.maximum(of.input_tokens - hit_tokens - xi, 0)[late].sum())
 
-    bare = alone(policy, capacity, fixed_tables(of, fitted, REFIT_S)).hit_blocks.tolist()
+    bare = alone(policy, capacity, unwatched(of, fitted)).hit_blocks.tolist()
     lru = beyond(alone(Lru(), capacity).hit_blocks.tolist())
     assert beyond(served.hits) < 1.02 * lru
     assert beyond(served.hits) < 0.99 * beyond(bare)
@@ -326,3 +332,63 @@ def test_what_is_in_force_is_the_table() -> None:
     guard.watch.guard.now = FIRST + 1
     assert np.array_equal(guard.table, whole)
     assert "with a guard that falls back to LRU" in made.in_words
+
+
+def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> FakeRequest:
+    """A request of block size 16 that begins with the first so many blocks of one long text."""
+    tokens = 16 * blocks + 1
+    prompt = tokens - 1 if prompt_tokens is None else prompt_tokens
+    return FakeRequest(str(number), prompt, tokens - prompt, list(range(blocks)))
+
+
+def small(capacity: int) -> tuple[Returns, Watch]:
+    """One that goes by a table of nothing in a cache of so many blocks."""
+    nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
+    made = Returns(Gittins({"xi_tokens": 0}), 16, Fitted(0, nothing, 0.0, 1))
+    made.watch(capacity)
+    assert made._guard is not None
+    return made, made._guard.watch
+
+
+def test_a_slow_request_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for longer than from refit to refit; those that waited are served a few at a time."""
+    made, watching = small(100)
+    served = list[int]()
+    serve = watching.shadows.serve
+    monkeypatch.setattr(
+        watching.shadows, "serve", lambda visit: (served.append(visit.number), serve(visit))[1]
+    )
+    made.arrive(slow := hashed(0, 30), told(slow), 0.0)
+    for number in range(1, 400):
+        before = len(served)
+        _, asked = made.arrive(one := hashed(number, 20), told(one), float(number))
+        assert len(served) - before <= watch.AT_ONCE
+        made.end(one, asked)
+        assert len(served) - before <= 2 * watch.AT_ONCE
+        assert bool(served) == (number > REFIT_S)
+    assert served == list(range(400))
+
+
+def test_what_is_streamed_in_later_is_touched_too() -> None:
+    """A prompt that grew while it was served: the next turn finds all of it."""
+    made, watching = small(200)
+    _, asked = made.arrive(one := hashed(0, 10), told(one), 0.0)
+    made.end(hashed(0, 101, prompt_tokens=16 * 90), asked)
+    assert [shadow.blocks for shadow in watching.shadows.each] == [101] * 3
+    _, asked = made.arrive(one := hashed(1, 101), told(one), 1.0)
+    made.end(one, asked)
+    assert watching.guard._computed == {0: [160.0 + 16.0] * 3}  # one token at least is computed
+
+
+def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
+    """What was served before is found by nobody; what is being served then is not counted."""
+    made, watching = small(200)
+    _, first = made.arrive(one := hashed(0, 50), told(one), 0.0)
+    made.end(one, first)
+    _, during = made.arrive(two := hashed(1, 50), told(two), 1.0)
+    made.cleared()
+    made.end(two, during)
+    assert [shadow.blocks for shadow in watching.shadows.each] == [0] * 3
+    _, last = made.arrive(three := hashed(2, 50), told(three), 2.0)
+    made.end(three, last)
+    assert watching.guard._computed == {0: [2 * 800.0] * 3}

@@ -90,3 +90,15 @@ def test_of_those_given_up_none_is_taken_up() -> None:
     for stretch in (4, 5):
         stretches[stretch][FIRST] = 1050.0
     assert decided(LATE, stretches)[5:] == [FIRST, FIRST + 1, FIRST + 1, FIRST + 1]
+
+
+def test_when_evidence_is_void_it_waits_again() -> None:
+    """As it does at first: one stretch alone would tell little."""
+    guard = Guard(3, LATE)
+    for stretch in range(4):
+        assert guard.decide(stretch) == FIRST
+        guard.computed(stretch, [10.0] * 3)
+    guard.forget()
+    for stretch, expected in enumerate([FIRST, FIRST, LRU], start=4):
+        assert guard.decide(stretch) == expected
+        guard.computed(stretch, [10.0, 10.0, 11.0])

@@ -10,8 +10,7 @@ import pytest
 from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.simulate.definitions import standard
-from kvscope.simulate.one_fit import fit_at_end, fixed_tables, one_fit, plugin_tables
-from kvscope.simulate.replay import Tables, replay
+from kvscope.simulate.one_fit import fit_at_end, one_fit, plugin_tables
 from kvscope.simulate.returns import learned
 from kvscope.simulate.subset import select
 from kvscope.simulate.traffic import traffic
@@ -41,20 +40,6 @@ def test_when_nobody_looks_the_time_of_day_does_not_count() -> None:
     later = of._replace(arrival_s=of.arrival_s + 12_345.0)
     here, there = (fit_at_end(one, REFIT_S, 0) for one in (of, later))
     np.testing.assert_allclose(here.index, there.index, rtol=1e-6)
-
-
-def test_a_replay_by_one_fit_is_that_of_tables_that_stay() -> None:
-    """As with the tables of the class set frozen from the first request on."""
-    of = traffic(sample("to-c"), standard())
-    policy = Gittins({"xi_tokens": 2048, "refit_s": REFIT_S})
-    fitted = one_fit(of, policy)
-    assert fitted.class_set == 0
-    sets = learned(of, REFIT_S)[0]
-    frozen = Tables(np.zeros(1, dtype=np.int64), fitted.values[None], sets.classes)
-    tables = fixed_tables(of, fitted, REFIT_S)
-    found, expected = (replay(of, policy, 900, tables=one) for one in (tables, frozen))
-    assert found.hit_blocks.tolist() == expected.hit_blocks.tolist()
-    assert found.hit_blocks.sum() > 0
 
 
 def test_the_capacity_says_which_classes() -> None:
