@@ -392,3 +392,14 @@ def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
     _, last = made.arrive(three := hashed(2, 50), told(three), 2.0)
     made.end(three, last)
     assert watching.guard._computed == {0: [2 * 800.0] * 3}
+
+
+def test_an_engine_that_empties_its_cache_tells_the_shadows() -> None:
+    """What the block pool says reaches them."""
+    steering = Alone(Gittins({"xi_tokens": 0}), 16, 100).steering
+    made = steering.learner
+    assert isinstance(made, Returns)
+    assert made._guard is not None
+    before = made._guard.watch.shadows
+    steering.cleared()
+    assert made._guard.watch.shadows is not before
