@@ -23,7 +23,8 @@ from kvscope.replay import run_cache as kept
 from kvscope.replay.capacity_models import replayed
 from kvscope.replay.capacity_options import over_tiers
 from kvscope.replay.lru_point import LruAnywhere
-from kvscope.replay.variants import Found, Variant, bind, found_values
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.variants import Found, bind, found_values
 from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
 from kvscope.report.charts.distributions import Distribution, distribution
 from kvscope.report.run_names import names

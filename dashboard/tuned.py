@@ -17,7 +17,7 @@ from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Trace
 from kvscope.latency import LatencyProfile
 from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
-from kvscope.replay.workload import setting_of
+from kvscope.replay.setting import setting_of
 from kvscope.tune.objective import Question, Target
 from kvscope.tune.search import Stopped
 from kvscope.tune.tuner import tune

@@ -83,7 +83,7 @@ def profile(latency: str | None) -> LatencyProfile:
 
 def setting(takes: LatencyProfile, counted: HitDefinition, slo_s: float | None) -> RunSetting:
     """What runs are to count and assume."""
-    from kvscope.replay.workload import setting_of
+    from kvscope.replay.setting import setting_of
 
     return setting_of(counted, takes, slo_s=slo_s)
 

@@ -15,8 +15,8 @@ from kvscope.core.errors import InputError, UsageError
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
+    from kvscope.replay.policy_options import Variant
     from kvscope.replay.traffic import Traffic
-    from kvscope.replay.variants import Variant
     from kvscope.store.db import Store
 
 EXPORTED = "gittins"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.replay.variants import Variant
+    from kvscope.replay.policy_options import Variant
     from kvscope.tune.file import Recommendation
 
 
@@ -35,7 +35,7 @@ def recommendation(path: str | None, options: Mapping[str, object]) -> Recommend
 def beside_lru(found: Recommendation) -> list[Variant]:
     """LRU and what is recommended, if that is something else."""
     from kvscope.policies.lru import Lru
-    from kvscope.replay.variants import Variant
+    from kvscope.replay.policy_options import Variant
 
     best = Variant(type(found.policy), found.policy.values, found.policy.evicts)
     return [best] if found.policy.name == Lru.name else [Variant(Lru), best]

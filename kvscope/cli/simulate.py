@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from kvscope.core.runs import Run, RunSetting
     from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
-    from kvscope.replay.variants import Found, Variant
+    from kvscope.replay.policy_options import Variant
+    from kvscope.replay.variants import Found
     from kvscope.replay.workload import Asked, Workload
     from kvscope.store.db import Store
 

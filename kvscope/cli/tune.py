@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
     from kvscope.core.trace import Trace
     from kvscope.latency import LatencyProfile
-    from kvscope.replay.variants import Variant
+    from kvscope.replay.policy_options import Variant
     from kvscope.store.prompts import Prompts
     from kvscope.tune.objective import Question, Target
     from kvscope.tune.result import Tuning

@@ -12,8 +12,8 @@ from kvscope.core.errors import InputError
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served, summarize
-from kvscope.replay.variants import Variant
 
 Measure = Literal["percentile", "violations"]
 View = Literal["unloaded", "queued"]

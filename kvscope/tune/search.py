@@ -14,8 +14,9 @@ import numpy as np
 from kvscope.core.errors import KvscopeError
 from kvscope.policies.base import Parameter, Policy
 from kvscope.replay.capacity_models import replayed
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served
-from kvscope.replay.variants import Found, Variant, bind
+from kvscope.replay.variants import Found, bind
 from kvscope.replay.workload import Asked, Workload, cores
 from kvscope.tune.objective import Target, Trial, tried
 

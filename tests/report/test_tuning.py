@@ -12,7 +12,7 @@ from kvscope.app.tune import Tuned
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Variant
+from kvscope.replay.policy_options import Variant
 from kvscope.report.charts import tuning as charts
 from kvscope.report.charts.trade_off import Point, front
 from kvscope.report.sections.run_cells import in_ms

@@ -15,8 +15,9 @@ from kvscope.core.trace import Lineage
 from kvscope.ingest.formats.base import Request
 from kvscope.latency import LatencyProfile
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Variant
-from kvscope.replay.workload import Workload, setting_of
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.setting import setting_of
+from kvscope.replay.workload import Workload
 from kvscope.store.prompts import Prompts
 from kvscope.synth.base import Record
 from kvscope.tune.objective import Question, Target

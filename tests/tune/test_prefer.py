@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Found, Variant
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.variants import Found
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tune.bootstrap import Bootstrap
 from kvscope.tune.objective import Target, Trial, ttft_s

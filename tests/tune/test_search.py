@@ -10,7 +10,8 @@ from threading import Event
 import pytest
 
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.replay.variants import Found, Variant, bind
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.variants import Found, bind
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tune.flags import flags
 from kvscope.tune.objective import Target
