@@ -11,7 +11,8 @@ import render
 import replays
 import streamlit as st
 
-from kvscope.app.simulate import BASELINE, Simulation
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.report.charts import distributions, policies

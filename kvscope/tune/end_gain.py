@@ -21,7 +21,7 @@ from kvscope.replay.traffic import Traffic, traffic
 from kvscope.replay.variants import bind, found_values
 from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
-from kvscope.tune.objective import Target
+from kvscope.tune.target import Target
 
 WARMUP = 0.4  # of the requests, which do not count
 LEVELS = (0.25, 0.5, 0.75)  # of the infinite cache's hit rate: capacities where LRU has so much

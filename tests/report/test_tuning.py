@@ -20,8 +20,9 @@ from kvscope.report.sections.tuning import change, html_report, interval, sectio
 from kvscope.report.sections.tuning_explained import sensitivity
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tune.bootstrap import Gain
-from kvscope.tune.objective import Target, Trial
+from kvscope.tune.objective import Trial
 from kvscope.tune.result import Judged, Least, Tuning
+from kvscope.tune.target import Target
 from tests import small_traces
 from tests.tune.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 

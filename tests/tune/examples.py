@@ -20,9 +20,10 @@ from kvscope.replay.setting import setting_of
 from kvscope.replay.workload import Workload
 from kvscope.store.prompts import Prompts
 from kvscope.synth.base import Record
-from kvscope.tune.objective import Question, Target
+from kvscope.tune.objective import Question
 from kvscope.tune.result import Tuning
 from kvscope.tune.search import Advance
+from kvscope.tune.target import Target
 from kvscope.tune.tuner import tune
 from tests import small_traces
 

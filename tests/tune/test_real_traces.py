@@ -21,8 +21,9 @@ from kvscope.replay.setting import setting_of
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 from kvscope.tune.bootstrap import Bootstrap, Gain
-from kvscope.tune.objective import Question, Target
+from kvscope.tune.objective import Question
 from kvscope.tune.result import Tuning
+from kvscope.tune.target import Target
 from kvscope.tune.tuner import tune
 from tests.tune.examples import quiet
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from kvscope.app.simulate import BASELINE
+from kvscope.app.requests import BASELINE
 from kvscope.core.runs import Run
 from kvscope.replay.curve import HitCurve
 from kvscope.report.charts import style

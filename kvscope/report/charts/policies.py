@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import plotly.graph_objects as go
 
-from kvscope.app.simulate import BASELINE, Simulation
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core.runs import Run
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.policy_options import CONTENDERS

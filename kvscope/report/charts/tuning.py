@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from kvscope.app.simulate import BASELINE
+from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.report.charts import style, xi

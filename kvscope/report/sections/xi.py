@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kvscope.app.simulate import BASELINE, Simulation
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
