@@ -26,8 +26,9 @@ from kvscope.learning.policy_file import (
 )
 from kvscope.policies.base import Policy
 from kvscope.tune.flags import Flags
-from kvscope.tune.objective import Measure, Target, View, times_ms
+from kvscope.tune.objective import times_ms
 from kvscope.tune.result import Judged, Tuning, Verdict
+from kvscope.tune.target import Measure, Target, View
 
 
 def lines(values: Mapping[str, str | float | Sequence[float]]) -> list[str]:
