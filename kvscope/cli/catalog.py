@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvscope.cli import output
@@ -99,7 +100,7 @@ def _show(
     command: str,
     known: list[Entry],
     columns: tuple[str, ...],
-    rows: list[tuple[str, ...]],
+    rows: Sequence[tuple[str, ...]],
     *,
     as_json: bool,
 ) -> None:
