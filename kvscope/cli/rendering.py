@@ -90,7 +90,7 @@ def _drawn(table: Table, *, bars: bool = True, close: bool = False) -> RichTable
         title = _text(table.columns[number])
         if close:
             title.plain = title.plain.replace(" ", "\n")
-        left = number == 0 or is_bar[number]
+        left = number == 0 or is_bar[number] or number in table.words
         drawn.add_column(title, justify="left" if left else "right", no_wrap=True)
     for row in table.rows:
         drawn.add_row(*(_text(row[number]) for number in kept))

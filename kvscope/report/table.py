@@ -9,11 +9,12 @@ from dataclasses import dataclass
 class Table:
     """A titled table; every cell is text already, with its unit.
 
-    The first column names the row; the others are figures and stand flush right. `note` says what
-    the figures mean.
+    The first column names the row; the others are figures and stand flush right, but for the
+    columns numbered in `words`. `note` says what the figures mean.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    words: tuple[int, ...] = ()
