@@ -13,7 +13,7 @@ from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from kvscope.report.glossary import meaning
 from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
 _MOST_KEPT = 64  # sections with their charts

@@ -7,7 +7,7 @@ from html import escape
 
 from kvscope import __version__
 from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 
 _STYLE = """
 :root { color-scheme: light; }

@@ -10,7 +10,7 @@ from kvscope.report.analysis import Analysis, Caching
 from kvscope.report.section import Section
 from kvscope.report.sections import caching, reuse, space, time, traffic
 from kvscope.report.sections.sizes import size_cells, size_columns
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.text_plots import bar
 from kvscope.report.words import counted, definition_in_words
 

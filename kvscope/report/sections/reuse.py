@@ -12,7 +12,7 @@ from kvscope.core import units
 from kvscope.core.percentiles import Quantiles
 from kvscope.report.section import Section
 from kvscope.report.sections.traffic import share
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.text_plots import bar
 from kvscope.report.words import DEFAULT_HITS, counted
 

@@ -26,7 +26,7 @@ from kvscope.report.sections.run_cells import (
 )
 from kvscope.report.sections.tiers import tier_sections
 from kvscope.report.simulation import Contest, Simulation, contest, hit_rate, names, ordered
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.words import definition_in_words
 
 _STAR = "* knows the future: a ceiling, not a choice"

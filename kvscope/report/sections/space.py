@@ -12,7 +12,7 @@ from kvscope.report.analysis import Analysis
 from kvscope.report.section import Section
 from kvscope.report.sections.sizes import size_cells, size_columns
 from kvscope.report.sections.traffic import PLOT_WIDTH
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.text_plots import heat_map, sparkline, thinned
 from kvscope.report.words import DEFAULT_HITS
 

@@ -7,7 +7,7 @@ from kvscope.core.runs import Run, TierOutcome
 from kvscope.report.section import Section
 from kvscope.report.sections.run_cells import NONE, in_ms, size_cells, size_columns
 from kvscope.report.simulation import Simulation, names
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 
 
 def tier_sections(found: Simulation) -> list[Section]:

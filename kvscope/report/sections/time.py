@@ -12,7 +12,7 @@ from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.report.section import Section
 from kvscope.report.sections.traffic import PLOT_WIDTH
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.text_plots import sparkline, thinned
 
 _BY_CATEGORY: dict[Quantity, str] = {

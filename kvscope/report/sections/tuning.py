@@ -10,7 +10,7 @@ from kvscope.report.report import trace_in_words
 from kvscope.report.section import Section
 from kvscope.report.sections.run_cells import in_ms, in_s, size_cells, size_columns
 from kvscope.report.sections.sizes import multiple
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.tuning import Tuned, change, interval
 from kvscope.report.words import counted
 from kvscope.tune.bootstrap import objective_of

@@ -9,7 +9,7 @@ from kvscope.report.section import Section
 from kvscope.report.sections import who_pays
 from kvscope.report.sections.run_cells import NONE, in_ms, size_cells, size_columns
 from kvscope.report.simulation import value_in_words
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.text_plots import bar
 from kvscope.report.tuning import Tuned
 from kvscope.tune.objective import Trial

@@ -15,7 +15,7 @@ from kvscope.report.report import trace_in_words
 from kvscope.report.section import Section
 from kvscope.report.sections.run_cells import in_ms, in_s
 from kvscope.report.simulation import value_in_words
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.words import counted
 from kvscope.validate.result import EngineFacts, Figures, Kept, RunFacts, Validation
 

@@ -10,7 +10,7 @@ from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome, Run
 from kvscope.report.section import Section
 from kvscope.report.sections.run_cells import in_ms
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.report.words import counted
 
 TITLE = "Who gains and who pays"

@@ -12,7 +12,7 @@ from kvscope.replay.workload import profile_of
 from kvscope.report.section import Section
 from kvscope.report.sections.run_cells import in_ms, run_cells, run_columns
 from kvscope.report.simulation import BASELINE, Simulation
-from kvscope.report.table import Table
+from kvscope.report.section import Table
 from kvscope.tune.search import XI
 
 _ABOUT = (
