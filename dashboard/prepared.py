@@ -15,12 +15,12 @@ import streamlit as st
 from opened import reading
 from plain import plain
 
+from kvscope.app.analyze import Analysis, Begun, analyze
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
 from kvscope.core.errors import KvscopeError
 from kvscope.core.trace import Trace
 from kvscope.replay.lru_point import LruAnywhere, lru_anywhere
-from kvscope.report.analysis import Analysis, Begun, analyze
 from kvscope.store.prompts import load_prompts
 
 _MOST = 4  # traces whose findings are kept

@@ -11,6 +11,7 @@ import prepared
 from job import Job
 from opened import reading, writing
 
+from kvscope.app.simulate import Simulation, ordered
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import Run, RunSetting
@@ -25,7 +26,7 @@ from kvscope.replay.lru_point import LruAnywhere
 from kvscope.replay.variants import Found, Variant, bind, found_values
 from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
 from kvscope.report.charts.distributions import Distribution, distribution
-from kvscope.report.simulation import Simulation, names, ordered
+from kvscope.report.run_names import names
 from kvscope.tune import capacity as xi
 from kvscope.tune.objective import Target
 

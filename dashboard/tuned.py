@@ -10,6 +10,7 @@ from pathlib import Path
 import prepared
 from job import Job
 
+from kvscope.app.tune import Tuned, assumptions
 from kvscope.characterize.windows import round_windows
 from kvscope.core.hits import standard
 from kvscope.core.kv_size import ModelKv
@@ -17,8 +18,6 @@ from kvscope.core.trace import Trace
 from kvscope.latency import LatencyProfile
 from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
 from kvscope.replay.workload import setting_of
-from kvscope.report.assumed import assumptions
-from kvscope.report.tuning import Tuned
 from kvscope.tune.objective import Question, Target
 from kvscope.tune.search import Stopped
 from kvscope.tune.tuner import tune

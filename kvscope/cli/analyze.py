@@ -32,7 +32,7 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.report.analysis import Analysis
+    from kvscope.app.analyze import Analysis
     from kvscope.store.prompts import PromptPaths
 
 CapacityBlocks = Annotated[
@@ -82,8 +82,8 @@ def analyze(
     if kv is None and (hbm or capacity):
         option = "--hbm" if hbm else "--capacity"
         raise UsageError("needs a model", where=option, remedy="name one with --model")
-    from kvscope.report.analysis import AnalyzeOptions, Begun
-    from kvscope.report.analysis import analyze as characterized
+    from kvscope.app.analyze import AnalyzeOptions, Begun
+    from kvscope.app.analyze import analyze as characterized
     from kvscope.store.db import open_store
 
     begun: list[Begun] = []

@@ -111,8 +111,8 @@ def _is_of(run: Run, chosen: frozenset[str] | None) -> bool:
 
 
 def _emit_json(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
+    from kvscope.app.simulate import ordered
     from kvscope.cli.run_records import run_record, setting_record
-    from kvscope.report.simulation import ordered
 
     records = [setting_record(run.setting) | run_record(run, trace, model) for run in ordered(runs)]
     output.emit_json("runs", trace, {"runs": records})

@@ -56,13 +56,13 @@ from kvscope.replay.capacity_options import modelled, over_tiers, policies_for
 from kvscope.replay.policy_options import parse_variants, refitted
 
 if TYPE_CHECKING:
+    from kvscope.app.simulate import Simulation
     from kvscope.core.kv_size import ModelKv
     from kvscope.core.runs import Run, RunSetting
     from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
     from kvscope.replay.variants import Found, Variant
     from kvscope.replay.workload import Asked, Workload
-    from kvscope.report.simulation import Simulation
     from kvscope.store.db import Store
 
 
@@ -175,12 +175,12 @@ def _bound(
     workload: Workload, variants: Sequence[Variant]
 ) -> tuple[list[Policy], Mapping[str, Found]]:
     """The policies to replay; says on stderr which values were found for their parameters."""
+    from kvscope.replay.policy_options import format_value
     from kvscope.replay.variants import bind, found_values, used
-    from kvscope.report.simulation import value_in_words
 
     values = found_values(workload.turns, workload.profile, workload.setting.slo_s)
     for name, one in used(variants, values).items():
-        note(f"{name} is {value_in_words(name, one.value)}, {one.origin}")
+        note(f"{name} is {format_value(name, one.value)}, {one.origin}")
     return [bind(variant, values) for variant in variants], values
 
 
@@ -217,7 +217,7 @@ def _report(
     as_json: bool,
     html: str | None,
 ) -> None:
-    from kvscope.report.simulation import Simulation, ordered
+    from kvscope.app.simulate import Simulation, ordered
 
     setting = workload.setting
     one_cache = setting.capacity_model == "cache" and not setting.tiers

@@ -50,12 +50,12 @@ from kvscope.core.errors import ExitCode, UsageError
 from kvscope.replay.policy_options import ALL, CONTENDERS, parse_policies, parse_variants
 
 if TYPE_CHECKING:
+    from kvscope.app.tune import Tuned
     from kvscope.core.kv_size import ModelKv
     from kvscope.core.runs import RunSetting
     from kvscope.core.trace import Trace
     from kvscope.latency import LatencyProfile
     from kvscope.replay.variants import Variant
-    from kvscope.report.tuning import Tuned
     from kvscope.store.prompts import Prompts
     from kvscope.tune.objective import Question, Target
     from kvscope.tune.result import Tuning
@@ -103,8 +103,7 @@ def tune(
     setting = replace(setting, rate_scale=asked.above_zero(rate_scale), isolate=isolate)
     kv = asked.model(model or _model_of(profile), kv_dtype)
     variants = _contenders(policies, param)
-    from kvscope.report.assumed import assumptions
-    from kvscope.report.tuning import Tuned
+    from kvscope.app.tune import Tuned, assumptions
     from kvscope.store.db import open_store
     from kvscope.tune.objective import JUDGED, SCALES, WARMUP, Question
     from kvscope.tune.tuner import CEILINGS

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvscope.replay.variants import Variant
 
 ALL = "all"
+FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,tlru,wa,belady,tail-belady"  # where nobody says which policies to look at
 CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # nor which may replace LRU
 _LEAVES = "leaves"
@@ -79,6 +80,19 @@ def parse_value(parameter: Parameter, text: str) -> float:
     if name.endswith("_tokens"):
         return float(units.parse_tokens(text))
     return units.parse_duration(text) if name.endswith("_s") else _number(text)
+
+
+def format_value(name: str, value: float) -> str:
+    """Return a parameter's value in the unit that its name says, as `parse_value` reads it."""
+    if name.endswith("_per_s"):
+        return units.format_rate(value)
+    if name.endswith("_percentile"):
+        return units.format_percentile(value) if value else "off"
+    if name.endswith("_share"):
+        return units.format_share(value)
+    if name.endswith("_tokens"):
+        return units.format_count(value)
+    return units.format_duration(value) if name.endswith("_s") else f"{value:g}"
 
 
 def _assign(values: Values, assignment: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from kvscope.core.trace import Trace
 from kvscope.latency import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.policies.base import Policy
-from kvscope.report.simulation import FORESEEING, value_in_words
-from kvscope.tune.bootstrap import FEWEST, Gain, surely_better
+from kvscope.replay.policy_options import FORESEEING, format_value
+from kvscope.tune.bootstrap import surely_better
 from kvscope.tune.file import write_recommendation
 from kvscope.tune.flags import Flags, flags
 from kvscope.tune.objective import Trial, times_ms
@@ -108,7 +108,7 @@ class Tuned:
         usual = {one.name: one.default for one in policy.parameters}
         usual |= {name: one.value for name, one in self.tuning.found.items() if name != XI}
         told = [
-            f"{name}={value_in_words(name, value)}"
+            f"{name}={format_value(name, value)}"
             for name, value in policy.values.items()
             if value != usual[name]
         ]
@@ -116,18 +116,32 @@ class Tuned:
         return " ".join([policy.name + star, *told])
 
 
-def change(gain: Gain) -> str:
-    """A gain as the change that it is: -24.1%."""
-    return _percent(-gain.value)
+def assumptions(tuned: Tuned, given: Mapping[str, object], policies: str) -> tuple[Assumption, ...]:
+    """What of the options in `given` nobody gave, what was taken, and why.
 
-
-def interval(gain: Gain) -> str:
-    """The change's interval: -30.2% to -17.9%."""
-    if math.isinf(gain.low):
-        return f"unknown: fewer than {FEWEST} conversations"
-    return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
-
-
-def _percent(change: float) -> str:
-    text = f"{change:+.1%}"
-    return "0.0%" if text in {"+0.0%", "-0.0%"} else text
+    `policies` are those that compete where none is named.
+    """
+    tuning, profile = tuned.tuning, tuned.profile
+    line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
+    taken = (
+        ("--latency", profile.name, f"a preset, {line}: measure yours with kvscope calibrate"),
+        ("--model", tuned.model.name if tuned.model else "none", "the latency preset's"),
+        (
+            "--capacity",
+            f"{tuning.capacity_blocks:,} blocks",
+            "LRU gets half of the hits there are, in the part to choose on",
+        ),
+        ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
+        (
+            "--warmup, --judge",
+            f"{tuning.split.warmup_requests:,} and {tuning.split.judged_requests:,} requests",
+            "a warm cache, and enough requests on either side",
+        ),
+        ("--policies", policies, "they see no more than an engine does"),
+    )
+    names = [one for one in ("next_prompt_tokens", "turn_rate_per_s") if one in tuning.found]
+    found = [
+        Assumption(name, format_value(name, tuning.found[name].value), "of the part to choose on")
+        for name in names
+    ]
+    return (*(Assumption(*one) for one in taken if given[one[0]] is None), *found)
