@@ -108,6 +108,6 @@ def _show(
         output.emit_json(command, None, {command: known})
         return
     from kvscope.cli.rendering import show_table
-    from kvscope.report.table import Table
+    from kvscope.report.section import Table
 
     show_table(Table("", columns, tuple(rows), words=tuple(range(1, len(columns)))))
