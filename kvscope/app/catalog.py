@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from dataclasses import dataclass
 
 from kvscope.core.kv_size import HeadKv, LatentKv, preset, preset_names
 from kvscope.ingest.export.pipeline import EXPORTERS
@@ -12,103 +12,161 @@ from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES
 from kvscope.tune.flags import flags
 
-Entry: TypeAlias = dict[str, Any]
-"""One named thing: `name`, `summary`, `source` and what is particular to its kind."""
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One named thing."""
+
+    name: str
+    summary: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterEntry:
+    """A policy's parameter; its unit is in its name. An infinite bound or default is None."""
+
+    name: str
+    default: float | None
+    low: float | None
+    high: float | None
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyEntry(Entry):
+    """An eviction policy.
+
+    `engines` lists what can run it as it is or with kvscope's plugin; it is empty for policies that
+    only a simulation can run, such as the oracles (`hindsight`).
+    """
+
+    aliases: tuple[str, ...]
+    hindsight: bool
+    leaves: str
+    engines: tuple[str, ...]
+    parameters: tuple[ParameterEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry(Entry):
+    """A model preset with the bytes of KV cache that one token takes."""
+
+    kv_dtype: str
+    bytes_per_token: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyEntry(Entry):
+    """A latency preset: TTFT = base + per_token u + per_token_pair u (c + u / 2)."""
+
+    model: str | None
+    default: bool
+    base_s: float
+    per_token_s: float
+    per_token_pair_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatEntry(Entry):
+    """A trace format that kvscope reads or writes."""
+
+    reads: bool
+    writes: bool
+    has_hashes: bool
+
 
 _ANY_CAPACITY = 16  # tokens; which engine runs a policy does not depend on it
 
 
-def policies() -> list[Entry]:
-    """Return every eviction policy, in the order of the registry.
-
-    `engines` lists what can run it as it is or with kvscope's plugin; it is empty for policies that
-    only a simulation can run, such as the oracles (`hindsight`). Parameters carry their units in
-    their names; an infinite bound or default is None.
-    """
-    return [
-        {
-            "name": policy.name,
-            "aliases": list(policy.aliases),
-            "summary": policy.summary,
-            "source": policy.source,
-            "hindsight": policy.hindsight,
-            "leaves": policy.leaves,
-            "engines": _engines(policy),
-            "parameters": [
-                {
-                    "name": parameter.name,
-                    "default": _finite(parameter.default),
-                    "low": _finite(parameter.low),
-                    "high": _finite(parameter.high),
-                    "summary": parameter.help,
-                }
+def policies() -> tuple[PolicyEntry, ...]:
+    """Return every eviction policy, in the order of the registry."""
+    return tuple(
+        PolicyEntry(
+            name=policy.name,
+            aliases=tuple(policy.aliases),
+            summary=policy.summary,
+            source=policy.source,
+            hindsight=policy.hindsight,
+            leaves=policy.leaves,
+            engines=tuple(_engines(policy)),
+            parameters=tuple(
+                ParameterEntry(
+                    name=parameter.name,
+                    default=_finite(parameter.default),
+                    low=_finite(parameter.low),
+                    high=_finite(parameter.high),
+                    summary=parameter.help,
+                )
                 for parameter in policy.parameters
-            ],
-        }
+            ),
+        )
         for policy in POLICIES
-    ]
+    )
 
 
-def models() -> list[Entry]:
-    """Return every model preset with the bytes of KV cache that one token takes."""
-    return [
-        {
-            "name": name,
-            "summary": _layers(preset(name).shape),
-            "source": preset(name).source,
-            "kv_dtype": preset(name).dtype,
-            "bytes_per_token": preset(name).bytes_per_token,
-            "notes": list(preset(name).notes),
-        }
-        for name in preset_names()
-    ]
+def models() -> tuple[ModelEntry, ...]:
+    """Return every model preset."""
+    return tuple(
+        ModelEntry(
+            name=model.name,
+            summary=_layers(model.shape),
+            source=model.source,
+            kv_dtype=model.dtype,
+            bytes_per_token=model.bytes_per_token,
+            notes=model.notes,
+        )
+        for model in map(preset, preset_names())
+    )
 
 
-def latencies() -> list[Entry]:
-    """Return every latency preset: TTFT = base + per_token u + per_token_pair u (c + u / 2)."""
-    return [
-        {
-            "name": profile.name,
-            "summary": f"{profile.base_s * 1e3:.3g} ms + {profile.per_token_s * 1e6:.3g} us per "
+def latencies() -> tuple[LatencyEntry, ...]:
+    """Return every latency preset."""
+    return tuple(
+        LatencyEntry(
+            name=profile.name,
+            summary=f"{profile.base_s * 1e3:.3g} ms + {profile.per_token_s * 1e6:.3g} us per "
             "uncached token",
-            "source": profile.source,
-            "model": MODELS.get(profile.name),
-            "default": profile.name == DEFAULT_PROFILE,
-            "base_s": profile.base_s,
-            "per_token_s": profile.per_token_s,
-            "per_token_pair_s": profile.per_token_pair_s,
-        }
+            source=profile.source,
+            model=MODELS.get(profile.name),
+            default=profile.name == DEFAULT_PROFILE,
+            base_s=profile.base_s,
+            per_token_s=profile.per_token_s,
+            per_token_pair_s=profile.per_token_pair_s,
+        )
         for profile in PRESETS.values()
-    ]
+    )
 
 
-def formats() -> list[Entry]:
-    """Return every trace format that kvscope reads or writes."""
+def formats() -> tuple[FormatEntry, ...]:
+    """Return every trace format, those that kvscope reads first."""
     written = {exporter.name: exporter for exporter in EXPORTERS}
     read = [
-        {
-            "name": known.name,
-            "summary": known.summary,
-            "source": known.source,
-            "reads": True,
-            "writes": known.name in written,
-            "has_hashes": known.has_hashes,
-        }
+        FormatEntry(
+            name=known.name,
+            summary=known.summary,
+            source=known.source,
+            reads=True,
+            writes=known.name in written,
+            has_hashes=known.has_hashes,
+        )
         for known in FORMATS
     ]
     names = {known.name for known in FORMATS}
-    return read + [
-        {
-            "name": name,
-            "summary": exporter.summary,
-            "source": exporter.source,
-            "reads": False,
-            "writes": True,
-            "has_hashes": exporter.needs_hashes,
-        }
+    only_written = [
+        FormatEntry(
+            name=name,
+            summary=exporter.summary,
+            source=exporter.source,
+            reads=False,
+            writes=True,
+            has_hashes=exporter.needs_hashes,
+        )
         for name, exporter in written.items()
         if name not in names
     ]
+    return (*read, *only_written)
 
 
 def _engines(policy: type[Policy]) -> list[str]:

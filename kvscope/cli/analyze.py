@@ -102,38 +102,13 @@ def analyze(
 
         analysis = characterized(store, stored, request, started=next(iter(started), None))
     if as_json:
-        output.emit_json("analyze", stored, _document(analysis))
+        from kvscope.app.documents.analyze import analyze_document
+
+        output.emit_json(analyze_document(analysis))
     else:
         _print(analysis)
     if html is not None:
         _write_html(analysis, html)
-
-
-def _document(analysis: Analysis) -> dict[str, Any]:
-    """The keys of `--json`; those on reuse are null or empty for a trace of lengths."""
-    from dataclasses import fields
-
-    found, caching, model = analysis.characterization, analysis.caching, analysis.model
-    document: dict[str, Any] = {
-        "notes": analysis.trace.notes,
-        "model": model
-        and {
-            "name": model.name,
-            "dtype": model.dtype,
-            "bytes_per_token": model.bytes_per_token,
-            "notes": model.notes,
-        },
-        "hbm_bytes": analysis.hbm_bytes,
-        "definition": caching and caching.definition,
-        "ideal_hit_rate": caching and caching.ideal,
-        "hit_rates": caching.hit_rates if caching else (),
-        "curve": caching.curve if caching else (),
-        "landmarks": caching.landmarks if caching else (),
-        "asked": caching.asked if caching else (),
-        "misses": caching.misses if caching else (),
-    }
-    told = [field.name for field in fields(found) if field.name != "trace"]
-    return document | {name: getattr(found, name) for name in told}
 
 
 def _print(analysis: Analysis) -> None:

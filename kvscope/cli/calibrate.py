@@ -285,7 +285,9 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
     if path != STANDARD_STREAM:  # first of all: it took long, and whoever reads may have left
         write(Path(path), found)
     if as_json:
-        output.emit_json("calibrate", None, _document(found))
+        from kvscope.app.documents.engines import calibrate_document
+
+        output.emit_json(calibrate_document(found))
     else:
         from kvscope.cli.rendering import show_sections
         from kvscope.report.sections.calibration import sections
@@ -296,53 +298,3 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
         note(f"profile written to {path}: give it to simulate, tune and validate as --latency")
     if found.ended:
         note(f"ended early: {found.ended}; made of {found.readings} of {found.wanted} measurements")
-
-
-def _document(found: Calibration) -> dict[str, Any]:
-    profile = found.profile
-    return {
-        "engine": {
-            "name": found.measured.engine,
-            "version": found.measured.version,
-            "device": found.measured.device,
-            "model": found.measured.model,
-            "flags": found.measured.flags,
-        },
-        "profile": {
-            "name": profile.name,
-            "source": profile.source,
-            "base_ms": profile.base_s * 1e3,
-            "per_token_ms": profile.per_token_s * 1e3,
-            "per_token_pair_ms": profile.per_token_pair_s * 1e3,
-            "intervals": {
-                f"{key.removesuffix('_s')}_ms": [end * 1e3 for end in ends]
-                for key, ends in profile.intervals.items()
-            },
-        },
-        "linear_is_enough": found.fit.linear_is_enough,
-        "is_enough": found.fit.is_enough,
-        "cells": [
-            {
-                "uncached_tokens": cell.uncached,
-                "cached_tokens": cell.cached,
-                "n": cell.n,
-                "ttft_ms": {
-                    "median": cell.median_s * 1e3,
-                    "least": cell.least_s * 1e3,
-                    "most": cell.most_s * 1e3,
-                },
-                "fitted_ms": cell.fitted_s * 1e3,
-                "off": cell.off,
-                "linear_off": cell.linear_off,
-            }
-            for cell in found.fit.cells
-        ],
-        "measurements": found.readings,
-        "wanted": found.wanted,
-        "cached_tokens_checked": found.checked,
-        "not_cached": [
-            {"uncached_tokens": cell.uncached, "cached_tokens": cell.cached, "were_cached": had}
-            for cell, had in found.not_cached
-        ],
-        "ended": found.ended or None,
-    }

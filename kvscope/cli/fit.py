@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -119,7 +118,9 @@ def fit(
         exporting.write(store, told)
         ends = _foreseen(store, told, horizon, xi) if returns else None
     if as_json:
-        output.emit_json("fit", told, _document(found, ends))
+        from kvscope.app.documents.fit import fit_document
+
+        output.emit_json(fit_document(found, ends))
     else:
         _print(found, ends)
     if html is not None:
@@ -133,41 +134,6 @@ def _foreseen(store: Store, trace: Trace, horizon_s: float | None, xi: int | Non
 
     prompts = load_prompts(store, trace)
     return fit_ends(prompts, horizon_s=horizon_s or HORIZON.default, xi_tokens=xi or XI_TOKENS)
-
-
-def _document(found: Fit, ends: EndsFit | None) -> dict[str, Any]:
-    """The keys of `--json`; those on reuse are empty for a trace of lengths."""
-    from kvscope.learning.chances import FEATURES
-
-    windows = found.windows
-    return {
-        "notes": found.trace.notes,
-        "warmup": found.warmup,
-        "start_s": found.start_s,
-        "end_s": found.end_s,
-        "categories": found.categories,
-        "models": found.models,
-        "windows": windows
-        and {
-            "length_s": windows.length_s,
-            "step_s": windows.step_s,
-            "at_s": windows.at_s,
-            "fits": windows.fits,
-        },
-        "stability": windows.stability if windows else (),
-        "conversation": found.conversation,
-        "next_turns": found.next_turns,
-        "next_prompt_tokens": found.next_prompts,
-        "returns": ends
-        and {
-            **asdict(ends.foreseen),
-            "features": FEATURES,
-            "trees": ends.foreseen.trees and ends.foreseen.trees._asdict(),
-            "xi_tokens": ends.xi_tokens,
-            "judged_after": ends.warmup,
-            "end_gains": ends.gains,
-        },
-    }
 
 
 def _print(found: Fit, ends: EndsFit | None) -> None:

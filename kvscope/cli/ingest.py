@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvscope.cli import output
-from kvscope.cli.loading import ingest_reported, trace_record
+from kvscope.cli.loading import ingest_reported
 from kvscope.cli.options import AS_IT_SAYS, DEFAULT_DB, Db, Json, Reading, with_reading
 from kvscope.cli.values import called, parsed_by
 from kvscope.core import units
@@ -48,7 +48,9 @@ def ingest(
             if not as_json:
                 output.emit(_told(ingested[-1]))
     if as_json:
-        _emit_json(ingested)
+        from kvscope.app.documents.lists import ingest_document
+
+        output.emit_json(ingest_document([(one.trace, one.created) for one in ingested]))
 
 
 def _told(found: Ingested) -> str:
@@ -67,9 +69,3 @@ def _told(found: Ingested) -> str:
         )
     parts.append(f"lineage {trace.lineage}")
     return ", ".join(parts)
-
-
-def _emit_json(ingested: list[Ingested]) -> None:
-    """The document's `trace` is the last one; `ingested` has all, in the order of the paths."""
-    told = [{"created": one.created} | trace_record(one.trace) for one in ingested]
-    output.emit_json("ingest", ingested[-1].trace, {"ingested": told})

@@ -6,8 +6,7 @@ prints.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvscope.cli.diagnostics import note
 from kvscope.cli.monitor import Terminal
@@ -80,13 +79,6 @@ def ingest_reported(
         if trace.out_of_order:
             note(f"{path}: {trace.out_of_order:,} requests were out of order, now sorted by time")
     return ingested
-
-
-def trace_record(trace: Trace) -> dict[str, Any]:
-    """All that a store knows of a trace itself, for the JSON documents that list traces."""
-    record = asdict(trace)
-    del record["trace_id"], record["content_hash"]  # the store's own keys
-    return record
 
 
 def _ingest_options(reading: Reading) -> IngestOptions:

@@ -69,7 +69,9 @@ def list_runs(
         kept = [one for one in stored.all_runs(store, found) if _is_of(one.run, chosen)]
         runs = [one.run for one in (stored.with_parts(store, kept) if as_json else kept)]
     if as_json:
-        _emit_json(found, runs, kv)
+        from kvscope.app.documents.runs import runs_document
+
+        output.emit_json(runs_document(found, runs, kv))
     elif runs:
         _print(found, runs, kv)
     else:
@@ -109,14 +111,6 @@ def _policies(text: str | None) -> frozenset[str] | None:
 
 def _is_of(run: Run, chosen: frozenset[str] | None) -> bool:
     return chosen is None or run.policy in chosen
-
-
-def _emit_json(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
-    from kvscope.app.simulate import ordered
-    from kvscope.cli.run_records import run_record, setting_record
-
-    records = [setting_record(run.setting) | run_record(run, trace, model) for run in ordered(runs)]
-    output.emit_json("runs", trace, {"runs": records})
 
 
 def _print(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -140,7 +140,9 @@ def simulate(
 
 def _report(simulation: Simulation, *, as_json: bool, html: str | None) -> None:
     if as_json:
-        output.emit_json("simulate", simulation.trace, _document(simulation))
+        from kvscope.app.documents.runs import simulate_document
+
+        output.emit_json(simulate_document(simulation))
     else:
         _print(simulation)
     if html is not None:
@@ -148,25 +150,6 @@ def _report(simulation: Simulation, *, as_json: bool, html: str | None) -> None:
 
         Path(html).write_text(html_report(simulation), encoding="utf-8")
         note(f"report written to {html}")
-
-
-def _document(found: Simulation) -> dict[str, Any]:
-    from kvscope.cli.run_records import run_record, setting_record
-
-    return {
-        **setting_record(found.setting),
-        "model": found.model
-        and {
-            "name": found.model.name,
-            "dtype": found.model.dtype,
-            "bytes_per_token": found.model.bytes_per_token,
-        },
-        "found": {
-            name: {"value": one.value, "origin": one.origin}
-            for name, one in found.estimates.items()
-        },
-        "results": [run_record(run, found.trace, found.model) for run in found.runs],
-    }
 
 
 def _print(found: Simulation) -> None:

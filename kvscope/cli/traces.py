@@ -9,7 +9,6 @@ import typer
 
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.loading import trace_record
 from kvscope.cli.options import DEFAULT_DB, Db, Json
 from kvscope.core import units
 
@@ -37,7 +36,9 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
     with _existing(db) as store:
         known = all_traces(store)
     if as_json:
-        output.emit_json("traces", None, {"traces": [trace_record(trace) for trace in known]})
+        from kvscope.app.documents.lists import traces_document
+
+        output.emit_json(traces_document(known))
     elif known:
         show_table(_table(known))
     else:

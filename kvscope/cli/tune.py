@@ -144,9 +144,9 @@ def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> 
     from kvscope.report.sections.tuning import html_report, sections
 
     if as_json:
-        from kvscope.cli.tune_record import tune_record
+        from kvscope.app.documents.tune import tune_document
 
-        output.emit_json("tune", tuned.trace, tune_record(tuned))
+        output.emit_json(tune_document(tuned))
     else:
         from kvscope.cli.rendering import show_sections
         from kvscope.report.report import trace_in_words

@@ -300,11 +300,12 @@ def _steps(label: str, total: int) -> AbstractContextManager[Callable[[int], Non
 
 
 def _report(trace: Trace, found: Validation, html: str | None, *, as_json: bool) -> None:
-    from kvscope.cli.validate_record import validation_record
     from kvscope.report.sections.validation import html_report, sections
 
     if as_json:
-        output.emit_json("validate", trace, validation_record(found))
+        from kvscope.app.documents.engines import validate_document
+
+        output.emit_json(validate_document(trace, found))
     else:
         from kvscope.cli.rendering import show_sections
         from kvscope.report.report import trace_in_words

@@ -1,0 +1,1 @@
+"""The documents of `--json`: one file a topic, types first, then what builds them."""

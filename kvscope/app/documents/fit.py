@@ -1,0 +1,110 @@
+"""The document of `kvscope fit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvscope.app.documents.base import Document, TraceFacts, trace_facts, values
+from kvscope.learning.chances import FEATURES
+from kvscope.learning.ends.prediction_quality import Foreseen
+from kvscope.reuse_models.results import (
+    CategoryFit,
+    Conversation,
+    Fit,
+    ModelFit,
+    NextPromptFit,
+    NextTurnFit,
+    StabilityFit,
+    WindowFit,
+)
+from kvscope.tune.end_gain import EndGain, EndsFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowsFacts:
+    """Fits over sliding windows."""
+
+    length_s: float
+    step_s: float
+    at_s: tuple[float, ...]
+    fits: tuple[WindowFit, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreesFacts:
+    """A boosted model of whether a conversation goes on."""
+
+    start: float
+    features: tuple[tuple[int, int, int], ...]
+    edges: tuple[tuple[float, float, float], ...]
+    values: tuple[tuple[float, float, float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnsFacts(Foreseen):
+    """How well returns are predicted, and what that is worth to T-LRU."""
+
+    features: tuple[str, ...]
+    trees: TreesFacts | None  # type: ignore[assignment]  # by name rather than by position
+    xi_tokens: float
+    judged_after: float
+    end_gains: tuple[EndGain, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitDocument(Document):
+    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths."""
+
+    command: Literal["fit"] = "fit"
+    trace: TraceFacts
+    notes: tuple[str, ...]
+    warmup: float
+    start_s: float
+    end_s: float
+    categories: tuple[CategoryFit, ...]
+    models: tuple[ModelFit, ...]
+    windows: WindowsFacts | None
+    stability: tuple[StabilityFit, ...]
+    conversation: Conversation | None
+    next_turns: tuple[NextTurnFit, ...]
+    next_prompt_tokens: tuple[NextPromptFit, ...]
+    returns: ReturnsFacts | None
+
+
+def fit_document(fit: Fit, ends: EndsFit | None) -> FitDocument:
+    """Return the document of `kvscope fit`; `ends` is what `--returns` adds."""
+    windows = fit.windows
+    return FitDocument(
+        trace=trace_facts(fit.trace),
+        notes=fit.trace.notes,
+        warmup=fit.warmup,
+        start_s=fit.start_s,
+        end_s=fit.end_s,
+        categories=fit.categories,
+        models=fit.models,
+        windows=WindowsFacts(
+            length_s=windows.length_s,
+            step_s=windows.step_s,
+            at_s=windows.at_s,
+            fits=windows.fits,
+        )
+        if windows
+        else None,
+        stability=windows.stability if windows else (),
+        conversation=fit.conversation,
+        next_turns=fit.next_turns,
+        next_prompt_tokens=fit.next_prompts,
+        returns=_returns(ends) if ends else None,
+    )
+
+
+def _returns(ends: EndsFit) -> ReturnsFacts:
+    trees = ends.foreseen.trees
+    return ReturnsFacts(
+        **values(ends.foreseen) | {"trees": trees and TreesFacts(**trees._asdict())},
+        features=FEATURES,
+        xi_tokens=ends.xi_tokens,
+        judged_after=ends.warmup,
+        end_gains=ends.gains,
+    )
