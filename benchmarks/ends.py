@@ -5,7 +5,7 @@ came; and which share of the way from tlru to tlru-end, which is told the ends, 
 capacities where LRU reaches 25, 50 and 75 % of the infinite cache's hit rate, judged on the
 requests after the first 40 %, with 95 % intervals of 1,000 draws of whole conversations.
 KVSCOPE_TRACES names the folder of published traces; without it only samples are taken. `--record`
-writes the tables into docs/learned-returns.md.
+writes the tables into docs/evidence/tlru-learned.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvscope.simulate.replay import Tables, replay
 from kvscope.synth.registry import by_name
 from kvscope.synth.write import write_jsonl
 
-PAGE = ROOT / "docs" / "learned-returns.md"
+PAGE = ROOT / "docs" / "evidence" / "tlru-learned.md"
 XI_TOKENS = (0, 8192, 16384)
 FIXED = (0.1, 0.2, 0.3, 0.4, 0.5)
 UNSEEN = (("to-c", 6_000, 131), ("to-c", 6_000, 132), ("regime-change", 4_000, 131))

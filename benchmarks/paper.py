@@ -2,7 +2,7 @@
 
 T-LRU against LRU and Threshold-LRU, at token level, over capacities and latency thresholds xi_s;
 beside it the hindsight variants. Each figure is the mean over seeded traces of the model, with its
-standard error. `--record` writes them into docs/t-lru-paper.md.
+standard error. `--record` writes them into docs/evidence/t-lru-paper.md.
 
 Source: Tail-Optimized Caching for LLM Inference, appendix F (ShareGPT lengths, synthetic times).
 """
@@ -40,7 +40,7 @@ from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.counts import Lognormal
 from kvscope.synth.write import write_jsonl
 
-PAGE = ROOT / "docs" / "t-lru-paper.md"
+PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"
 PROFILE = PRESETS["llama2-7b-a100"]
 MODEL = BirthDeath(
     prompt_tokens=Lognormal(100, 1.2), output_tokens=Lognormal(300, 1.0), block_size=1

@@ -13,7 +13,7 @@ from kvscope.simulate.replay import Tables
 from kvscope.simulate.traffic import Traffic
 from kvscope.simulate.turn_features import turn_features
 
-CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/learned-returns.md
+CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/tlru-learned.md
 
 
 def ends_fit(
