@@ -35,18 +35,6 @@ def test_the_readme_shows_the_first_screen(capsys: pytest.CaptureFixture[str]) -
     assert printed(capsys)[: len(shown)] == shown
 
 
-def test_the_readme_shows_what_simulate_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command in the README prints the table that stands below it."""
-    shown = excerpt("README.md", "At 23,405 blocks")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^`kvscope (simulate .*?)` replays", text, re.MULTILINE)
-    words = command.replace("sample_traces/to-c.jsonl.gz", SAMPLE).split()
-    assert run([*words, "--db", ":memory:"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    start = lines.index(shown[0])
-    assert lines[start : start + len(shown)] == shown
-
-
 def test_the_tutorial_quotes_the_output(capsys: pytest.CaptureFixture[str]) -> None:
     """The table and every figure in italics stand in the output."""
     lines = printed(capsys, "--capacity", "10GiB,20GiB")
