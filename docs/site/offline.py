@@ -1,4 +1,4 @@
-"""Checks that no page of the built site loads anything from a network.
+"""Check that no page of the built site loads anything from a network.
 
 python -m docs.site.offline build/site
 """

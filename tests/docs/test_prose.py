@@ -12,6 +12,7 @@ from kvscope.core.paths import data_folder
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 OPTIONS = ("--db", ":memory:", "--model", "qwen2-7b", "--hbm", "80GiB")
 
 
@@ -55,11 +56,18 @@ def test_the_tutorials_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{float(capsys.readouterr().out):.2%}" in text
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link and picture exists."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page: str) -> None:
+    """Every path of the repository that a page names is there."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    folders = "kvscope|tests|docs|benchmarks|queries|dashboard|sample_traces"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
