@@ -65,9 +65,9 @@ def gaps(of: Judged) -> Table:
         f"{hit_rate('lru', at)} to {hit_rate('belady', at)} at {at:,} blocks" for at in capacities
     )
     return Table(
-        f"{of.name}: shares of the gaps closed",
-        f"{len(of.prompts.leaf):,} requests, of which those of {of.conversations:,} conversations"
-        f" count. Hit rate of lru and belady: {rates}.",
+        f"{of.name}: share of the gap to the optimum closed",
+        f"{len(of.prompts.leaf):,} requests; {of.conversations:,} conversations are counted."
+        f" Hit rates of lru and belady: {rates}.",
         (
             "policy",
             *(f"hits, {level:.0%}" for level in LEVELS),
