@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from kvscope.app.analyze import Analysis, Caching
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report import html
-from kvscope.report.analysis import Analysis, Caching
 from kvscope.report.section import Section
 from kvscope.report.sections import caching, reuse, space, time, traffic
 from kvscope.report.sections.sizes import size_cells, size_columns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvscope.app.analyze import Analysis, Caching
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
-from kvscope.report.analysis import Analysis, Caching
 from kvscope.report.section import Section
 from kvscope.report.sections.sizes import size_cells, size_columns
 from kvscope.report.table import Table

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvscope.app.analyze import Analysis
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.spatial import Spatial
 from kvscope.characterize.traffic import RequestSize
 from kvscope.core import units
-from kvscope.report.analysis import Analysis
 from kvscope.report.section import Section
 from kvscope.report.sections.sizes import size_cells, size_columns
 from kvscope.report.sections.traffic import PLOT_WIDTH
