@@ -6,9 +6,8 @@ from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run, TierOutcome
 from kvscope.report.run_names import names
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import NONE, in_ms, size_cells, size_columns
-from kvscope.report.table import Table
 
 
 def tier_sections(found: Simulation) -> list[Section]:

@@ -9,10 +9,9 @@ from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.report import html
 from kvscope.report.report import trace_in_words
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms, in_s, size_cells, size_columns
 from kvscope.report.sections.sizes import multiple
-from kvscope.report.table import Table
 from kvscope.report.words import counted
 from kvscope.tune.bootstrap import FEWEST, Gain, objective_of
 from kvscope.tune.flags import Flags

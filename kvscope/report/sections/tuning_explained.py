@@ -7,10 +7,9 @@ from functools import partial
 from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.replay.policy_options import format_value
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections import who_pays
 from kvscope.report.sections.run_cells import NONE, in_ms, size_cells, size_columns
-from kvscope.report.table import Table
 from kvscope.report.text_plots import bar
 from kvscope.tune.objective import Trial
 from kvscope.tune.search import XI

@@ -13,9 +13,8 @@ from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import format_value
 from kvscope.report import html
 from kvscope.report.report import trace_in_words
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms, in_s
-from kvscope.report.table import Table
 from kvscope.report.words import counted
 from kvscope.validate.result import EngineFacts, Figures, Kept, RunFacts, Validation
 

@@ -11,9 +11,8 @@ from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
 from kvscope.replay.setting import profile_of
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms, run_cells, run_columns
-from kvscope.report.table import Table
 from kvscope.tune.search import XI
 
 _ABOUT = (
