@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 		--constraint constraints.txt --editable '.[dev,dashboard]'
 	@$(PY) -m compileall -q kvscope
 	@echo "Compiling the kernels of the usual policies ..."
-	@$(PY) -m kvscope.simulate.ahead
+	@$(PY) -m kvscope.replay.precompile
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
@@ -61,7 +61,7 @@ test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=
 # What depends on the machine's other work runs with ENGINE_TESTS=clock.
 test-engine: $(ENGINE)/ready ## tests beside vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m '$(ENGINE_TESTS)' \
-		tests/conformance tests/engine/test_vllm.py tests/validate/test_engine.py $(PYTEST)
+		tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py $(PYTEST)
 
 $(ENGINE)/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

@@ -25,16 +25,16 @@ from benchmarks.gaps import LEVELS, MOONCAKE, SAMPLES, SESSIONS, SESSIONS_PER_S
 from benchmarks.judged import Floats, Judged
 from benchmarks.measure import note
 from benchmarks.table import Table, record
-from kvscope.ingest.base import ReadOptions
-from kvscope.model.scores import auc
-from kvscope.policies.chances import FEATURES
+from kvscope.ingest.formats.base import ReadOptions
+from kvscope.learning.chances import FEATURES
+from kvscope.learning.ends.offline import THRESHOLDS, Ends, taken_to_end
+from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
 from kvscope.policies.gittins import NEW_TOKENS
 from kvscope.policies.tlru_learned import HORIZON, TLruLearned
-from kvscope.simulate.ends import THRESHOLDS, Ends, taken_to_end
-from kvscope.simulate.foreseen import Foreseen, foreseen
-from kvscope.simulate.replay import Tables, replay
+from kvscope.replay.replay import Tables, replay
+from kvscope.reuse_models.scores import auc
 from kvscope.synth.registry import by_name
-from kvscope.synth.write import write_jsonl
+from kvscope.synth.samples import write_jsonl
 
 PAGE = ROOT / "docs" / "learned-returns.md"
 XI_TOKENS = (0, 8192, 16384)

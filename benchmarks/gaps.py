@@ -22,7 +22,7 @@ from benchmarks.gaps_unseen import unseen
 from benchmarks.judged import Judged
 from benchmarks.measure import note
 from benchmarks.table import Table, record
-from kvscope.ingest.base import ReadOptions
+from kvscope.ingest.formats.base import ReadOptions
 from kvscope.policies.registry import POLICIES
 
 PAGE = ROOT / "docs" / "gittins.md"

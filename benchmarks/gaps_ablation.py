@@ -9,12 +9,12 @@ import numpy as np
 
 from benchmarks.judged import Judged
 from benchmarks.table import Table
+from kvscope.learning.offline.refits import refits_of
+from kvscope.learning.offline.shadow_caches import Shadows
+from kvscope.learning.returns.formulas import return_values
+from kvscope.learning.returns.offline import learned, waits_seen
 from kvscope.policies.gittins import CLASS_SETS, REFIT_OFTEN, Gittins
-from kvscope.policies.returns import return_values
-from kvscope.simulate.refits import refits_of
-from kvscope.simulate.replay import Tables, replay
-from kvscope.simulate.returns import learned, waits_seen
-from kvscope.simulate.shadows import Shadows
+from kvscope.replay.replay import Tables, replay
 
 LEVELS = (0.25, 0.5, 0.75)
 XI_TOKENS = 8192

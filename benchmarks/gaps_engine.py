@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks.judged import Figure, Floats, Judged
 from benchmarks.table import Table
-from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
-from kvscope.simulate.latency import PRESETS
+from kvscope.latency import PRESETS
+from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
 
 PROFILE = PRESETS["llama2-7b-h100-fp8"]
 LEVELS = (0.7, 0.8, 0.9, 0.95)

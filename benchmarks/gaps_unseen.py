@@ -11,9 +11,9 @@ from benchmarks.judged import Judged
 from benchmarks.measure import note
 from benchmarks.table import Table
 from kvscope.policies.gittins import CLASS_SETS, Gittins
-from kvscope.simulate.replay import Tables, replay
+from kvscope.replay.replay import Tables, replay
 from kvscope.synth.registry import by_name
-from kvscope.synth.write import write_jsonl
+from kvscope.synth.samples import write_jsonl
 
 TRACES = (
     ("to-c", 6_000, 501),

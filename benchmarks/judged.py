@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.ingest.base import ReadOptions
+from kvscope.core.hits import standard
+from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.latency import PRESETS
+from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.simulate.curve import HitCurve, lru_curve
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.estimates import tables_for
-from kvscope.simulate.latency import PRESETS
-from kvscope.simulate.replay import NO_TABLES, Tables, history, replay
-from kvscope.simulate.traffic import traffic
-from kvscope.simulate.variants import Variant, bind, found_values
+from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.replay import NO_TABLES, Tables, history, replay
+from kvscope.replay.traffic import traffic
+from kvscope.replay.variants import Variant, bind, found_values
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from benchmarks import ROOT
 from benchmarks.table import Table, record
-from kvscope.ingest.base import ReadOptions
+from kvscope.core.hits import standard
+from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.latency import PRESETS
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
@@ -30,15 +32,13 @@ from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_end import TLruEnd
 from kvscope.policies.tlru_length import TLruLength
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.latency import PRESETS
-from kvscope.simulate.replay import History, history, replay
-from kvscope.simulate.traffic import Traffic, traffic
+from kvscope.replay.replay import History, history, replay
+from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.synth.base import Lognormal
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.synth.counts import Lognormal
-from kvscope.synth.write import write_jsonl
+from kvscope.synth.samples import write_jsonl
 
 PAGE = ROOT / "docs" / "t-lru-paper.md"
 PROFILE = PRESETS["llama2-7b-a100"]

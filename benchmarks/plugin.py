@@ -25,13 +25,13 @@ import numpy as np
 
 from benchmarks.table import Table
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.engine.standings import Scores
+from kvscope.learning.chances import FEATURES
+from kvscope.learning.ends.boosting import boosted
+from kvscope.learning.ends.file import FittedEnds
+from kvscope.learning.online.lane_heap import Scores
 from kvscope.policies.base import Policy
-from kvscope.policies.boosting import boosted
-from kvscope.policies.chances import FEATURES
-from kvscope.policies.fitted_ends import FittedEnds
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.tune.policy_file import write_policy
+from kvscope.tune.file import write_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 BLOCK, OUTPUTS, IN_FLIGHT, KINDS = 16, 16, 16, 20
@@ -124,7 +124,7 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvscope.engine.vllm_plugin import KvscopeScheduler
+    from kvscope.vllm_plugin import KvscopeScheduler
 
     config = VllmConfig(
         model_config=ModelConfig(
@@ -180,10 +180,10 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     An index that falls with age, of another height for each class. Nothing else of what the plugin
     does for a request is left out; the guard where it is not told how many blocks there are.
     """
-    from kvscope.engine.learning import Returns
-    from kvscope.policies.fitted import Fitted
+    from kvscope.learning.online.learners import Returns
+    from kvscope.learning.returns.file import Fitted
+    from kvscope.learning.returns.formulas import began_s
     from kvscope.policies.gittins import AGES, STEPS
-    from kvscope.policies.returns import began_s
 
     classes = math.prod(STEPS[class_set])
     falling = 1.0 / (30.0 + began_s(np.arange(AGES)))

@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.table import Table
 from kvscope.ingest.trie import Trie
 from kvscope.policies.registry import by_name
-from kvscope.simulate.replay import replay
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.replay import replay
+from kvscope.replay.traffic import Traffic
 
 SEEDS, LONGEST = 6, 300
 GOES_ON = 0.8  # the share of requests that are a next turn

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.prefix import paths
 from kvscope.ingest.pipeline import ingest
-from kvscope.prefix import paths
 from kvscope.store.db import open_store
 from kvscope.store.prompts import load_prompts
 

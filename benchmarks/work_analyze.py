@@ -20,9 +20,9 @@ FUNCTIONS = (
     ("kvscope.ingest.pipeline", "ingest", "parse"),
     ("kvscope.ingest.columns", "Columns.add", "columns"),
     ("kvscope.ingest.build", "build", "build"),
-    ("kvscope.ingest.write", "write", "load"),
+    ("kvscope.ingest.pipeline", "write", "load"),
     ("kvscope.characterize.summary", "characterize", "characterize"),
-    ("kvscope.show.analysis", "caching", "curve"),
+    ("kvscope.report.analysis", "caching", "curve"),
 )
 """Modules, the functions in them that are phases, and the names of these."""
 

@@ -12,9 +12,9 @@ import time
 from dataclasses import replace
 from statistics import median
 
-from kvscope.simulate.curve import lru_curve
-from kvscope.simulate.definitions import LIBCACHESIM
-from kvscope.simulate.distances import lru_distances
+from kvscope.core.hits import LIBCACHESIM
+from kvscope.replay.curve import lru_curve
+from kvscope.replay.stack_distances import lru_distances
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.store.prompts import load_prompts

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.generate import BLOCK_TOKENS, SYSTEM_PROMPTS, plan
-from kvscope.jit import kernel
+from kvscope.core.jit import kernel
+from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.registry import by_name
-from kvscope.simulate.estimates import tables_for
-from kvscope.simulate.replay import history, replay
-from kvscope.simulate.traffic import Traffic, next_prompts
+from kvscope.replay.replay import history, replay
+from kvscope.replay.traffic import Traffic, next_prompts
 
 SMALLEST = 100_000
 ACCESSES_A_REQUEST = 30

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from kvscope.__main__ import prepare_collector
+from kvscope.core.hits import KVCACHE_SIMULATOR
 from kvscope.ingest.pipeline import ingest
-from kvscope.simulate.curve import lru_curve
-from kvscope.simulate.definitions import KVCACHE_SIMULATOR
+from kvscope.replay.curve import lru_curve
 from kvscope.store.db import open_store
 from kvscope.store.prompts import load_prompts
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, standard
+from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.simulate.definitions import KVCACHE_SIMULATOR, LIBCACHESIM, standard
-from kvscope.simulate.estimates import tables_for
-from kvscope.simulate.replay import NO_TABLES, history, replay
-from kvscope.simulate.traffic import Traffic, traffic
+from kvscope.replay.replay import NO_TABLES, history, replay
+from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.store.prompts import Prompts, load_prompts

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("policies", nargs="+")
     prepare_collector()
     registry = importlib.import_module("kvscope.policies.registry")
-    ahead = importlib.import_module("kvscope.simulate.ahead")
+    ahead = importlib.import_module("kvscope.replay.precompile")
     ahead.compile_for([registry.by_name(name) for name in parser.parse_args().policies])
     print("{}")
 

@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvscope.characterize.windows import equal_windows
-from kvscope.jit import kernel
+from kvscope.core.hits import standard
+from kvscope.core.jit import kernel
+from kvscope.latency import load_profile
 from kvscope.policies.registry import by_name
-from kvscope.simulate.capacities import spread
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.latency import load_profile
-from kvscope.simulate.sweep import sweep
-from kvscope.simulate.workload import WINDOWS, Asked, Workload, setting_of
+from kvscope.replay.run_cache import spread
+from kvscope.replay.workload import WINDOWS, Asked, Workload, setting_of, sweep
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.store.prompts import load_prompts

@@ -8,10 +8,10 @@ from pathlib import Path
 from job import Job
 from opened import writing
 
-from kvscope.errors import InputError
-from kvscope.facts import Trace
+from kvscope.core.errors import InputError
+from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import UnusableLinesError, ingest
-from kvscope.ingest.told import bad_lines_in_words
+from kvscope.ingest.rejected_lines import bad_lines_in_words
 from kvscope.store import traces
 
 Refused = tuple[str, list[str]]

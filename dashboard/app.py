@@ -9,7 +9,7 @@ import deep
 import frame
 import streamlit as st
 
-from kvscope.errors import KvscopeError
+from kvscope.core.errors import KvscopeError
 
 # The folder is not called pages/, which Streamlit would make an app of by itself. Pages have no
 # icons: they become favicons, which the browser would fetch from a network.

@@ -12,13 +12,12 @@ import opened
 import prepared
 import streamlit as st
 
-from kvscope import units
-from kvscope.errors import KvscopeError, UsageError
-from kvscope.facts import Trace
-from kvscope.kv_size import ModelKv, resolve_model
-from kvscope.kv_size.presets import preset_names
-from kvscope.show.report import trace_in_words
-from kvscope.simulate.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
+from kvscope.core import units
+from kvscope.core.errors import KvscopeError, UsageError
+from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
+from kvscope.core.trace import Trace
+from kvscope.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
+from kvscope.report.report import trace_in_words
 
 NO_MODEL = "none"
 

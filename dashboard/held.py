@@ -8,14 +8,15 @@ from job import Job
 from opened import reading
 
 from kvscope.characterize.prefixes import Prefix
-from kvscope.facts import Run, RunSetting, Trace
-from kvscope.kv_size import ModelKv
-from kvscope.model.evidence import load_evidence
-from kvscope.model.facts import Fit
-from kvscope.model.fit import fit_to
-from kvscope.show.analysis import Analysis, resized
+from kvscope.core.kv_size import ModelKv
+from kvscope.core.runs import Run, RunSetting
+from kvscope.core.trace import Trace
+from kvscope.report.analysis import Analysis, resized
+from kvscope.reuse_models.evidence import load_evidence
+from kvscope.reuse_models.fit import fit_to
+from kvscope.reuse_models.results import Fit
 from kvscope.store import runs, traces
-from kvscope.validate.kept import Kept, kept_validations
+from kvscope.validate.result import Kept, kept_validations
 
 _MOST_FITS = 4
 _FITS: dict[Trace, Fit] = {}  # made by jobs, which run outside Streamlit's threads

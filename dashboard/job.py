@@ -11,8 +11,8 @@ import deep
 import streamlit as st
 from plain import plain
 
-from kvscope.errors import KvscopeError
-from kvscope.tune.evaluate import Stopped
+from kvscope.core.errors import KvscopeError
+from kvscope.tune.search import Stopped
 
 _EVERY_S = 0.3
 _TROUBLE = "Something went wrong; the terminal that runs the dashboard has the details."

@@ -11,12 +11,12 @@ import render
 import replays
 import streamlit as st
 
-from kvscope import units
-from kvscope.facts import Run
-from kvscope.show.charts import distributions, policies
-from kvscope.show.section import Section
-from kvscope.show.sections import simulation, who_pays, xi
-from kvscope.show.simulation import BASELINE, Simulation, names
+from kvscope.core import units
+from kvscope.core.runs import Run
+from kvscope.report.charts import distributions, policies
+from kvscope.report.section import Section
+from kvscope.report.sections import simulation, who_pays, xi
+from kvscope.report.simulation import BASELINE, Simulation, names
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 

@@ -17,10 +17,10 @@ from plain import plain
 
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
-from kvscope.errors import KvscopeError
-from kvscope.facts import Trace
-from kvscope.show.analysis import Analysis, Begun, analyze
-from kvscope.simulate.lru_at import LruAnywhere, lru_anywhere
+from kvscope.core.errors import KvscopeError
+from kvscope.core.trace import Trace
+from kvscope.replay.lru_point import LruAnywhere, lru_anywhere
+from kvscope.report.analysis import Analysis, Begun, analyze
 from kvscope.store.prompts import load_prompts
 
 _MOST = 4  # traces whose findings are kept

@@ -1,4 +1,4 @@
-"""The one place that draws a section of kvscope.show: words, charts, tables."""
+"""The one place that draws a section of kvscope.report: words, charts, tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from plain import plain
 from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
-from kvscope.show.glossary import meaning
-from kvscope.show.section import Section
-from kvscope.show.table import Table
-from kvscope.show.words import WHATEVER_OPTIONS
+from kvscope.report.glossary import meaning
+from kvscope.report.section import Section
+from kvscope.report.table import Table
+from kvscope.report.words import WHATEVER_OPTIONS
 
 _MOST_KEPT = 64  # sections with their charts
 _SIDE_BY_SIDE = 2  # more charts or tables than that get tabs

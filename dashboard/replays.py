@@ -12,21 +12,21 @@ from job import Job
 from opened import reading, writing
 
 from kvscope.characterize.windows import round_windows
-from kvscope.errors import StoreBusyError
-from kvscope.facts import Run, RunSetting, Trace
+from kvscope.core.errors import StoreBusyError
+from kvscope.core.runs import Run, RunSetting
+from kvscope.core.trace import Trace
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.show.charts.distributions import Distribution, distribution
-from kvscope.show.simulation import Simulation, names, ordered
-from kvscope.simulate import kept
-from kvscope.simulate.capacity_models import replayed
-from kvscope.simulate.lru_at import LruAnywhere
-from kvscope.simulate.modelled import over_tiers
-from kvscope.simulate.sweep import sweep
-from kvscope.simulate.variants import Found, Variant, bind, found_values
-from kvscope.simulate.workload import WINDOWS, Asked, Workload
-from kvscope.tune import xi
+from kvscope.replay import run_cache as kept
+from kvscope.replay.capacity_models import replayed
+from kvscope.replay.capacity_options import over_tiers
+from kvscope.replay.lru_point import LruAnywhere
+from kvscope.replay.variants import Found, Variant, bind, found_values
+from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
+from kvscope.report.charts.distributions import Distribution, distribution
+from kvscope.report.simulation import Simulation, names, ordered
+from kvscope.tune import capacity as xi
 from kvscope.tune.objective import Target
 
 USUAL_POINTS = 5

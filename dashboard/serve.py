@@ -25,8 +25,8 @@ def begin() -> None:
     from plotly import graph_objects
     from plotly.graph_objects import Figure
 
-    from kvscope.errors import KvscopeError
-    from kvscope.show import charts, sections
+    from kvscope.core.errors import KvscopeError
+    from kvscope.report import charts, sections
 
     with suppress(KvscopeError):  # the pages say what is wrong with the store
         for trace in held.all_traces()[:1]:

@@ -11,18 +11,17 @@ import prepared
 from job import Job
 
 from kvscope.characterize.windows import round_windows
-from kvscope.facts import Trace
-from kvscope.kv_size import ModelKv
-from kvscope.show.assumed import assumptions
-from kvscope.show.tuning import Tuned
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.parameters import CONTENDERS, parse_policies, parse_variants
-from kvscope.simulate.workload import setting_of
-from kvscope.tune.evaluate import Stopped
-from kvscope.tune.objective import Target
-from kvscope.tune.question import Question
-from kvscope.tune.recommend import tune
+from kvscope.core.hits import standard
+from kvscope.core.kv_size import ModelKv
+from kvscope.core.trace import Trace
+from kvscope.latency import LatencyProfile
+from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
+from kvscope.replay.workload import setting_of
+from kvscope.report.assumed import assumptions
+from kvscope.report.tuning import Tuned
+from kvscope.tune.objective import Question, Target
+from kvscope.tune.search import Stopped
+from kvscope.tune.tuner import tune
 
 
 @dataclass(frozen=True, slots=True)

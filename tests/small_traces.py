@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from kvscope.facts import Trace
-from kvscope.ingest.base import ReadOptions, Records, Rejects, Request
+from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
+from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, Request
 from kvscope.ingest.identifiers import NO_ID
-from kvscope.ingest.write import Origin, write
+from kvscope.ingest.pipeline import Origin, write
 from kvscope.store import traces
 from kvscope.store.db import Store
 from kvscope.store.prompts import Prompts

@@ -15,17 +15,18 @@ import replays
 import streamlit as st
 from plain import plain
 
-from kvscope import units
-from kvscope.facts import Run, Trace
+from kvscope.core import units
+from kvscope.core.runs import Run
+from kvscope.core.trace import Trace
 from kvscope.policies.belady import Belady
 from kvscope.policies.wa import Wa
-from kvscope.show.charts import capacity as charts
-from kvscope.show.sections import caching
-from kvscope.show.sections.sizes import multiple
-from kvscope.show.words import definition_in_words
-from kvscope.simulate.lru_at import LruAnywhere
-from kvscope.simulate.variants import Variant
-from kvscope.simulate.workload import setting_of
+from kvscope.replay.lru_point import LruAnywhere
+from kvscope.replay.variants import Variant
+from kvscope.replay.workload import setting_of
+from kvscope.report.charts import capacity as charts
+from kvscope.report.sections import caching
+from kvscope.report.sections.sizes import multiple
+from kvscope.report.words import definition_in_words
 
 STEPS = 200
 

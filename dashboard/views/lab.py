@@ -12,15 +12,16 @@ import replays
 import streamlit as st
 from plain import plain
 
-from kvscope import units
-from kvscope.facts import CapacityModel, RunSetting, TierMode, Trace
+from kvscope.core import units
+from kvscope.core.hits import standard
+from kvscope.core.runs import CapacityModel, RunSetting, TierMode
+from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.modelled import modelled, policies_for
-from kvscope.simulate.parameters import ALL, parse_variants
-from kvscope.simulate.variants import Variant
-from kvscope.simulate.workload import setting_of
-from kvscope.tune.xi import has_xi
+from kvscope.replay.capacity_options import modelled, policies_for
+from kvscope.replay.policy_options import ALL, parse_variants
+from kvscope.replay.variants import Variant
+from kvscope.replay.workload import setting_of
+from kvscope.tune.capacity import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]
 MODELS: tuple[CapacityModel, ...] = ("cache", "engine")

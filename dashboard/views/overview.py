@@ -11,12 +11,12 @@ import render
 import streamlit as st
 from plain import plain
 
-from kvscope import units
-from kvscope.facts import Trace
-from kvscope.show import report
-from kvscope.show.analysis import Analysis
-from kvscope.show.sections import traffic
-from kvscope.show.words import definition_in_words
+from kvscope.core import units
+from kvscope.core.trace import Trace
+from kvscope.report import report
+from kvscope.report.analysis import Analysis
+from kvscope.report.sections import traffic
+from kvscope.report.words import definition_in_words
 
 
 def page() -> None:

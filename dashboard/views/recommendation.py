@@ -14,10 +14,10 @@ import streamlit as st
 import tuned
 from plain import plain
 
-from kvscope import units
-from kvscope.facts import Trace
-from kvscope.show.sections import tuning as sections
-from kvscope.show.tuning import Tuned
+from kvscope.core import units
+from kvscope.core.trace import Trace
+from kvscope.report.sections import tuning as sections
+from kvscope.report.tuning import Tuned
 from kvscope.tune.file import Recommendation, read_recommendation
 from kvscope.tune.flags import Flags, flags
 from kvscope.tune.objective import Target

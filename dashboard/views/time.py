@@ -9,8 +9,8 @@ import job
 import render
 import streamlit as st
 
-from kvscope.facts import Trace
-from kvscope.show.sections import fit, time, traffic
+from kvscope.core.trace import Trace
+from kvscope.report.sections import fit, time, traffic
 
 
 def page() -> None:

@@ -7,7 +7,7 @@ import held
 import render
 import streamlit as st
 
-from kvscope.show.sections import validation
+from kvscope.report.sections import validation
 
 found = held.validations(frame.trace("Validation"))
 if not found:

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from kvscope.characterize.facts import Category, Lifetimes, NextTurns, ReuseGaps
+from dataclasses import dataclass
+
+from kvscope.characterize.gaps import ReuseGaps
+from kvscope.characterize.lifetimes import Lifetimes
 from kvscope.characterize.traffic import share
-from kvscope.facts import Trace
+from kvscope.characterize.turns import NextTurns
+from kvscope.core.percentiles import Quantiles
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """One category's row in the summary. Gaps and lifetimes are None where it has none."""
+
+    category: str
+    type: str
+    turn_bucket: str
+    requests: int
+    share: float
+    multi_turn_share: float
+    mean_input_tokens: float
+    mean_output_tokens: float
+    reuse_gap_s: Quantiles | None
+    lifetime_s: Quantiles | None
+    next_turn_probability: float | None
+    hit_share: float | None
 
 
 def assemble_categories(

@@ -6,14 +6,62 @@ policy that has to judge a block knows no more than that.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.characterize.facts import GapDistribution, HazardCurve, ReuseGaps, ReuseHazard
+from kvscope.characterize.distributions import (
+    Rates,
+    Summary,
+    cdf,
+    cdfs,
+    log_grid,
+    summaries,
+    summary,
+    totals,
+)
 from kvscope.characterize.history import History, load_history
-from kvscope.characterize.weighted import cdf, cdfs, log_grid, summaries, summary, totals
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
+
+
+@dataclass(frozen=True, slots=True)
+class GapDistribution:
+    """Reuse gaps of blocks last touched by one category; `cdf` runs along the grid."""
+
+    category: str | None
+    reused_blocks: int
+    gap_s: Summary
+    cdf: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseGaps:
+    """Reuse gaps, weighted by blocks, on the grid `at_s`; categories without reuse are absent."""
+
+    at_s: Rates
+    overall: GapDistribution | None
+    by_category: tuple[GapDistribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HazardCurve:
+    """Probability along the grid that a block is reused in the next second; None: none at risk."""
+
+    category: str | None
+    probability: tuple[float | None, ...]
+    at_risk_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseHazard:
+    """Reuse in the next second of blocks untouched for `at_s`."""
+
+    at_s: Rates
+    overall: HazardCurve | None
+    by_category: tuple[HazardCurve, ...]
+
 
 _SOON_S = 1.0
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.characterize.weighted import Weighted
-from kvscope.facts import Trace
+from kvscope.characterize.distributions import Weighted
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 

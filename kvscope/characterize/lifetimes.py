@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.characterize.facts import (
-    LifetimeDistribution,
-    Lifetimes,
-    WindowLifetime,
-    WorkingSet,
-)
-from kvscope.characterize.history import History, load_history
-from kvscope.characterize.weighted import (
+from kvscope.characterize.distributions import (
+    Rates,
+    Summary,
     Weighted,
     cdf,
     cdfs,
@@ -22,9 +19,62 @@ from kvscope.characterize.weighted import (
     summary,
     totals,
 )
+from kvscope.characterize.history import History, load_history
 from kvscope.characterize.windows import Windows, round_windows
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
+
+
+@dataclass(frozen=True, slots=True)
+class LifetimeDistribution:
+    """Lifetimes of the blocks first touched by one category, those never reused included as 0."""
+
+    category: str | None
+    blocks: int
+    never_reused_share: float
+    lifetime_s: Summary
+    cdf: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLifetime:
+    """Mean lifetime of the blocks that one category first touched in one window."""
+
+    start_s: float
+    category: str
+    blocks: int
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Lifetimes of cacheable blocks on the grid `at_s`, and over time."""
+
+    at_s: Rates
+    window_s: float
+    overall: LifetimeDistribution | None
+    by_category: tuple[LifetimeDistribution, ...]
+    over_time: tuple[WindowLifetime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """Blocks that will be reused, over time: the capacity that would lose none of them.
+
+    `blocks[i]` is the peak between `at_s[i]` and `at_s[i + 1]` (the last: the trace's end). Bytes
+    are known once a model is named, `peak_hbm_multiple` once its memory is.
+    """
+
+    peak_blocks: int
+    mean_blocks: float
+    p99_blocks: int
+    at_s: Rates
+    blocks: tuple[int, ...]
+    peak_bytes: int | None = None
+    mean_bytes: float | None = None
+    p99_bytes: int | None = None
+    peak_hbm_multiple: float | None = None
+
 
 SERIES_POINTS = 100
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 MOST_BLOCKS = 20_000

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.characterize.facts import HeatMap, PrefixDepth, Spatial
+from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
 from kvscope.characterize.traffic import read_summary, turns_label
-from kvscope.facts import Trace
-from kvscope.jit import kernel
-from kvscope.prefix import ancestor
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import ancestor
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 from kvscope.store.prompts import PromptPaths, load_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDepth:
+    """How deep an infinite cache hits: leading blocks, and the share of the prompt's tokens."""
+
+    turns: Turns
+    requests: int
+    hit_blocks: Summary
+    prompt_share: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Spatial:
+    """Where in the prompt reuse lies: heat_map[offset][stride] is an ideal block hit rate.
+
+    `None` maps: no full block was looked up by such requests.
+    """
+
+    offsets: Rates
+    strides: Rates
+    overall: HeatMap | None
+    single_turn: HeatMap | None
+    multi_turn: HeatMap | None
+    prefix_depth: tuple[PrefixDepth, ...]
+
 
 DECILES = 10
 _MASKS = 1 << DECILES

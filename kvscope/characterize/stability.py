@@ -7,17 +7,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from kvscope.characterize.facts import Quantity, Stability, Variation
+from kvscope.characterize.distributions import quantiles
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.traffic import over_time
 from kvscope.characterize.turns import next_turns_over_time
-from kvscope.characterize.weighted import quantiles
 from kvscope.characterize.windows import DAY_S, Windows, day_windows, equal_windows
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
+
+Quantity = Literal["ideal_hit_rate", "reuse_gap_p50_s", "reuse_gap_p80_s", "next_turn_probability"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """How much one quantity varies between windows that have a value for it.
+
+    `variation` is the coefficient of variation, deviation / mean; None where the mean is 0.
+    """
+
+    quantity: Quantity
+    category: str | None
+    windows: int
+    mean: float
+    deviation: float
+    variation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """Variation between equal windows; between days where the trace spans several."""
+
+    window_s: float
+    between_windows: tuple[Variation, ...]
+    between_days: tuple[Variation, ...]
+
 
 WINDOWS = 10
 

@@ -3,28 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from kvscope.beside import beside
-from kvscope.characterize.categories import assemble_categories
-from kvscope.characterize.facts import (
-    Characterization,
-    Lifetimes,
-    ReuseGaps,
-    ReuseHazard,
-    WorkingSet,
-)
-from kvscope.characterize.gaps import reuse_gaps, reuse_hazard
+from kvscope.characterize.categories import Category, assemble_categories
+from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History, load_history
-from kvscope.characterize.lifetimes import lifetimes, working_set
-from kvscope.characterize.sources import skew, sources
-from kvscope.characterize.spatial import spatial
-from kvscope.characterize.stability import stability
-from kvscope.characterize.traffic import contribution, lengths, over_time, request_sizes
-from kvscope.characterize.turns import next_turns, turns
-from kvscope.facts import Trace
+from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
+from kvscope.characterize.sources import Skew, Sources, skew, sources
+from kvscope.characterize.spatial import Spatial, spatial
+from kvscope.characterize.stability import Stability, stability
+from kvscope.characterize.traffic import (
+    Contribution,
+    Lengths,
+    OverTime,
+    RequestSize,
+    contribution,
+    lengths,
+    over_time,
+    request_sizes,
+)
+from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
+from kvscope.core.background import beside
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 from kvscope.store.prompts import PromptPaths
+
+
+@dataclass(frozen=True, slots=True)
+class Characterization:
+    """All that characterization says of one trace. None: nothing to say it from.
+
+    Reuse needs block hashes; turns need a lineage.
+    """
+
+    trace: Trace
+    lengths: Lengths
+    request_sizes: tuple[RequestSize, ...]
+    over_time: OverTime
+    contribution: Contribution
+    categories: tuple[Category, ...]
+    turns: ConversationTurns | None
+    next_turns: NextTurns | None
+    sources: Sources | None
+    skew: Skew | None
+    reuse_gaps: ReuseGaps | None
+    reuse_hazard: ReuseHazard | None
+    lifetimes: Lifetimes | None
+    spatial: Spatial | None
+    working_set: WorkingSet | None
+    stability: Stability
+
 
 STEPS = 13
 Step = Callable[[str], None]

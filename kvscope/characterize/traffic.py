@@ -3,21 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from kvscope.characterize.facts import (
-    Contribution,
-    Lengths,
-    OverTime,
-    RequestSize,
-    Summary,
-    TrafficWindow,
-    Turns,
-    TypeContribution,
-)
+from kvscope.characterize.distributions import Summary, Turns
 from kvscope.characterize.windows import Windows, round_windows
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths and arrivals; rates are None for a trace whose requests all arrive at once.
+
+    `inter_arrival_cv` is the coefficient of variation of the time between arrivals: 1 for a Poisson
+    process, more where requests come in bursts.
+    """
+
+    requests: int
+    input_tokens: Summary
+    output_tokens: Summary
+    arrival_rate_per_s: float | None
+    inter_arrival_cv: float | None
+    single_turn_mean_tokens: float | None  # input and output
+    multi_turn_mean_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    """Size of requests, input and output, in tokens and in the blocks that hold them.
+
+    `bytes` of the tokens are known once a model is named, `hbm_multiple` once its memory is.
+    """
+
+    turns: Turns
+    requests: int
+    blocks: Summary
+    tokens: Summary
+    bytes: Summary | None = None
+    hbm_multiple: Summary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficWindow:
+    """One window of time. Hit rates are ideal: those of an infinite cache."""
+
+    start_s: float
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    arrival_rate_per_s: float
+    token_hit_rate: float | None
+    block_hit_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OverTime:
+    """Traffic and ideal hits over time, in windows of `window_s`."""
+
+    window_s: float
+    windows: tuple[TrafficWindow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeContribution:
+    """What the single-turn (turn 1) or multi-turn (turn > 1) requests of one type contribute."""
+
+    type: str
+    multi_turn: bool
+    requests: int
+    request_share: float
+    hit_tokens: int
+    hit_blocks: int
+    hit_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """Ideal hit rates of the whole trace, and who contributes the hits."""
+
+    token_hit_rate: float | None
+    block_hit_rate: float | None
+    multi_turn_request_share: float
+    multi_turn_hit_share: float | None
+    rows: tuple[TypeContribution, ...]
 
 
 def lengths(store: Store, trace: Trace) -> Lengths:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 
 DAY_S = 86_400.0
 _MOST_DAYS = 3_653  # windows are made one by one

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvscope import units
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.loading import load_trace
@@ -29,10 +28,11 @@ from kvscope.cli.options import (
     with_reading,
 )
 from kvscope.cli.values import amount, listed, parsed_by, positive
-from kvscope.errors import UsageError
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.show.analysis import Analysis
+    from kvscope.report.analysis import Analysis
     from kvscope.store.prompts import PromptPaths
 
 CapacityBlocks = Annotated[
@@ -82,8 +82,8 @@ def analyze(
     if kv is None and (hbm or capacity):
         option = "--hbm" if hbm else "--capacity"
         raise UsageError("needs a model", where=option, remedy="name one with --model")
-    from kvscope.show.analysis import AnalyzeOptions, Begun
-    from kvscope.show.analysis import analyze as characterized
+    from kvscope.report.analysis import AnalyzeOptions, Begun
+    from kvscope.report.analysis import analyze as characterized
     from kvscope.store.db import open_store
 
     begun: list[Begun] = []
@@ -137,14 +137,14 @@ def _document(analysis: Analysis) -> dict[str, Any]:
 
 def _print(analysis: Analysis) -> None:
     from kvscope.cli.rendering import show_sections
-    from kvscope.show import report
+    from kvscope.report import report
 
     output.emit(f"{analysis.trace.name}: {report.trace_in_words(analysis.trace)}")
     show_sections([report.headline(analysis), *report.sections(analysis)])
 
 
 def _write_html(analysis: Analysis, path: str) -> None:
-    from kvscope.show.report import html_report
+    from kvscope.report.report import html_report
 
     Path(path).write_text(html_report(analysis), encoding="utf-8")
     note(f"report written to {path}")

@@ -33,7 +33,7 @@ from kvscope.cli import (
     validate,
 )
 from kvscope.cli.options import Debug
-from kvscope.errors import ExitCode
+from kvscope.core.errors import ExitCode
 
 Command = Callable[..., Any] | typer.Typer
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvscope import units
-from kvscope.errors import InputError, UsageError
+from kvscope.core import units
+from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from kvscope.facts import HitDefinition, Outputs, RunSetting, Trace
-    from kvscope.kv_size import KvDtype, ModelKv
-    from kvscope.simulate.latency import LatencyProfile
+    from kvscope.core.hits import HitDefinition, Outputs
+    from kvscope.core.kv_size import KvDtype, ModelKv
+    from kvscope.core.runs import RunSetting
+    from kvscope.core.trace import Trace
+    from kvscope.latency import LatencyProfile
     from kvscope.store.db import Store
     from kvscope.store.prompts import Prompts
 
 
 def definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
     """The definition of a hit that `--compat`, or else `--outputs` and `--warmup`, ask for."""
-    from kvscope.simulate.definitions import compatible, standard
+    from kvscope.core.hits import compatible, standard
 
     if not 0 <= warmup < 1:
         raise UsageError(f"not below 100%: {warmup:.0%}", where="--warmup", remedy="try 20%")
@@ -36,7 +38,7 @@ def model(
     name: str | None, kv_dtype: KvDtype | None, sizes_bytes: tuple[int, ...] | None = None
 ) -> ModelKv | None:
     """The model of `--model`, which `--kv-dtype` and `--capacity` cannot do without."""
-    from kvscope.kv_size import resolve_model
+    from kvscope.core.kv_size import resolve_model
 
     if name is None:
         if kv_dtype:
@@ -71,7 +73,7 @@ def capacities(
 
 def profile(latency: str | None) -> LatencyProfile:
     """The latency profile of `--latency`, or the default one."""
-    from kvscope.simulate.latency import DEFAULT_PROFILE, load_profile
+    from kvscope.latency import DEFAULT_PROFILE, load_profile
 
     try:
         return load_profile(latency or DEFAULT_PROFILE)
@@ -81,7 +83,7 @@ def profile(latency: str | None) -> LatencyProfile:
 
 def setting(takes: LatencyProfile, counted: HitDefinition, slo_s: float | None) -> RunSetting:
     """What runs are to count and assume."""
-    from kvscope.simulate.workload import setting_of
+    from kvscope.replay.workload import setting_of
 
     return setting_of(counted, takes, slo_s=slo_s)
 

@@ -32,13 +32,12 @@ from kvscope.cli.interrupts import stop_on_interrupt
 from kvscope.cli.options import Json
 from kvscope.cli.progress import progress
 from kvscope.cli.values import STANDARD_STREAM, amount, parsed_by, target, whole
-from kvscope.errors import ExitCode, UsageError
+from kvscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from threading import Event
 
-    from kvscope.calibrate.facts import Calibration, Measured
-    from kvscope.calibrate.measure import Target
+    from kvscope.latency.calibration import Calibration, Measured, Target
 
 DEFAULT_LONGEST = 4096
 DEFAULT_REPEATS = 5
@@ -167,8 +166,8 @@ def _one_target(url: str | None, model: str | None, backend: str) -> None:
 def _running(
     url: str, served_model: str | None, max_tokens: int | None, timeout_s: float
 ) -> Iterator[tuple[Target, Measured, int]]:
-    from kvscope.calibrate.facts import Measured
-    from kvscope.calibrate.targets import ServerTarget
+    from kvscope.latency.calibration import Measured
+    from kvscope.latency.targets import ServerTarget
     from kvscope.serving.client import Endpoint
 
     endpoint = Endpoint(url, timeout_s=timeout_s)
@@ -191,8 +190,8 @@ def _vllm(
 ) -> Iterator[tuple[Target, Measured, int]]:
     from dataclasses import replace
 
-    from kvscope.calibrate.facts import Measured
-    from kvscope.calibrate.targets import ServerTarget
+    from kvscope.latency.calibration import Measured
+    from kvscope.latency.targets import ServerTarget
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import VllmServer, config_of
 
@@ -221,8 +220,8 @@ def _torch(
     max_tokens: int | None,
     start_s: float,
 ) -> Iterator[tuple[Target, Measured, int]]:
-    from kvscope.calibrate.facts import Measured
-    from kvscope.calibrate.targets import TorchTarget
+    from kvscope.latency.calibration import Measured
+    from kvscope.latency.targets import TorchTarget
     from kvscope.serving.interpreter import with_torch
     from kvscope.serving.server import config_of, model_folder
 
@@ -264,8 +263,8 @@ def _measured(
     name: str | None,
     stop: Event,
 ) -> Calibration:
-    from kvscope.calibrate.calibrate import calibrate as calibrated
-    from kvscope.calibrate.grid import grid
+    from kvscope.latency.calibration import calibrate as calibrated
+    from kvscope.latency.grid import grid
 
     with progress("measuring", rounds * len(grid(longest)), unit="steps") as advance:
         return calibrated(
@@ -281,7 +280,7 @@ def _measured(
 
 
 def _report(found: Calibration, path: str, *, as_json: bool) -> None:
-    from kvscope.calibrate.facts import write
+    from kvscope.latency.calibration import write
 
     if path != STANDARD_STREAM:  # first of all: it took long, and whoever reads may have left
         write(Path(path), found)
@@ -289,7 +288,7 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
         output.emit_json("calibrate", None, _document(found))
     else:
         from kvscope.cli.rendering import show_sections
-        from kvscope.show.sections.calibration import sections
+        from kvscope.report.sections.calibration import sections
 
         output.emit(found.measured.in_words)
         show_sections(sections(found))

@@ -22,7 +22,7 @@ from typing import TextIO
 
 import typer
 
-from kvscope.errors import ExitCode, KvscopeError
+from kvscope.core.errors import ExitCode, KvscopeError
 
 _RED, _YELLOW = "1;31", "33"
 _ALIKE = 0.75  # Typer's own suggestions begin at 0.6, where --version is like --json

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvscope import units
 from kvscope.cli.diagnostics import say
 from kvscope.cli.values import amount, called, parsed_by, positive, whole
+from kvscope.core import units
 
 Url = Annotated[
     str | None,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
-    """`kvscope.simulate.ahead.compiled_beside`, said on stderr."""
-    from kvscope.simulate import ahead
+    """`kvscope.replay.precompile.compiled_beside`, said on stderr."""
+    from kvscope.replay import precompile as ahead
 
     lacking = ahead.not_compiled(policies)
     if lacking:

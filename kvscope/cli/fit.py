@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvscope import units
 from kvscope.cli import asked, output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.fit_export import Export, ExportCapacity, Exporting, ExportParams, ExportPolicy
@@ -25,11 +24,12 @@ from kvscope.cli.options import (
     with_reading,
 )
 from kvscope.cli.values import amount, parsed_by, positive
-from kvscope.errors import InputError, UsageError
+from kvscope.core import units
+from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from kvscope.facts import Trace
-    from kvscope.model.facts import Fit
+    from kvscope.core.trace import Trace
+    from kvscope.reuse_models.results import Fit
     from kvscope.store.db import Store
     from kvscope.tune.end_gain import EndsFit
 
@@ -100,8 +100,8 @@ def fit(
     if not returns and (horizon is not None or xi is not None):
         where = "--xi" if horizon is None else "--horizon"
         raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
-    from kvscope.model.fit import fit as fitted
-    from kvscope.model.keep import keep
+    from kvscope.reuse_models.fit import fit as fitted
+    from kvscope.reuse_models.results import keep
     from kvscope.store.db import open_store
 
     with open_store(db) as store:
@@ -135,7 +135,7 @@ def _foreseen(store: Store, trace: Trace, horizon_s: float | None, xi: int | Non
 
 def _document(found: Fit, ends: EndsFit | None) -> dict[str, Any]:
     """The keys of `--json`; those on reuse are empty for a trace of lengths."""
-    from kvscope.policies.chances import FEATURES
+    from kvscope.learning.chances import FEATURES
 
     windows = found.windows
     return {
@@ -170,15 +170,15 @@ def _document(found: Fit, ends: EndsFit | None) -> dict[str, Any]:
 
 def _print(found: Fit, ends: EndsFit | None) -> None:
     from kvscope.cli.rendering import show_sections
-    from kvscope.show.report import trace_in_words
-    from kvscope.show.sections.fit import sections
+    from kvscope.report.report import trace_in_words
+    from kvscope.report.sections.fit import sections
 
     output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
     show_sections(sections(found, ends))
 
 
 def _write_html(found: Fit, ends: EndsFit | None, path: str) -> None:
-    from kvscope.show.sections.fit import html_report
+    from kvscope.report.sections.fit import html_report
 
     Path(path).write_text(html_report(found, ends), encoding="utf-8")
     note(f"report written to {path}")

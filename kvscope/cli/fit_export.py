@@ -10,13 +10,13 @@ import typer
 from kvscope.cli import asked
 from kvscope.cli.diagnostics import note
 from kvscope.cli.values import amount, parsed_by, target
-from kvscope.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from kvscope.facts import Trace
+    from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
-    from kvscope.simulate.traffic import Traffic
-    from kvscope.simulate.variants import Variant
+    from kvscope.replay.traffic import Traffic
+    from kvscope.replay.variants import Variant
     from kvscope.store.db import Store
 
 EXPORTED = "gittins"
@@ -87,10 +87,10 @@ class Exporting:
         """Write the file, if one is asked for."""
         if self.path is None:
             return
-        from kvscope.simulate.definitions import standard
-        from kvscope.simulate.one_fit import fit_for
-        from kvscope.simulate.traffic import traffic
-        from kvscope.tune.policy_file import write_policy
+        from kvscope.core.hits import standard
+        from kvscope.learning.offline.single_fit import fit_for
+        from kvscope.replay.traffic import traffic
+        from kvscope.tune.file import write_policy
 
         of = traffic(asked.prompts(store, trace), standard())
         policy = self._bound(of)
@@ -106,8 +106,8 @@ class Exporting:
         note(f"policy written to {path}")
 
     def _bound(self, of: Traffic) -> Policy:
-        from kvscope.simulate.latency import DEFAULT_PROFILE, load_profile
-        from kvscope.simulate.variants import bind, found_values
+        from kvscope.latency import DEFAULT_PROFILE, load_profile
+        from kvscope.replay.variants import bind, found_values
 
         found = found_values(of, load_profile(DEFAULT_PROFILE), None, share=1.0)
         return bind(self._variant, found)
@@ -115,8 +115,8 @@ class Exporting:
 
 def _variant(name: str, params: list[str]) -> Variant:
     """The policy to write, one of those that the plugin runs, with one value a parameter."""
-    from kvscope.engine.steering import lane_policy
-    from kvscope.simulate.parameters import parse_policies, parse_variants
+    from kvscope.replay.policy_options import parse_policies, parse_variants
+    from kvscope.vllm_plugin.eviction_controller import lane_policy
 
     kinds = parse_policies(name, "--policy")
     if len(kinds) != 1:

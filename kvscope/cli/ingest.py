@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvscope import units
 from kvscope.cli import output
 from kvscope.cli.loading import ingest_reported, trace_record
 from kvscope.cli.options import AS_IT_SAYS, DEFAULT_DB, Db, Json, Reading, with_reading
 from kvscope.cli.values import called, parsed_by
-from kvscope.errors import UsageError
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Ingested

@@ -14,11 +14,11 @@ from kvscope.cli.diagnostics import note
 from kvscope.cli.options import AS_IT_SAYS, Reading
 from kvscope.cli.progress import progress
 from kvscope.cli.values import STANDARD_STREAM
-from kvscope.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from kvscope.facts import Trace
-    from kvscope.ingest.base import Rejects
+    from kvscope.core.trace import Trace
+    from kvscope.ingest.formats.base import Rejects
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
     from kvscope.store.db import Store
 
@@ -90,7 +90,7 @@ def trace_record(trace: Trace) -> dict[str, Any]:
 
 
 def _ingest_options(reading: Reading) -> IngestOptions:
-    from kvscope.ingest.base import ReadOptions
+    from kvscope.ingest.formats.base import ReadOptions
     from kvscope.ingest.pipeline import IngestOptions
 
     return IngestOptions(
@@ -103,7 +103,7 @@ def _ingest_options(reading: Reading) -> IngestOptions:
 
 
 def _report_bad_lines(rejects: Rejects) -> None:
-    from kvscope.ingest.told import bad_lines_in_words
+    from kvscope.ingest.rejected_lines import bad_lines_in_words
 
     for text in bad_lines_in_words(rejects):
         note(text)

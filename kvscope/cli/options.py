@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from kvscope import units
 from kvscope.cli import diagnostics
 from kvscope.cli.values import called, parsed_by, positive, session_arrivals, target, whole
-from kvscope.kv_size import KvDtype as Precision
+from kvscope.core import units
+from kvscope.core.kv_size import KvDtype as Precision
 
 T = TypeVar("T")
 

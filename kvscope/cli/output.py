@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope import __version__
 from kvscope.cli.diagnostics import one_line
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.simulate.variants import Variant
+    from kvscope.replay.variants import Variant
     from kvscope.tune.file import Recommendation
 
 
@@ -35,7 +35,7 @@ def recommendation(path: str | None, options: Mapping[str, object]) -> Recommend
 def beside_lru(found: Recommendation) -> list[Variant]:
     """LRU and what is recommended, if that is something else."""
     from kvscope.policies.lru import Lru
-    from kvscope.simulate.variants import Variant
+    from kvscope.replay.variants import Variant
 
     best = Variant(type(found.policy), found.policy.values, found.policy.evicts)
     return [best] if found.policy.name == Lru.name else [Variant(Lru), best]

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvscope import units
 from kvscope.cli.diagnostics import note
 from kvscope.cli.values import parsed_by, positive, target
-from kvscope.errors import UsageError
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.engine.kv_events import Batch, Chains
+    from kvscope.vllm_plugin.kv_events import Batch, Chains
 
 _FROM_INSIDE = (
     "name vLLM's endpoint; or start vLLM with KVSCOPE_RECORD=FOLDER and --scheduler-cls"
-    " kvscope.engine.vllm_plugin.KvscopeScheduler, which records whole requests"
+    " kvscope.vllm_plugin.KvscopeScheduler, which records whole requests"
 )
 
 Endpoint = Annotated[
@@ -76,7 +76,7 @@ def record(
     from itertools import chain
     from pathlib import Path
 
-    from kvscope.engine.kv_events import QUIET_S, Chains, batches
+    from kvscope.vllm_plugin.kv_events import QUIET_S, Chains, batches
 
     chains = Chains(quiet or QUIET_S)
     written = missed = 0

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from kvscope.show.section import Section
-    from kvscope.show.table import Table
+    from kvscope.report.section import Section
+    from kvscope.report.table import Table
 
 _NO_LIMIT = 10_000  # columns
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvscope.facts import Run, RunSetting, TierOutcome, Trace
-from kvscope.kv_size import ModelKv
+from kvscope.core.kv_size import ModelKv
+from kvscope.core.runs import Run, RunSetting, TierOutcome
+from kvscope.core.trace import Trace
 
 
 def run_record(run: Run, trace: Trace, model: ModelKv | None) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from kvscope.cli.loading import load_trace
 from kvscope.cli.options import DEFAULT_DB, Db, Json, KvDtype, Model, TraceArgument
 
 if TYPE_CHECKING:
-    from kvscope.facts import Run, Trace
-    from kvscope.kv_size import ModelKv
+    from kvscope.core.kv_size import ModelKv
+    from kvscope.core.runs import Run
+    from kvscope.core.trace import Trace
 
 _HELP = {"-h", "--help", "--debug"}
 
@@ -82,7 +83,7 @@ def remove(
     every: All = False,
 ) -> None:
     """Remove kept runs of a trace: those of some policies, or all."""
-    from kvscope.errors import UsageError
+    from kvscope.core.errors import UsageError
     from kvscope.store import runs as stored
     from kvscope.store.db import open_store
 
@@ -98,7 +99,7 @@ def remove(
 
 
 def _policies(text: str | None) -> frozenset[str] | None:
-    from kvscope.simulate.parameters import parse_policies
+    from kvscope.replay.policy_options import parse_policies
 
     if text is None:
         return None
@@ -111,7 +112,7 @@ def _is_of(run: Run, chosen: frozenset[str] | None) -> bool:
 
 def _emit_json(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
     from kvscope.cli.run_records import run_record, setting_record
-    from kvscope.show.simulation import ordered
+    from kvscope.report.simulation import ordered
 
     records = [setting_record(run.setting) | run_record(run, trace, model) for run in ordered(runs)]
     output.emit_json("runs", trace, {"runs": records})
@@ -119,6 +120,6 @@ def _emit_json(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None
 
 def _print(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
     from kvscope.cli.rendering import show_sections
-    from kvscope.show.sections.simulation import kept
+    from kvscope.report.sections.simulation import kept
 
     show_sections(kept(trace, runs, model))

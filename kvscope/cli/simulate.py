@@ -51,17 +51,18 @@ from kvscope.cli.simulate_options import (
     Slo,
     Tiers,
 )
-from kvscope.errors import ExitCode
-from kvscope.simulate.modelled import modelled, over_tiers, policies_for
-from kvscope.simulate.parameters import parse_variants, refitted
+from kvscope.core.errors import ExitCode
+from kvscope.replay.capacity_options import modelled, over_tiers, policies_for
+from kvscope.replay.policy_options import parse_variants, refitted
 
 if TYPE_CHECKING:
-    from kvscope.facts import Run, RunSetting, Trace
-    from kvscope.kv_size import ModelKv
+    from kvscope.core.kv_size import ModelKv
+    from kvscope.core.runs import Run, RunSetting
+    from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
-    from kvscope.show.simulation import Simulation
-    from kvscope.simulate.variants import Found, Variant
-    from kvscope.simulate.workload import Asked, Workload
+    from kvscope.replay.variants import Found, Variant
+    from kvscope.replay.workload import Asked, Workload
+    from kvscope.report.simulation import Simulation
     from kvscope.store.db import Store
 
 
@@ -136,8 +137,8 @@ def simulate(
     )
     if refit is not None:
         variants = [refitted(variant, refit) for variant in variants]
-    from kvscope.simulate import kept
-    from kvscope.simulate.workload import Asked
+    from kvscope.replay import run_cache as kept
+    from kvscope.replay.workload import Asked
     from kvscope.store.db import open_store
 
     plain = setting.capacity_model == "cache" and not setting.tiers  # the others' kernels differ
@@ -165,7 +166,7 @@ def simulate(
 
 def _workload(store: Store, trace: Trace, setting: RunSetting) -> Workload:
     from kvscope.characterize.windows import round_windows
-    from kvscope.simulate.workload import WINDOWS, Workload
+    from kvscope.replay.workload import WINDOWS, Workload
 
     return Workload(asked.prompts(store, trace), setting, round_windows(trace, WINDOWS))
 
@@ -174,8 +175,8 @@ def _bound(
     workload: Workload, variants: Sequence[Variant]
 ) -> tuple[list[Policy], Mapping[str, Found]]:
     """The policies to replay; says on stderr which values were found for their parameters."""
-    from kvscope.show.simulation import value_in_words
-    from kvscope.simulate.variants import bind, found_values, used
+    from kvscope.replay.variants import bind, found_values, used
+    from kvscope.report.simulation import value_in_words
 
     values = found_values(workload.turns, workload.profile, workload.setting.slo_s)
     for name, one in used(variants, values).items():
@@ -187,8 +188,8 @@ def _run(
     store: Store, trace: Trace, workload: Workload, wanted: Sequence[Asked]
 ) -> tuple[list[Run], bool]:
     """The runs that are wanted, from the store or replayed and stored; whether they are all."""
-    from kvscope.simulate import kept
-    from kvscope.simulate.sweep import sweep
+    from kvscope.replay import run_cache as kept
+    from kvscope.replay.workload import sweep
 
     found = kept.wanted(store, trace, workload.setting, wanted)
     missing, runs = found.missing, list(found.known)
@@ -216,7 +217,7 @@ def _report(
     as_json: bool,
     html: str | None,
 ) -> None:
-    from kvscope.show.simulation import Simulation, ordered
+    from kvscope.report.simulation import Simulation, ordered
 
     setting = workload.setting
     one_cache = setting.capacity_model == "cache" and not setting.tiers
@@ -227,7 +228,7 @@ def _report(
     else:
         _print(found)
     if html is not None:
-        from kvscope.show.sections.simulation import html_report
+        from kvscope.report.sections.simulation import html_report
 
         Path(html).write_text(html_report(found), encoding="utf-8")
         note(f"report written to {html}")
@@ -251,8 +252,8 @@ def _document(found: Simulation, values: Mapping[str, Found]) -> dict[str, Any]:
 
 def _print(found: Simulation) -> None:
     from kvscope.cli.rendering import show_sections
-    from kvscope.show.report import trace_in_words
-    from kvscope.show.sections.simulation import sections
+    from kvscope.report.report import trace_in_words
+    from kvscope.report.sections.simulation import sections
 
     output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
     show_sections(sections(found))

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvscope import units
 from kvscope.cli.values import amount, listed, parsed_by, positive, whole
-from kvscope.simulate.parameters import REPLAYED
+from kvscope.core import units
+from kvscope.replay.policy_options import REPLAYED
 
 DEFAULT_POINTS = 5
 

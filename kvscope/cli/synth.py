@@ -10,7 +10,7 @@ import typer
 from kvscope.cli.diagnostics import note
 from kvscope.cli.progress import Advance, progress
 from kvscope.cli.values import STANDARD_STREAM, amount, parsed_by, target, whole
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.synth.base import Record
@@ -63,7 +63,7 @@ def synth(
 ) -> None:
     """Generate a trace of hashed requests from a profile; no real user data is involved."""
     from kvscope.synth.registry import by_name
-    from kvscope.synth.write import write_jsonl
+    from kvscope.synth.samples import write_jsonl
 
     chosen = _changed(by_name(profile), param or [])
     with progress(f"making {profile}", requests, unit="steps") as advance:

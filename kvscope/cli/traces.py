@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvscope import units
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.loading import trace_record
 from kvscope.cli.options import DEFAULT_DB, Db, Json
+from kvscope.core import units
 
 if TYPE_CHECKING:
-    from kvscope.facts import Trace
-    from kvscope.show.table import Table
+    from kvscope.core.trace import Trace
+    from kvscope.report.table import Table
     from kvscope.store.db import Store
 
 app = typer.Typer(invoke_without_command=True)
@@ -84,7 +84,7 @@ def _existing(db: str) -> Store:
 
 
 def _table(known: list[Trace]) -> Table:
-    from kvscope.show.table import Table
+    from kvscope.report.table import Table
 
     rows = tuple(
         (

@@ -46,19 +46,19 @@ from kvscope.cli.tune_options import (
     View,
 )
 from kvscope.cli.values import STANDARD_STREAM
-from kvscope.errors import ExitCode, UsageError
-from kvscope.simulate.parameters import ALL, CONTENDERS, parse_policies, parse_variants
+from kvscope.core.errors import ExitCode, UsageError
+from kvscope.replay.policy_options import ALL, CONTENDERS, parse_policies, parse_variants
 
 if TYPE_CHECKING:
-    from kvscope.facts import RunSetting, Trace
-    from kvscope.kv_size import ModelKv
-    from kvscope.show.tuning import Tuned
-    from kvscope.simulate.latency import LatencyProfile
-    from kvscope.simulate.variants import Variant
+    from kvscope.core.kv_size import ModelKv
+    from kvscope.core.runs import RunSetting
+    from kvscope.core.trace import Trace
+    from kvscope.latency import LatencyProfile
+    from kvscope.replay.variants import Variant
+    from kvscope.report.tuning import Tuned
     from kvscope.store.prompts import Prompts
-    from kvscope.tune.facts import Tuning
-    from kvscope.tune.objective import Target
-    from kvscope.tune.question import Question
+    from kvscope.tune.objective import Question, Target
+    from kvscope.tune.result import Tuning
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -103,10 +103,10 @@ def tune(
     setting = replace(setting, rate_scale=asked.above_zero(rate_scale), isolate=isolate)
     kv = asked.model(model or _model_of(profile), kv_dtype)
     variants = _contenders(policies, param)
-    from kvscope.show.assumed import assumptions
-    from kvscope.show.tuning import Tuned
+    from kvscope.report.assumed import assumptions
+    from kvscope.report.tuning import Tuned
     from kvscope.store.db import open_store
-    from kvscope.tune.question import JUDGED, SCALES, WARMUP, Question
+    from kvscope.tune.objective import JUDGED, SCALES, WARMUP, Question
     from kvscope.tune.tuner import CEILINGS
 
     replayed = [*(one.policy for one in variants), *CEILINGS]
@@ -159,7 +159,7 @@ def _target(
 
 def _model_of(profile: LatencyProfile) -> str | None:
     """The model that a latency preset was measured on."""
-    from kvscope.simulate.latency import MODELS
+    from kvscope.latency import MODELS
 
     return MODELS.get(profile.name)
 
@@ -203,8 +203,8 @@ def _range(
 def _tuning(prompts: Prompts, trace: Trace, setting: RunSetting, question: Question) -> Tuning:
     """The procedure, which Ctrl-C ends with nothing written."""
     from kvscope.characterize.windows import round_windows
-    from kvscope.tune.evaluate import Stopped
-    from kvscope.tune.recommend import tune as recommend
+    from kvscope.tune.search import Stopped
+    from kvscope.tune.tuner import tune as recommend
 
     with stop_on_interrupt() as stop:
         try:
@@ -227,7 +227,7 @@ def _steps(label: str) -> AbstractContextManager[Callable[[int], None]]:
 
 
 def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> None:
-    from kvscope.show.sections.tuning import html_report, sections
+    from kvscope.report.sections.tuning import html_report, sections
 
     if as_json:
         from kvscope.cli.tune_record import tune_record
@@ -235,7 +235,7 @@ def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> 
         output.emit_json("tune", tuned.trace, tune_record(tuned))
     else:
         from kvscope.cli.rendering import show_sections
-        from kvscope.show.report import trace_in_words
+        from kvscope.report.report import trace_in_words
 
         output.emit(f"{tuned.trace.name}: {trace_in_words(tuned.trace)}")
         show_sections(sections(tuned, explain=explain))
@@ -249,10 +249,10 @@ def _write(path: Path, tuned: Tuned, prompts: Prompts) -> None:
 
     As in the replays it was judged by, an engine goes on fitting, where it can.
     """
-    from kvscope.policies.fitted import Fitted
-    from kvscope.simulate.isolation import isolate
-    from kvscope.simulate.one_fit import fit_for
-    from kvscope.simulate.traffic import traffic
+    from kvscope.learning.offline.single_fit import fit_for
+    from kvscope.learning.returns.file import Fitted
+    from kvscope.replay.derived_traces import isolate
+    from kvscope.replay.traffic import traffic
 
     trial, setting = tuned.tuning.recommended.trial, tuned.tuning.setting
     fitted = None

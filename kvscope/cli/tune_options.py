@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvscope import units
 from kvscope.cli.values import amount, parsed_by, positive, target
-from kvscope.errors import UsageError
-from kvscope.simulate.parameters import CONTENDERS
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+from kvscope.replay.policy_options import CONTENDERS
 
 
 def _percentile(text: str) -> float:

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from kvscope.cli.run_records import setting_record
-from kvscope.show.tuning import Tuned
+from kvscope.report.tuning import Tuned
 from kvscope.tune.bootstrap import Gain
-from kvscope.tune.facts import Judged, Least
 from kvscope.tune.objective import Trial
+from kvscope.tune.result import Judged, Least
 
 _GIB = 2**30
 

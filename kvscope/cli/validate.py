@@ -56,19 +56,19 @@ from kvscope.cli.validate_options import (
     Tolerance,
     Warmup,
 )
-from kvscope.errors import ExitCode, InputError, UsageError
+from kvscope.core.errors import ExitCode, InputError, UsageError
 
 if TYPE_CHECKING:
     from threading import Event
 
-    from kvscope.facts import Trace
-    from kvscope.simulate.latency import LatencyProfile
+    from kvscope.core.trace import Trace
+    from kvscope.latency import LatencyProfile
     from kvscope.store.db import Store
     from kvscope.tune.file import Recommendation
-    from kvscope.validate.facts import Validation
     from kvscope.validate.policies import PolicyRun
     from kvscope.validate.replay import Pace
-    from kvscope.validate.share import Part
+    from kvscope.validate.request_share import Part
+    from kvscope.validate.result import Validation
 
 DEFAULT_RECOMMENDATION = "recommendation.toml"
 
@@ -186,9 +186,9 @@ def _validated(
     repeats: int,
     stop: Event,
 ) -> Validation:
-    from kvscope.simulate.engine import EngineSettings
     from kvscope.validate.validate import Asked
     from kvscope.validate.validate import validate as validated
+    from kvscope.vllm_sim import EngineSettings
 
     prompts = asked.prompts(store, trace)
     advice, path = _recommendation(wanted)
@@ -296,13 +296,13 @@ def _steps(label: str, total: int) -> AbstractContextManager[Callable[[int], Non
 
 def _report(trace: Trace, found: Validation, html: str | None, *, as_json: bool) -> None:
     from kvscope.cli.validate_record import validation_record
-    from kvscope.show.sections.validation import html_report, sections
+    from kvscope.report.sections.validation import html_report, sections
 
     if as_json:
         output.emit_json("validate", trace, validation_record(found))
     else:
         from kvscope.cli.rendering import show_sections
-        from kvscope.show.report import trace_in_words
+        from kvscope.report.report import trace_in_words
 
         output.emit(f"{trace.name}: {trace_in_words(trace)}")
         show_sections(sections(found))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvscope.cli.diagnostics import note
 from kvscope.cli.engine_options import CPU_BLOCK, GPU_BLOCK
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from threading import Event
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kvscope.serving.interpreter import Interpreter
     from kvscope.store.prompts import Prompts
     from kvscope.tune.file import Recommendation
-    from kvscope.validate.facts import EngineFacts
-    from kvscope.validate.share import Part
+    from kvscope.validate.request_share import Part
+    from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import Open
 
 
@@ -58,7 +58,7 @@ def engine_for(
         return (*_running(prompts, wanted, advice), None)
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, config_of
-    from kvscope.validate.facts import EngineFacts
+    from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
 
     model = str(wanted.model)
@@ -95,7 +95,7 @@ def _running(
     prompts: Prompts, wanted: Wanted, advice: Recommendation | None
 ) -> tuple[EngineFacts, Open, Part]:
     from kvscope.serving.client import Endpoint
-    from kvscope.validate.facts import EngineFacts
+    from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import running_already
 
     endpoint = Endpoint(str(wanted.url), timeout_s=wanted.timeout_s)
@@ -141,7 +141,7 @@ def _least(told: object, tokens: int) -> int:
 
 
 def _part(prompts: Prompts, wanted: Wanted, longest: int) -> Part:
-    from kvscope.validate.share import part
+    from kvscope.validate.request_share import part
 
     return part(
         prompts,

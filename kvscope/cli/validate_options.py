@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvscope import units
 from kvscope.cli.values import amount, called, parsed_by, positive, whole
-from kvscope.errors import UsageError
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 
 def _minutes(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.validate.facts import Figures, RunFacts, Validation
+from kvscope.validate.result import Figures, RunFacts, Validation
 
 
 def validation_record(found: Validation) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import typer
 
-from kvscope import units
-from kvscope.errors import UsageError
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)

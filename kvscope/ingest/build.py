@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.facts import Lineage
+from kvscope.core.trace import Lineage
 from kvscope.ingest import lineage
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
 from kvscope.ingest.identifiers import NO_ID, ROOT

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.ingest.base import NOT_UTF8, BadLine, HashIds
+from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.ingest.formats.base import NOT_UTF8, BadLine, HashIds
 from kvscope.ingest.identifiers import Identifier, numbers
-from kvscope.jit import callable_in_kernels, kernel
 
 Paths = tuple[NDArray[np.int64], NDArray[np.int64]]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""

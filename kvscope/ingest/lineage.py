@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import kernel
-from kvscope.prefix import ancestor
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import ancestor
 
 SHARED_HEAD_CONTINUATIONS = 4
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import kernel
-from kvscope.prefix import write_path
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import write_path
 
 
 @dataclass(frozen=True, slots=True)

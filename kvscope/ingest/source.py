@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import numpy as np
 import zstandard
 
-from kvscope.errors import InputError
+from kvscope.core.errors import InputError
 
 HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel
+from kvscope.core.jit import callable_in_kernels, kernel
 
 _FIRST_CAPACITY = 1 << 22  # 84 MB of address space; only what is written to takes memory
 _FIRST_SLOTS = 1 << 16

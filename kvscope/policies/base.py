@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
 TableKind = Literal["reuse", "next-prompts", "returns", "ends"]

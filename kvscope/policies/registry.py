@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 from kvscope.policies.arc import Arc
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady

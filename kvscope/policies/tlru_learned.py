@@ -30,7 +30,7 @@ class TLruLearned(TLru):
 
     A conversation whose next turn is expected within `horizon_s` with less than some probability is
     taken to end: all that its latest turn touched last is TEL-safe. The probability is that of
-    boosted trees on what is known when a request has been served (`kvscope.policies.chances`),
+    boosted trees on what is known when a request has been served (`kvscope.learning.chances`),
     learned anew every `refit_s` from the past. Which probability is too low is chosen at each refit
     by replaying the past in small caches, none (plain T-LRU) among the choices; it holds for all
     that wait then. The class of a request, which is between which thresholds its probability lies,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvscope.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, UsageError
 
 API_KEY = "KVSCOPE_API_KEY"
 QUICK_S = 10.0  # for what a server answers by itself

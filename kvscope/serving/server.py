@@ -19,8 +19,8 @@ from threading import Event
 from types import TracebackType
 from typing import IO, Self
 
-from kvscope.errors import EngineError, InputError
-from kvscope.kv_size.hf_config import read_config
+from kvscope.core.errors import EngineError, InputError
+from kvscope.core.kv_size import read_config
 from kvscope.serving import guard
 from kvscope.serving.client import Endpoint
 from kvscope.serving.interpreter import Interpreter
@@ -30,7 +30,7 @@ TAIL_LINES = 15
 _STEP_S = 0.1
 _GIB = 2**30
 _HOST = "127.0.0.1"
-_FORCED = "kvscope.engine.vllm_adapter:ForcedOutputs"
+_FORCED = "kvscope.vllm_plugin.adapter:ForcedOutputs"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
 

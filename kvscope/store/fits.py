@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvscope import __version__
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 PARTS = ("models", "windows", "next_prompts", "next_turns")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 
 if TYPE_CHECKING:  # replays walk prompts from anywhere, and do without DuckDB
     from kvscope.store.db import Store

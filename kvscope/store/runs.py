@@ -10,17 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvscope import __version__
-from kvscope.facts import (
-    HitDefinition,
-    Misses,
-    Outcome,
-    PartOutcome,
-    Percentiles,
-    Run,
-    RunSetting,
-    TierOutcome,
-    Trace,
-)
+from kvscope.core.hits import HitDefinition
+from kvscope.core.percentiles import Percentiles
+from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting, TierOutcome
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 _AS_THEY_ARE = (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvscope.errors import KvscopeError
-from kvscope.paths import data_folder
+from kvscope.core.errors import KvscopeError
+from kvscope.core.paths import data_folder
 
 _PARAMETER = re.compile(r"^-- \$(\w+): (.+)$")
 _COLUMNS = re.compile(r"^-- columns: (.+)$")

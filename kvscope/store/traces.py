@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvscope.errors import InputError
-from kvscope.facts import Trace
+from kvscope.core.errors import InputError
+from kvscope.core.trace import Trace
 from kvscope.store import fits, validations
 from kvscope.store.db import Store
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from kvscope import __version__
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 _OWN = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
@@ -22,7 +22,7 @@ _BY_REQUEST = (
 
 
 class Validated(Protocol):
-    """A validation, as kvscope.validate.facts has it: the store stands below that room."""
+    """A validation, as kvscope.validate.result has it: the store stands below that room."""
 
     @property
     def engine(self) -> Any:

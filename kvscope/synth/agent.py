@@ -7,9 +7,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from kvscope.synth.base import Ids, Record, Thread, check_parameters
-from kvscope.synth.counts import Counts, Lognormal
-from kvscope.synth.timeline import arrivals, in_order
+from kvscope.synth.base import (
+    Counts,
+    Ids,
+    Lognormal,
+    Record,
+    Thread,
+    arrivals,
+    check_parameters,
+    in_order,
+)
 
 
 @dataclass(slots=True)

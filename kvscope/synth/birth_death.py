@@ -6,9 +6,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvscope.synth.base import BAILIAN_BLOCK_TOKENS, Ids, Record, Thread, check_parameters
-from kvscope.synth.counts import Counts, Geometric
-from kvscope.synth.timeline import arrivals, in_order
+from kvscope.synth.base import (
+    BAILIAN_BLOCK_TOKENS,
+    Counts,
+    Geometric,
+    Ids,
+    Record,
+    Thread,
+    arrivals,
+    check_parameters,
+    in_order,
+)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 from kvscope.synth.agent import Agent
 from kvscope.synth.base import Profile
 from kvscope.synth.birth_death import BirthDeath

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.jit import callable_in_kernels, kernel
+from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.units import format_percentile
 from kvscope.tune.objective import Target
-from kvscope.units import format_percentile
 
 DRAWS = 1000
 CONFIDENCE = 0.95

@@ -1,14 +1,19 @@
-"""The least capacity that keeps an SLO: by halving for LRU, for others at any capacity."""
+"""Which values of xi are worth a look at one capacity: those that a search begins with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 
 from kvscope.policies.base import Policy
-from kvscope.tune.evaluate import Advance, Evaluator
-from kvscope.tune.objective import Trial
+from kvscope.policies.lru import Lru
+from kvscope.replay.variants import Variant, bind, found_values
+from kvscope.replay.workload import Workload
+from kvscope.tune.objective import Target, Trial
+from kvscope.tune.search import XI, Advance, Evaluator, changed, hints_from, values_to_try
 
 PRECISION = 0.01
 GRID = 8
@@ -96,3 +101,24 @@ def _at_each(
         sorted((next(trials) for _ in settings), key=lambda one: one.rank(evaluator.target))
         for _ in grid
     ]
+
+
+def has_xi(policy: type[Policy]) -> bool:
+    """Whether a policy has a xi."""
+    return any(one.name == XI for one in policy.parameters)
+
+
+def over_xi(
+    workload: Workload, variant: Variant, capacity_blocks: int, target: Target
+) -> list[Policy]:
+    """The variant with every xi to try, ascending; its other parameters as a replay has them.
+
+    What the variant says of xi itself does not count. Its policy must have one (`has_xi`).
+    """
+    given = {name: value for name, value in variant.given.items() if name != XI}
+    free = replace(variant, given=given)
+    found = found_values(workload.turns, workload.profile, target.slo_s)
+    with closing(Evaluator(workload, target)) as evaluator:
+        hints = hints_from(evaluator, Lru(), capacity_blocks)
+    start = bind(free, found)
+    return [changed(start, XI, xi) for xi in values_to_try(free, found, hints)[XI]]

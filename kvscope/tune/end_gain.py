@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kvscope.core.hits import standard
+from kvscope.latency import PRESETS
+from kvscope.learning.ends.offline import Ends, Floats
+from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
-from kvscope.simulate.curve import lru_curve
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.ends import Ends, Floats
-from kvscope.simulate.foreseen import Foreseen, foreseen
-from kvscope.simulate.latency import PRESETS
-from kvscope.simulate.replay import NO_TABLES, history, replay
-from kvscope.simulate.traffic import Traffic, traffic
-from kvscope.simulate.variants import Variant, bind, found_values
+from kvscope.replay.curve import lru_curve
+from kvscope.replay.replay import NO_TABLES, history, replay
+from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.variants import Variant, bind, found_values
 from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
 from kvscope.tune.objective import Target

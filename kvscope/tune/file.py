@@ -1,27 +1,10 @@
-"""The recommendation as a file, `recommendation.toml`: for people to read, and to be read back.
-
-schema = 1
-verdict = "switch"
-
-[target]
-slo_ms = 200
-percentile = 0.95
-
-[policy]
-name = "tlru"
-leaves = "leaf"
-params = { xi_tokens = 2048.0, next_prompt_tokens = 256.0, ttl_s = inf }
-
-[capacity]
-tokens = 184432
-
-[latency]  # a latency profile, as kvscope.simulate.latency.file has it
-[expected], [gain] and [flags] are there to be read by people.
-"""
+"""A policy as a file for an engine's plugin: the part of a recommendation that the plugin reads."""
 
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,9 +12,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kvscope import __version__
-from kvscope.errors import InputError
-from kvscope.policies.base import Policy
-from kvscope.policies.bound import (
+from kvscope.core.errors import InputError
+from kvscope.latency import LatencyProfile
+from kvscope.latency.file import lines_of, profile_in, quoted
+from kvscope.learning.fitted import Fit, fit_in
+from kvscope.learning.policy_file import (
     REMEDY,
     SCHEMA,
     number,
@@ -39,13 +24,39 @@ from kvscope.policies.bound import (
     recommendation_in,
     table_in,
 )
-from kvscope.policies.fits import Fit, fit_in
-from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.latency.file import lines_of, profile_in, quoted
-from kvscope.tune.facts import Judged, Tuning, Verdict
+from kvscope.policies.base import Policy
 from kvscope.tune.flags import Flags
 from kvscope.tune.objective import Measure, Target, View, times_ms
-from kvscope.tune.toml_lines import inline, lines, policy_lines
+from kvscope.tune.result import Judged, Tuning, Verdict
+
+
+def lines(values: Mapping[str, str | float | Sequence[float]]) -> list[str]:
+    """One line a value."""
+    return [f"{name} = {_value(one)}" for name, one in values.items()]
+
+
+def inline(values: Mapping[str, float]) -> str:
+    """An inline table."""
+    return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in values.items()) + " }"
+
+
+def policy_lines(policy: Policy) -> list[str]:
+    """The table `[policy]`."""
+    return [
+        "[policy]",
+        *lines({"name": policy.name, "leaves": policy.evicts}),
+        f"params = {inline(policy.values)}",
+    ]
+
+
+def _value(value: str | float | Sequence[float]) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, int | float):
+        # inf and nan are TOML too; what numpy calls a float has a name that is not
+        return repr(value) if isinstance(value, int) else repr(float(value))
+    return "[" + ", ".join(_value(float(one)) for one in value) + "]"
+
 
 _LARGEST = 2**53  # tokens: what replays can count
 
@@ -190,3 +201,34 @@ def _one_of(where: str, value: object, known: Sequence[str]) -> Any:
             f"{value!r} is not known", where=where, remedy="write one of " + ", ".join(known)
         )
     return value
+
+
+def write_policy(
+    path: Path, policy: Policy, fitted: Fit | None, *, trace: str, block_size: int
+) -> None:
+    """Write the policy, and what was fitted for it, to `path`: all of it or nothing."""
+    text = [
+        f"# Written by kvscope {__version__}, `kvscope fit --export`, from {quoted(trace)}.",
+        f"schema = {SCHEMA}",
+        f"trace = {quoted(trace)}",
+        f"block_size = {block_size}  # tokens, of the trace; an engine may have others",
+        "",
+        *policy_lines(policy),
+        *(["", *fitted.lines()] if fitted is not None else []),
+    ]
+    write_whole(path, "\n".join(text) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put `text` in the place of what `path` has; who reads it finds the one or the other."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # mkstemp's is for its owner alone
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

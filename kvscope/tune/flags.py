@@ -1,7 +1,7 @@
 """How to tell an engine: the exact flags for a policy and a capacity.
 
-vLLM itself evicts by LRU; for other policies it loads kvscope's plugin (`kvscope.engine`), which
-reads the policy from the recommendation file.
+vLLM itself evicts by LRU; for other policies it loads kvscope's plugin (`kvscope.vllm_plugin`),
+which reads the policy from the recommendation file.
 
 Source: SGLang 0.5.23, srt/arg_groups/fields/memory.py (--radix-eviction-policy,
 --radix-eviction-policy-config), kv_cache_hook.py (what it asks of tlru) and mem_cache/
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from kvscope.policies.base import LanePolicy, Policy
 
 VLLM_BLOCK_TOKENS = 16
-VLLM_PLUGIN = "--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler"
+VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
 _SGLANG_OWN = ("lru", "lfu", "slru", "tlru")
 
 

@@ -1,4 +1,4 @@
-"""What a cache is tuned for, and how one replay does by that measure."""
+"""What is to be tuned: the target, what may replace LRU, and at which capacities."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.errors import InputError
-from kvscope.facts import Outcome, Percentiles
+from kvscope.core.errors import InputError
+from kvscope.core.percentiles import Percentiles
+from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
-from kvscope.simulate.summary import Served, summarize
+from kvscope.replay.summary import Served, summarize
+from kvscope.replay.variants import Variant
 
 Measure = Literal["percentile", "violations"]
 View = Literal["unloaded", "queued"]
@@ -95,3 +97,27 @@ def tried(policy: Policy, capacity_blocks: int, served: Served, target: Target) 
         tel_s=float((beyond - target.slo_s).sum()),
         served_per_s=len(times) / float(served.ttft_s[served.first :].sum()),
     )
+
+
+WARMUP, JUDGED = 0.2, 0.4
+SCALES = (0.5, 2.0)  # prefill that takes half and twice as long as assumed
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be tuned: the target, the variants that compete with LRU, and the capacities.
+
+    `capacity_blocks` is what the user has; None: where LRU gets half of its hits. The least
+    capacity is looked for from `lowest_blocks` to `highest_blocks`, None: to where LRU loses none.
+    `warmup` and `judged` are shares of the requests. `scales` are further speeds of prefill to
+    answer for, as factors of its time.
+    """
+
+    target: Target
+    variants: tuple[Variant, ...]
+    capacity_blocks: int | None = None
+    lowest_blocks: int = 0
+    highest_blocks: int | None = None
+    warmup: float = WARMUP
+    judged: float = JUDGED
+    scales: tuple[float, ...] = ()

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from kvscope.policies.base import Policy
 from kvscope.tune.bootstrap import Bootstrap, Drawn, objective_of
-from kvscope.tune.evaluate import Advance, Evaluator
 from kvscope.tune.flags import flags
 from kvscope.tune.objective import Target, Trial, ttft_s
-from kvscope.tune.search import Contender
+from kvscope.tune.search import Advance, Contender, Evaluator
 
 SETTINGS = 3  # of each contender: so many by what the target measures, and by what they cost
 DRAWS = 200  # an order needs fewer than an interval that is shown

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvscope.engine.observer import NOTHING, UNFIT
-from kvscope.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, UsageError
+from kvscope.learning.fitted import Fit, check_fit
+from kvscope.learning.online.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
-from kvscope.policies.fits import Fit, check_fit
 from kvscope.policies.lru import Lru
 from kvscope.tune.file import Recommendation
 from kvscope.tune.flags import flags
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
-_PLUGIN = "kvscope.engine.vllm_plugin"
+_PLUGIN = "kvscope.vllm_plugin"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the simulator says of the very requests that are sent to an engine."""
+"""Prediction and measurement of one run, side by side."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.errors import EngineError
+from kvscope.core.hits import standard
+from kvscope.core.percentiles import percentiles
+from kvscope.latency import LatencyProfile
+from kvscope.learning.fitted import Fit
+from kvscope.learning.offline.single_fit import plugin_tables
 from kvscope.policies.base import Policy
-from kvscope.policies.fits import Fit
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.engine import EngineReplay, EngineSettings, StepCost, replay_engine
-from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.one_fit import plugin_tables
-from kvscope.simulate.replay import Tables
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.replay import Tables
+from kvscope.replay.traffic import traffic
 from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
+from kvscope.validate.result import Figures, RunFacts
+from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
 
 _LEAST_STEP_S = 1e-6
 _NO_TIME_S = 1e-15  # lost in a time of seconds
@@ -144,4 +147,69 @@ def _slower(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfi
         base_s=max(profile.base_s, _LEAST_STEP_S) * step,
         per_token_s=profile.per_token_s * tokens,
         per_token_pair_s=profile.per_token_pair_s * tokens,
+    )
+
+
+def compared(
+    sent: Prompts,
+    policy: Policy,
+    predicted: Prediction,
+    measured: Measurement,
+    *,
+    warmup: int,
+    slo_s: float | None,
+    repeat: int,
+    flags: tuple[str, ...] = (),
+) -> RunFacts:
+    """The facts of one run; the first `warmup` requests are not counted.
+
+    Raises EngineError where no counted request was answered.
+    """
+    counted = measured.answered & np.isfinite(predicted.ttft_s)
+    counted[:warmup] = False
+    if not counted.any():
+        why = measured.ended or next(iter(measured.errors.values()), "")
+        raise EngineError(
+            f"no request was answered that counts{f' ({why})' if why else ''}",
+            where=f"the run of {policy.name}",
+            remedy="replay more of the trace, or see what the engine says",
+        )
+    told = bool((measured.hit_tokens[counted] >= 0).all())
+    off = np.abs(measured.hit_tokens - predicted.hit_tokens)[counted]
+    return RunFacts(
+        policy=policy.name,
+        leaves=policy.evicts,
+        params={name: float(value) for name, value in policy.values.items()},
+        repeat=repeat,
+        flags=flags,
+        predicted=_figures(sent, predicted.hit_tokens, predicted.ttft_s, counted, slo_s),
+        measured=_figures(sent, measured.hit_tokens, measured.ttft_s, counted, slo_s),
+        counted=counted,
+        mismatched_requests=int(np.count_nonzero(off)) if told else None,
+        mismatched_tokens=int(off.sum()) if told else None,
+        predicted_hit_tokens=predicted.hit_tokens,
+        measured_hit_tokens=measured.hit_tokens,
+        predicted_ttft_s=predicted.ttft_s,
+        measured_ttft_s=measured.ttft_s,
+        failed=measured.errors,
+        ended=measured.ended,
+    )
+
+
+def _figures(
+    sent: Prompts,
+    hit_tokens: NDArray[np.int64],
+    ttft_s: NDArray[np.float64],
+    counted: NDArray[np.bool_],
+    slo_s: float | None,
+) -> Figures:
+    hits = int(np.maximum(hit_tokens[counted], 0).sum())
+    times = ttft_s[counted]
+    beyond = None if slo_s is None else times[times > slo_s] - slo_s
+    return Figures(
+        hit_tokens=hits,
+        token_hit_rate=hits / int(sent.input_tokens[counted].sum(dtype=np.int64)),
+        ttft_ms=percentiles(times * 1e3),
+        tel_ms=None if beyond is None else float(beyond.sum()) * 1e3,
+        violations=None if beyond is None else len(beyond),
     )

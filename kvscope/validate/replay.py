@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.errors import EngineError
+from kvscope.core.errors import EngineError
+from kvscope.core.vllm_xargs import ARRIVAL, OUTPUTS, TURN, TYPE
 from kvscope.serving.client import Answer, Endpoint, Pending, completion
 from kvscope.validate.tokens import TokenTrace
-from kvscope.vllm_xargs import ARRIVAL, OUTPUTS, TURN, TYPE
 
 MOST_AT_ONCE = 512
 HOPELESS = 5  # so many refusals from the first request on: none will be served

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.prefix import paths
+from kvscope.core.prefix import paths
 from kvscope.store.prompts import Prompts
 
 FIRST, BEHIND = 100, 1000

@@ -10,22 +10,21 @@ from threading import Event
 
 import numpy as np
 
-from kvscope.errors import EngineError
+from kvscope.core.errors import EngineError
+from kvscope.latency import LatencyProfile
 from kvscope.policies.lru import Lru
 from kvscope.serving.client import Endpoint, Served, completion
 from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
-from kvscope.simulate.engine import EngineSettings
-from kvscope.simulate.latency import LatencyProfile
 from kvscope.tune.objective import Target
-from kvscope.validate.compare import compared
-from kvscope.validate.facts import EngineFacts, RunFacts, Validation
 from kvscope.validate.policies import PolicyRun, check_steered, interleaved
-from kvscope.validate.predict import predict
+from kvscope.validate.predict import compared, predict
 from kvscope.validate.replay import Measurement, Pace, replay
-from kvscope.validate.share import Part
+from kvscope.validate.request_share import Part
+from kvscope.validate.result import EngineFacts, RunFacts, Validation
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
 from kvscope.validate.verdict import judged
+from kvscope.vllm_sim import EngineSettings
 
 _SEED_BITS = 48
 _WHEN = "in the middle of the replay"

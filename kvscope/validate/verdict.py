@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.units import format_duration
 from kvscope.tune.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
 from kvscope.tune.objective import Target
-from kvscope.units import format_duration
-from kvscope.validate.facts import Check, Compared, RunFacts, Verdict
+from kvscope.validate.result import Check, Compared, RunFacts, Verdict
 
 HITS_AT_ONCE = 0.01
 """The share of hit tokens by which requests that meet may differ: when steps end is not known."""

@@ -5,9 +5,8 @@ from typing import Any
 
 import msgspec
 
-from kvscope.characterize.facts import Characterization
-from kvscope.characterize.summary import characterize
-from kvscope.facts import Quantiles
+from kvscope.characterize.summary import Characterization, characterize
+from kvscope.core.percentiles import Quantiles
 from kvscope.store.prompts import load_prompts
 from tests.characterize.tiny import (
     CHAT_1,

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.characterize.facts import Summary
+from kvscope.characterize.distributions import Summary, Weighted
 from kvscope.characterize.gaps import _counts, _observed_until, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History
-from kvscope.characterize.weighted import Weighted
 from tests.characterize.tiny import CHAT_1, CHAT_2, SEARCH_1, one_request, tiny_store
 
 

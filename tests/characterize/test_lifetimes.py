@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.characterize.facts import Summary, WindowLifetime
-from kvscope.characterize.lifetimes import lifetimes, working_set
+from kvscope.characterize.distributions import Summary
+from kvscope.characterize.lifetimes import WindowLifetime, lifetimes, working_set
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import (
     BLOCKS,

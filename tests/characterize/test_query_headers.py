@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from kvscope.paths import data_folder
+from kvscope.core.paths import data_folder
 from kvscope.store import sql
 from kvscope.store.db import Store
 from kvscope.store.fits import PARTS

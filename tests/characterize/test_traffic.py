@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.characterize.facts import Summary
+from kvscope.characterize.distributions import Summary
 from kvscope.characterize.traffic import contribution, lengths, over_time, request_sizes
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import lengths_only, tiny_store

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.characterize.facts import NextTurn, TurnCount
-from kvscope.characterize.turns import next_turns, turns
+from kvscope.characterize.turns import NextTurn, TurnCount, next_turns, turns
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
 

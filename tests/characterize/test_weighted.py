@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.characterize.weighted import Weighted, cdfs, quantiles, summaries
+from kvscope.characterize.distributions import Weighted, cdfs, quantiles, summaries
 
 ITEMS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 2)), max_size=20)
 

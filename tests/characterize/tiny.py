@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from kvscope.facts import Lineage, Trace
+from kvscope.core.trace import Lineage, Trace
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import add
 

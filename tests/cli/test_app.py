@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvscope import __version__, errors
+from kvscope import __version__
 from kvscope.cli import output
 from kvscope.cli.app import run
-from kvscope.errors import ExitCode
+from kvscope.core import errors
+from kvscope.core.errors import ExitCode
 from tests.cli.shell import Streams, python, raising, show
 
 HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]

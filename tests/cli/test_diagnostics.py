@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvscope import errors
 from kvscope.cli import diagnostics
 from kvscope.cli.app import run
-from kvscope.errors import ExitCode
+from kvscope.core import errors
+from kvscope.core.errors import ExitCode
 from tests.cli.shell import Streams, python, raising, show
 
 

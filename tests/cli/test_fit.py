@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.model.choose import MODELS
-from kvscope.paths import data_folder
+from kvscope.core.paths import data_folder
+from kvscope.reuse_models.selection import MODELS
 from tests.cli.shell import python
 
 SAMPLES = data_folder("sample_traces")

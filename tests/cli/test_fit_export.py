@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.engine.settings import settings
-from kvscope.paths import data_folder
-from kvscope.policies.fitted_ends import FittedEnds
+from kvscope.core.hits import standard
+from kvscope.core.paths import data_folder
+from kvscope.learning.ends.file import FittedEnds
+from kvscope.learning.ends.offline import ends_fit
+from kvscope.learning.offline.single_fit import one_fit
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.ends_fit import ends_fit
-from kvscope.simulate.one_fit import one_fit
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.traffic import traffic
+from kvscope.vllm_plugin.settings import settings
 from tests.golden.samples import sample
 
 CHATS = str(data_folder("sample_traces") / "to-c.jsonl.gz")

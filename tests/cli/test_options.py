@@ -8,7 +8,7 @@ import inspect
 from kvscope.cli import output
 from kvscope.cli.app import run
 from kvscope.cli.options import AS_IT_SAYS, DEFAULT_DB, Hbm, Json, Reading, with_reading
-from kvscope.errors import ExitCode
+from kvscope.core.errors import ExitCode
 from tests.cli.shell import Streams, show
 
 

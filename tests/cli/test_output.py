@@ -10,7 +10,7 @@ import pytest
 
 from kvscope import __version__
 from kvscope.cli import output
-from kvscope.facts import Trace
+from kvscope.core.trace import Trace
 from tests.cli.shell import Streams
 
 TRACE = Trace(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.engine import kv_events
-from kvscope.engine.kv_events import Batch, BlockStored
-from kvscope.errors import EngineError, ExitCode
+from kvscope.core.errors import EngineError, ExitCode
+from kvscope.vllm_plugin import kv_events
+from kvscope.vllm_plugin.kv_events import Batch, BlockStored
 
 
 def test_it_has_to_be_told_from_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from kvscope.cli.rendering import show_sections, show_table
-from kvscope.show.section import Section
-from kvscope.show.table import Table
+from kvscope.report.section import Section
+from kvscope.report.table import Table
 from tests.cli.shell import Streams
 
 TABLE = Table(

@@ -14,7 +14,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.cli.loading import load_trace
 from kvscope.cli.values import session_arrivals
-from kvscope.errors import ExitCode, InputError, UsageError
+from kvscope.core.errors import ExitCode, InputError, UsageError
 from kvscope.store.db import MEMORY, open_store
 
 Streams = pytest.CaptureFixture[str]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import typer
 
-from kvscope import units
 from kvscope.cli import values
-from kvscope.errors import UsageError
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.ingest.base import Request
+from kvscope.ingest.formats.base import Request
 from kvscope.store.prompts import Prompts
 
 VOCABULARY = 1 << 30

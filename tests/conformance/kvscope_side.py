@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from kvscope.policies.base import LanePolicy
-from kvscope.simulate.engine.replay import lane_class, machine_for
-from kvscope.simulate.engine.scheduler import stepper
-from kvscope.simulate.engine.settings import EngineSettings, StepCost
-from kvscope.simulate.engine.state import Machine
-from kvscope.simulate.replay import NO_TABLES, Tables
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.vllm_sim.replay import lane_class, machine_for
+from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.settings import EngineSettings, StepCost
+from kvscope.vllm_sim.state import Machine
 from tests.conformance.conversations import Asked, prompts_of
 
 ONE_EACH = StepCost(base_s=1.0)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvscope.engine.free_blocks import FreeBlocks
+from kvscope.learning.fitted import Fit
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.fits import Fit
 from kvscope.policies.lru import Lru
-from kvscope.simulate.engine.settings import EngineSettings
-from kvscope.simulate.replay import NO_TABLES, Tables
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.vllm_plugin.free_blocks import FreeBlocks
+from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance.conversations import Asked, Mix, conversations
 from tests.conformance.kvscope_side import Model
 from tests.conformance.vllm_side import VllmScheduler

@@ -8,8 +8,8 @@ import pytest
 
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.simulate.engine.replay import replay_engine
-from kvscope.simulate.engine.settings import EngineSettings
+from kvscope.vllm_sim.replay import replay_engine
+from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance.conversations import Asked, Mix, as_trace, conversations
 from tests.conformance.kvscope_side import ONE_EACH, Model
 from tests.conformance.lanes import SafeFirst

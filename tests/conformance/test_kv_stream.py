@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.engine.kv_events import Batch, BlockRemoved, BlockStored, batches
-from kvscope.errors import EngineError
+from kvscope.core.errors import EngineError
+from kvscope.vllm_plugin.kv_events import Batch, BlockRemoved, BlockStored, batches
 from tests.conformance.vllm_side import KVEventsConfig, vllm_events
 
 pytestmark = pytest.mark.engine

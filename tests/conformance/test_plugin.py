@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvscope.core.hits import standard
+from kvscope.learning.guard import LRU
+from kvscope.learning.offline.single_fit import plugin_tables
+from kvscope.learning.returns.file import Fitted
 from kvscope.policies.base import Floats, LanePolicy
-from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
-from kvscope.policies.guard import LRU
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa, reuse_rows
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.one_fit import plugin_tables
-from kvscope.simulate.replay import Tables
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.replay import Tables
+from kvscope.replay.traffic import traffic
 from tests.conformance.conversations import prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.errors import EngineError
+from kvscope.core.errors import EngineError
 from tests.conformance.stepping import both, fitting
 from tests.conformance.test_plugin import POLICIES
 
@@ -23,7 +23,7 @@ def test_an_unknown_vllm_is_refused_by_name(
     """The class does not load; the entry point leaves vLLM as it is and says so."""
     import vllm
 
-    from kvscope.engine import vllm_plugin
+    from kvscope.vllm_plugin import plugin as vllm_plugin
 
     monkeypatch.setattr(vllm, "__version__", "0.40.0")
     with pytest.raises(EngineError, match=r"vLLM 0\.40\.0; kvscope's plugin knows 0\.32\.x and"):
@@ -39,7 +39,7 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
     from vllm.config import SchedulerConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from kvscope.engine import vllm_plugin
+    from kvscope.vllm_plugin import plugin as vllm_plugin
 
     own = SchedulerConfig.get_scheduler_cls
     monkeypatch.setattr(SchedulerConfig, "get_scheduler_cls", own)
@@ -77,7 +77,7 @@ def test_a_mistake_in_the_settings_costs_the_engine_nothing(
     says: str,
 ) -> None:
     """One line of log, nothing that watches, and vLLM's own queue."""
-    from kvscope.engine.vllm_adapter import observers
+    from kvscope.vllm_plugin.adapter import observers
 
     vllm, _ = both(tmp_path, fitting(20, 3, "chats", 16, 120), 16, 120)
     (tmp_path / "etlru.toml").write_text('schema = 1\n[policy]\nname = "etlru"\nparams = {}\n')
@@ -140,7 +140,7 @@ def test_beside_vllm_the_plugin_loads_nothing_heavy() -> None:
 import sys
 import vllm.v1.core.sched.async_scheduler, vllm.config
 before = set(sys.modules)
-from kvscope.engine.vllm_plugin import KvscopeScheduler
+from kvscope.vllm_plugin import KvscopeScheduler
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new & {"polars", "duckdb", "numba", "streamlit", "scipy", "plotly", "typer"}))
 """

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.engine.steering import Steering
+from kvscope.learning.fitted import Fit
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.fits import Fit
-from kvscope.tune.policy_file import write_policy
+from kvscope.tune.file import write_policy
+from kvscope.vllm_plugin.eviction_controller import Steering
 from tests.conformance.conversations import Asked
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -45,7 +45,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvscope.engine.vllm_plugin import KvscopeAsyncScheduler, KvscopeScheduler
+    from kvscope.vllm_plugin import KvscopeAsyncScheduler, KvscopeScheduler
 
 __all__ = [
     "FreeKVCacheBlockQueue",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvscope.errors import InputError
+from kvscope.core.errors import InputError
 
 
 def squares(count: int, *, step: Callable[[str], None]) -> list[int]:

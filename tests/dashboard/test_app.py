@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvscope import units
 from kvscope.cli.app import run
-from kvscope.show import report
-from kvscope.show.analysis import analyze
-from kvscope.show.sections import space
+from kvscope.core import units
+from kvscope.report import report
+from kvscope.report.analysis import analyze
+from kvscope.report.sections import space
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams

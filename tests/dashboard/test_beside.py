@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from kvscope.errors import InputError
-from kvscope.facts import Trace
+from kvscope.core.errors import InputError
+from kvscope.core.paths import data_folder
+from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
-from kvscope.paths import data_folder
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.tune.evaluate import Stopped
+from kvscope.tune.search import Stopped
 from tests.dashboard import stepping
 from tests.dashboard.shown import drawn, metrics, shown, titles, waits, worked
 

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 import pytest
 
 from kvscope.characterize.prefixes import Prefix
-from kvscope.paths import data_folder
-from kvscope.show.charts import prefixes, style
+from kvscope.core.paths import data_folder
+from kvscope.report.charts import prefixes, style
 from tests.dashboard.shown import shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope import units
+from kvscope.core import units
 from tests.cli.shell import Streams
 from tests.dashboard.shown import metrics, settled, shown, table_with, titles, told, words
 

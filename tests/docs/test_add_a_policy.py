@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.ingest.base import Request
+from kvscope.core.hits import standard
+from kvscope.ingest.formats.base import Request
 from kvscope.policies import registry
 from kvscope.policies.base import LanePolicy
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.replay import replay
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.replay import replay
+from kvscope.replay.traffic import traffic
 from tests import small_traces
 from tests.cli.replayed import simulated
 

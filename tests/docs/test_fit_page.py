@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.model.choose import MODELS
-from kvscope.paths import data_folder
+from kvscope.core.paths import data_folder
+from kvscope.reuse_models.selection import MODELS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fit.md").read_text(encoding="utf-8")
 FOLDER = data_folder("sample_traces")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.paths import data_folder
-from kvscope.simulate.latency import load_profile
+from kvscope.core.paths import data_folder
+from kvscope.latency import load_profile
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from kvscope.core.hits import standard
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.replay import NO_TABLES, Tables, history, replay
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.replay import NO_TABLES, Tables, history, replay
+from kvscope.replay.traffic import traffic
 from tests.golden.samples import SAMPLES, capacities, sample
 
 FILE = Path(__file__).with_suffix(".json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from kvscope.core.paths import data_folder
 from kvscope.ingest.pipeline import ingest
-from kvscope.paths import data_folder
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.errors import InputError
-from kvscope.ingest.base import BadLine, ReadOptions, Records, Rejects, Request
+from kvscope.core.errors import InputError
 from kvscope.ingest.columns import Columns
+from kvscope.ingest.formats.base import BadLine, ReadOptions, Records, Rejects, Request
 from kvscope.ingest.identifiers import key
 from tests import small_traces
 

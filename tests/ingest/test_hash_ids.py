@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.ingest.base import BadLine
+from kvscope.ingest.formats.base import BadLine
 from kvscope.ingest.hash_ids import decoded, gathered, parse
 from kvscope.ingest.identifiers import key
 

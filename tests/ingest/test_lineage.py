@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.facts import HitDefinition
-from kvscope.ingest.base import Request
+from kvscope.core.hits import HitDefinition
+from kvscope.ingest.formats.base import Request
 from tests import small_traces
 from tests.oracles import lineage, lru
 

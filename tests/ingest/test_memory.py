@@ -9,9 +9,9 @@ from pathlib import Path
 
 _PEAK = """
 import resource, sys, tracemalloc
-from kvscope.ingest.base import ReadOptions, Rejects
+from kvscope.ingest.formats.base import ReadOptions, Rejects
 from kvscope.ingest.columns import Columns
-from kvscope.ingest.mooncake import Mooncake
+from kvscope.ingest.formats.mooncake import Mooncake
 from kvscope.ingest.source import Source
 
 source = Source(sys.argv[1])

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope.facts import HitDefinition, Trace
+from kvscope.core.hits import HitDefinition, compatible
+from kvscope.core.trace import Trace
 from kvscope.ingest import lineage
 from kvscope.ingest.pipeline import ingest
-from kvscope.simulate.curve import lru_curve
-from kvscope.simulate.definitions import compatible
+from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 

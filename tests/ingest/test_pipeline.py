@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope.errors import ExitCode, InputError, UsageError
-from kvscope.ingest.base import ReadOptions
+from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.store import traces
 from kvscope.store.db import MEMORY, Store, open_store

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.facts import HitDefinition
-from kvscope.ingest.base import Request
+from kvscope.core.hits import HitDefinition
 from kvscope.ingest.build import Built
-from kvscope.simulate.curve import lru_curve
+from kvscope.ingest.formats.base import Request
+from kvscope.replay.curve import lru_curve
 from tests import small_traces
 from tests.oracles import lineage
 

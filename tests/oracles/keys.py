@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.policies.base import ENDS
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.traffic import Traffic
 
 ADAPTIVE = ("tlru", "tlru-end")
 EVERY, RECENT = 256, 1024  # requests: how often an adaptive xi moves, and what it looks at

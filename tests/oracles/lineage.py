@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
-from kvscope.facts import HitDefinition
-from kvscope.ingest.base import Request
+from kvscope.core.hits import HitDefinition
+from kvscope.ingest.formats.base import Request
 from tests.oracles.lru import Parents, full_path, kept
 
 EVERYTHING = HitDefinition("default")

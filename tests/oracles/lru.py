@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from kvscope.facts import HitDefinition
-from kvscope.ingest.base import Request
+from kvscope.core.hits import HitDefinition
+from kvscope.ingest.formats.base import Request
 
 Parents = Sequence[int | None]
 

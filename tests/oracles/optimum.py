@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from itertools import combinations
 
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.traffic import Traffic
 from tests.oracles.replay import left_behind, paths
 
 Gain = Callable[[int, int], float]

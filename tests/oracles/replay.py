@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.simulate.replay import NO_TABLES, Tables
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.replay.traffic import Traffic
 from tests.oracles.keys import ADAPTIVE, KEYS, Asked, Owned, admitted, moved_xi
 from tests.oracles.queues import QUEUES
 

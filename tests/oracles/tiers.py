@@ -10,8 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvscope.simulate.tier_spec import Tier
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.tier_spec import Tier
+from kvscope.replay.traffic import Traffic
 from tests.oracles import replay
 from tests.oracles.keys import KEYS, Asked, Owned
 from tests.oracles.replay import Setting, left_behind, paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.traffic import Traffic
 from tests.oracles.replay import paths
 
 

@@ -9,8 +9,8 @@ from kvscope.policies.base import Leaves, Parameter, Policy
 from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows
-from kvscope.simulate.replay import NO_TABLES, Replay, Tables, replay
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.replay import NO_TABLES, Replay, Tables, replay
+from kvscope.replay.traffic import Traffic
 from tests.oracles.replay import Setting
 from tests.policies.traffics import CATEGORIES, held
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from kvscope.policies.chances import FEATURES, Trees
-from kvscope.policies.fitted_ends import FittedEnds
+from kvscope.learning.chances import FEATURES, Trees
+from kvscope.learning.ends.file import FittedEnds
 
 _LARGEST = {
     "new_tokens": 8000.0,

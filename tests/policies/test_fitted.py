@@ -10,8 +10,8 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from kvscope.errors import InputError
-from kvscope.policies.fitted import Fitted, fitted_in
+from kvscope.core.errors import InputError
+from kvscope.learning.returns.file import Fitted, fitted_in
 from kvscope.policies.gittins import AGES, STEPS
 
 

@@ -9,12 +9,12 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from kvscope.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError
+from kvscope.learning.chances import FEATURES
+from kvscope.learning.ends.boosting import boosted
+from kvscope.learning.ends.file import NOBODY, FittedEnds, fitted_ends_in
+from kvscope.learning.fitted import check_fit, fit_in
 from kvscope.policies.base import Policy
-from kvscope.policies.boosting import boosted
-from kvscope.policies.chances import FEATURES
-from kvscope.policies.fits import check_fit, fit_in
-from kvscope.policies.fitted_ends import NOBODY, FittedEnds, fitted_ends_in
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned

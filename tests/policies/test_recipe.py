@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import kvscope.simulate.replay as replaying
+import kvscope.replay.replay as replaying
 from kvscope.policies import registry
 from kvscope.policies.base import Block, Floats, Ints, KeyPolicy, Policy, QueuePolicy, Turn
 from kvscope.policies.lists import BEFORE, push, remove

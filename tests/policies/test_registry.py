@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
 from kvscope.policies.registry import POLICIES, by_name
 from tests.oracles.keys import KEYS

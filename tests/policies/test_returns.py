@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kvscope.learning.returns.formulas import Waits, began_s, gittins_index, hazards, return_values
 from kvscope.policies.gittins import AGES, CLASSES, STEPS, Features, ages_of, classes
-from kvscope.policies.returns import Waits, began_s, gittins_index, hazards, return_values
 
 AGE = np.arange(AGES)
 PACE = STEPS[1]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.policies.rings import NOTES, forget, length, remember, take
-from kvscope.simulate.queues import empty_rings
+from kvscope.replay.kernels.queues import empty_rings
 
 BLOCKS, QUEUE = 12, 1
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import ENDS
-from kvscope.simulate.traffic import Traffic
+from kvscope.replay.traffic import Traffic
 
 CATEGORIES = 3
 

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from kvscope.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, UsageError
+from kvscope.core.vllm_xargs import OUTPUTS
 from kvscope.serving.client import Endpoint, completion
 from kvscope.serving.metrics import BlockPool, block_pool
-from kvscope.vllm_xargs import OUTPUTS
 from tests.serving.fake import Behaviour, fake_server
 
 

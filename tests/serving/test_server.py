@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from kvscope.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, UsageError
 from kvscope.serving.client import completion
 from kvscope.serving.interpreter import interpreter, with_torch, with_vllm
 from kvscope.serving.server import EngineDied, Launch, VllmServer

@@ -10,9 +10,15 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from kvscope.errors import ExitCode, InputError, KvscopeError, StoreBusyError, StoreVersionError
-from kvscope.facts import Trace
-from kvscope.ingest.base import Request
+from kvscope.core.errors import (
+    ExitCode,
+    InputError,
+    KvscopeError,
+    StoreBusyError,
+    StoreVersionError,
+)
+from kvscope.core.trace import Trace
+from kvscope.ingest.formats.base import Request
 from kvscope.store import sql, traces
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.prompts import load_prompts

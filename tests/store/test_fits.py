@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvscope import __version__
+from kvscope.core.paths import data_folder
 from kvscope.ingest.pipeline import ingest
-from kvscope.model.facts import Fit
-from kvscope.model.fit import fit
-from kvscope.model.keep import keep
-from kvscope.paths import data_folder
+from kvscope.reuse_models.fit import fit
+from kvscope.reuse_models.results import Fit, keep
 from kvscope.store import fits, traces
 from kvscope.store.db import MEMORY, Store, open_store
 
@@ -68,7 +67,7 @@ def test_the_same_question_has_one_answer() -> None:
 
 def test_nothing_to_fit_is_kept_too() -> None:
     """A trace without conversations and without reuse."""
-    from kvscope.ingest.base import Request
+    from kvscope.ingest.formats.base import Request
     from tests import small_traces
 
     with open_store(MEMORY) as store:
@@ -83,7 +82,7 @@ def test_nothing_to_fit_is_kept_too() -> None:
 @pytest.mark.parametrize("window_s", [1e6, 6_100.0])
 def test_a_window_longer_than_the_trace_is_refused(window_s: float) -> None:
     """The error says how long it may be."""
-    from kvscope.errors import UsageError
+    from kvscope.core.errors import UsageError
 
     with open_store(MEMORY) as store, pytest.raises(UsageError, match="give at most 6086s"):
         fitted(store, window_s=window_s)

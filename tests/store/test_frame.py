@@ -6,7 +6,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from kvscope.store.frame import Frame
+from kvscope.store.db import Frame
 
 LIMITS = [
     np.array([np.iinfo(np.int32).min, 0, np.iinfo(np.int32).max], dtype=np.int32),

@@ -8,17 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kvscope import __version__
-from kvscope.facts import (
-    HitDefinition,
-    Misses,
-    Outcome,
-    PartOutcome,
-    Percentiles,
-    Run,
-    RunSetting,
-    TierOutcome,
-)
-from kvscope.ingest.base import Request
+from kvscope.core.hits import HitDefinition
+from kvscope.core.percentiles import Percentiles
+from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting, TierOutcome
+from kvscope.ingest.formats.base import Request
 from kvscope.store import runs, traces
 from kvscope.store.db import MEMORY, Store, open_store
 from tests import small_traces

@@ -8,9 +8,8 @@ from collections import defaultdict
 
 import pytest
 
-from kvscope.synth.base import ROOT, Record
+from kvscope.synth.base import ROOT, Fixed, Record
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.synth.counts import Fixed
 
 REQUESTS = 20_000
 MODEL = BirthDeath(prompt_tokens=Fixed(1), output_tokens=Fixed(1))

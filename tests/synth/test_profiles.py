@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 from kvscope.synth.base import ROOT, Profile, Record
 from kvscope.synth.registry import PROFILES, by_name
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope.characterize.facts import Characterization, Lifetimes
+from kvscope.characterize.lifetimes import Lifetimes
+from kvscope.characterize.summary import Characterization
 from kvscope.ingest.pipeline import ingest
-from kvscope.show.analysis import Analysis, analyze
+from kvscope.report.analysis import Analysis, analyze
 from kvscope.store.db import MEMORY, open_store
 from kvscope.synth.registry import by_name
-from kvscope.synth.write import write_jsonl
+from kvscope.synth.samples import write_jsonl
 
 POINTS = 0.04
 FEW_POINTS = 0.015  # of a share that is a few percent itself

@@ -11,7 +11,7 @@ import zstandard
 from kvscope.synth import samples
 from kvscope.synth.base import Record
 from kvscope.synth.registry import by_name
-from kvscope.synth.write import write_jsonl
+from kvscope.synth.samples import write_jsonl
 
 SAMPLE_FOLDER = Path(__file__).parents[2] / "sample_traces"
 

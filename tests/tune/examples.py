@@ -10,20 +10,19 @@ from threading import Event
 import numpy as np
 
 from kvscope.characterize.windows import Windows
-from kvscope.facts import Lineage
-from kvscope.ingest.base import Request
+from kvscope.core.hits import standard
+from kvscope.core.trace import Lineage
+from kvscope.ingest.formats.base import Request
+from kvscope.latency import LatencyProfile
 from kvscope.policies.registry import by_name
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.variants import Variant
-from kvscope.simulate.workload import Workload, setting_of
+from kvscope.replay.variants import Variant
+from kvscope.replay.workload import Workload, setting_of
 from kvscope.store.prompts import Prompts
 from kvscope.synth.base import Record
-from kvscope.tune.evaluate import Advance
-from kvscope.tune.facts import Tuning
-from kvscope.tune.objective import Target
-from kvscope.tune.question import Question
-from kvscope.tune.recommend import tune
+from kvscope.tune.objective import Question, Target
+from kvscope.tune.result import Tuning
+from kvscope.tune.search import Advance
+from kvscope.tune.tuner import tune
 from tests import small_traces
 
 BLOCK = 16

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.tune.bootstrap import (
-    FEWEST,
-    Bootstrap,
-    Gain,
-    objective_of,
-    surely_better,
-)
+from kvscope.tune.bootstrap import FEWEST, Bootstrap, Gain, objective_of, surely_better
 from kvscope.tune.objective import Target
 
 TARGET = Target(1.0, 0.95)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvscope.core.hits import standard
+from kvscope.learning.ends.offline import end_tables
+from kvscope.learning.offline.estimates import parameters_from
 from kvscope.policies.registry import by_name
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.ends import end_tables
-from kvscope.simulate.estimates import parameters_from
-from kvscope.simulate.replay import NO_TABLES, replay
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.replay import NO_TABLES, replay
+from kvscope.replay.traffic import traffic
 from kvscope.tune.bootstrap import Drawn
 from kvscope.tune.end_gain import LEVELS, WARMUP, _share, fit_ends
 from tests.golden.samples import sample

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.engine.settings import settings as plugin_settings
-from kvscope.errors import ExitCode, InputError, UsageError
+from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.latency import LatencyProfile
+from kvscope.learning.returns.file import Fitted
 from kvscope.policies.base import Policy
-from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.simulate.latency import LatencyProfile
-from kvscope.tune.facts import Tuning
 from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
 from kvscope.tune.flags import flags
 from kvscope.tune.objective import Target
+from kvscope.tune.result import Tuning
 from kvscope.validate.policies import recommended
+from kvscope.vllm_plugin.settings import settings as plugin_settings
 from tests.policies.drawn_trees import drawn_ends
 from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.engine.steering import lane_policy
-from kvscope.errors import UsageError
+from kvscope.core.errors import UsageError
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
 from kvscope.tune.flags import VLLM_PLUGIN, flags
+from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 
 def test_lru_needs_no_plugin() -> None:

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.errors import InputError, UsageError
-from kvscope.facts import Run
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.runs import Run
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.simulate.capacity_models import replayed
-from kvscope.simulate.summary import Served
-from kvscope.simulate.variants import Variant
-from kvscope.simulate.workload import Asked
-from kvscope.tune.facts import Judged, Tuning
+from kvscope.replay.capacity_models import replayed
+from kvscope.replay.summary import Served
+from kvscope.replay.variants import Variant
+from kvscope.replay.workload import Asked
 from kvscope.tune.objective import Target, Trial, tried, ttft_s
+from kvscope.tune.result import Judged, Tuning
 from kvscope.tune.split import FEWEST, split
 from tests.tune.examples import chats, in_turn, prompts_of, tuned, workload
 

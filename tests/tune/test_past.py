@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.facts import Lineage
-from kvscope.ingest.base import Request
+from kvscope.core.trace import Lineage
+from kvscope.ingest.formats.base import Request
 from kvscope.policies.registry import by_name
-from kvscope.simulate.variants import Variant
+from kvscope.replay.variants import Variant
 from kvscope.store.prompts import Prompts
-from kvscope.tune.facts import Tuning
 from kvscope.tune.objective import Trial
-from kvscope.tune.past import first_requests
+from kvscope.tune.result import Tuning
+from kvscope.tune.split import first_requests
 from tests import small_traces
 from tests.tune.examples import chats, disturbed, prompts_of, tuned
 

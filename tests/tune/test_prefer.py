@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 
 from kvscope.policies.registry import by_name
-from kvscope.simulate.variants import Found, Variant
+from kvscope.replay.variants import Found, Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tune.bootstrap import Bootstrap
-from kvscope.tune.evaluate import Evaluator
 from kvscope.tune.objective import Target, Trial, ttft_s
 from kvscope.tune.prefer import DRAWS, preferred
-from kvscope.tune.search import Contender, search
+from kvscope.tune.search import Contender, Evaluator, search
 from tests.tune.examples import recorded, workload
 
 CAPACITY = 200

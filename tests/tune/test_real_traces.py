@@ -10,21 +10,20 @@ from pathlib import Path
 import pytest
 
 from kvscope.characterize.windows import round_windows
-from kvscope.facts import Trace
-from kvscope.ingest.base import ReadOptions
+from kvscope.core.hits import standard
+from kvscope.core.trace import Trace
+from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.latency import load_profile
 from kvscope.policies.registry import by_name
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.latency import load_profile
-from kvscope.simulate.variants import Variant
-from kvscope.simulate.workload import setting_of
+from kvscope.replay.variants import Variant
+from kvscope.replay.workload import setting_of
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 from kvscope.tune.bootstrap import Bootstrap, Gain
-from kvscope.tune.facts import Tuning
-from kvscope.tune.objective import Target
-from kvscope.tune.question import Question
-from kvscope.tune.recommend import tune
+from kvscope.tune.objective import Question, Target
+from kvscope.tune.result import Tuning
+from kvscope.tune.tuner import tune
 from tests.tune.examples import quiet
 
 MOONCAKE, AGENTS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"

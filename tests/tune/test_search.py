@@ -10,14 +10,12 @@ from threading import Event
 import pytest
 
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.simulate.variants import Found, Variant, bind
+from kvscope.replay.variants import Found, Variant, bind
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.tune.evaluate import Evaluator, Stopped
 from kvscope.tune.flags import flags
 from kvscope.tune.objective import Target
-from kvscope.tune.search import hints_from, search
-from kvscope.tune.space import coarse, finer, values_to_try
-from kvscope.tune.verdict import decide
+from kvscope.tune.result import decide
+from kvscope.tune.search import Evaluator, Stopped, coarse, finer, hints_from, search, values_to_try
 from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
 
 XI = {"xi_tokens": Found(190.0, "made up")}

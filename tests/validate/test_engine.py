@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.calibrate.fit import fit
-from kvscope.calibrate.grid import grid
-from kvscope.calibrate.measure import measure
-from kvscope.calibrate.targets import ServerTarget
+from kvscope.core.percentiles import percentiles
+from kvscope.core.vllm_xargs import OUTPUTS
+from kvscope.latency import LatencyProfile
+from kvscope.latency.calibration import fit, measure
+from kvscope.latency.grid import grid
+from kvscope.latency.targets import ServerTarget
+from kvscope.learning.fitted import Fit
 from kvscope.policies.base import Policy
-from kvscope.policies.fits import Fit
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
@@ -31,16 +33,13 @@ from kvscope.serving.client import completion
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.metrics import BlockPool, block_pool
 from kvscope.serving.server import Launch, VllmServer
-from kvscope.simulate.engine import EngineSettings
-from kvscope.simulate.latency import LatencyProfile
-from kvscope.simulate.percentiles import percentiles
 from kvscope.store.prompts import Prompts
 from kvscope.tune.file import read_recommendation
 from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
-from kvscope.vllm_xargs import OUTPUTS
+from kvscope.vllm_sim import EngineSettings
 from tests.policies.drawn_trees import drawn_ends
 from tests.validate.test_tokens import chats
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from kvscope.policies.lru import Lru
-from kvscope.simulate.engine import EngineSettings, StepCost, replay_engine
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
-from kvscope.validate.share import part
+from kvscope.validate.request_share import part
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
+from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.validate.chats import write_chats
 
 

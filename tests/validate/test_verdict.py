@@ -11,11 +11,10 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.tune.bootstrap import FEWEST
 from kvscope.tune.objective import Target
-from kvscope.validate.compare import compared
-from kvscope.validate.facts import Check, RunFacts
 from kvscope.validate.policies import PolicyRun, interleaved
-from kvscope.validate.predict import Prediction
+from kvscope.validate.predict import Prediction, compared
 from kvscope.validate.replay import Measurement
+from kvscope.validate.result import Check, RunFacts
 from kvscope.validate.verdict import judged
 from tests.validate.test_tokens import chats
 

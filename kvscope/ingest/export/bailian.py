@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.bailian import Bailian
-from kvscope.ingest.export.base import LineExporter
-from kvscope.ingest.export.rows import Row
+from kvscope.ingest.export.base import LineExporter, Row
+from kvscope.ingest.formats.bailian import Bailian
 from kvscope.ingest.identifiers import ROOT
 
 

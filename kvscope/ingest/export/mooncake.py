@@ -6,9 +6,8 @@ import math
 
 import msgspec
 
-from kvscope.ingest.export.base import LineExporter
-from kvscope.ingest.export.rows import Row
-from kvscope.ingest.mooncake import Mooncake
+from kvscope.ingest.export.base import LineExporter, Row
+from kvscope.ingest.formats.mooncake import Mooncake
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

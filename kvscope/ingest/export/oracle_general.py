@@ -8,12 +8,11 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.facts import Trace
-from kvscope.ingest.export.base import Advance, Exporter
-from kvscope.ingest.export.rows import REQUESTS_AT_ONCE
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import paths
+from kvscope.core.trace import Trace
+from kvscope.ingest.export.base import REQUESTS_AT_ONCE, Advance, Exporter
 from kvscope.ingest.reuse import trace_reuse
-from kvscope.jit import kernel
-from kvscope.prefix import paths
 from kvscope.store.db import Store
 from kvscope.store.prompts import Prompts, load_prompts
 

@@ -8,11 +8,10 @@ from typing import BinaryIO
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from kvscope.facts import Trace
-from kvscope.ingest.export.base import Advance, Exporter
-from kvscope.ingest.export.rows import Row, rows
+from kvscope.core.trace import Trace
+from kvscope.ingest.export.base import Advance, Exporter, Row, rows
+from kvscope.ingest.formats.parquet import Parquet
 from kvscope.ingest.identifiers import ROOT
-from kvscope.ingest.parquet import Parquet
 from kvscope.store.db import Store
 
 _SCHEMA: dict[str, pl.DataType] = {

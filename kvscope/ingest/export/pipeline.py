@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from kvscope.errors import InputError, UsageError
-from kvscope.facts import Trace
-from kvscope.ingest.export import registry
-from kvscope.ingest.export.base import Advance
-from kvscope.ingest.export.sink import DASH, sink
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import DASH, sink
+from kvscope.core.trace import Trace
+from kvscope.ingest.export.bailian import BailianExport
+from kvscope.ingest.export.base import Advance, Exporter
+from kvscope.ingest.export.mooncake import MooncakeExport
+from kvscope.ingest.export.oracle_general import OracleGeneralExport
+from kvscope.ingest.export.parquet import ParquetExport
 from kvscope.store.db import Store
+
+EXPORTERS: tuple[type[Exporter], ...] = (
+    BailianExport,
+    MooncakeExport,
+    ParquetExport,
+    OracleGeneralExport,
+)
+
+
+def by_name(name: str) -> type[Exporter]:
+    """The format called `name`, in any case."""
+    for known in EXPORTERS:
+        if known.name.lower() == name.lower():
+            return known
+    raise UsageError(
+        f"unknown export format {name!r}",
+        where="--to",
+        remedy="take one of " + ", ".join(known.name for known in EXPORTERS),
+    )
 
 
 def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:
@@ -16,7 +38,7 @@ def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | No
     `advance` is told how many requests have been written. Raises UsageError for an unknown format
     or a binary one on standard output, InputError for a trace that has nothing to say in it.
     """
-    exporter = registry.by_name(to)()
+    exporter = by_name(to)()
     if path == DASH and not exporter.is_text:
         raise UsageError(
             f"{exporter.name} is binary and cannot go to standard output",

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.facts import Run
-from kvscope.simulate import kept, sweep
-from kvscope.simulate.workload import Asked, Workload
+from kvscope.core.runs import Run
+from kvscope.replay import run_cache as kept
+from kvscope.replay import workload as sweep
+from kvscope.replay.workload import Asked, Workload
 from kvscope.store import runs as stored
 from tests.cli.replayed import simulated
 

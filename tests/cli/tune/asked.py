@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.ingest.base import Request
+from kvscope.ingest.formats.base import Request
 
 Streams = pytest.CaptureFixture[str]
 HERE = ("--capacity-blocks", "350")

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from kvscope.cli.tune import _write
-from kvscope.facts import Outputs, Tenant
+from kvscope.core.hits import Outputs, standard
+from kvscope.core.runs import Tenant
+from kvscope.learning.fitted import Fit
+from kvscope.learning.offline.single_fit import fit_for
+from kvscope.learning.returns.file import Fitted
 from kvscope.policies.base import Policy
-from kvscope.policies.fits import Fit
-from kvscope.policies.fitted import Fitted
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.simulate.definitions import standard
-from kvscope.simulate.isolation import isolate
-from kvscope.simulate.one_fit import fit_for
-from kvscope.simulate.traffic import traffic
+from kvscope.replay.derived_traces import isolate
+from kvscope.replay.traffic import traffic
 from tests.golden.samples import sample
 
 BLOCKS = 1000

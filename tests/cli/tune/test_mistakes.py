@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.errors import ExitCode
+from kvscope.core.errors import ExitCode
 from kvscope.policies.base import Policy
 from kvscope.tune import tuner
-from kvscope.tune.evaluate import Evaluator
+from kvscope.tune.search import Evaluator
 from tests.cli.tune.asked import HERE, told, write_trace
 from tests.tune.examples import in_turn
 

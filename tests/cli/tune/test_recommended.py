@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.errors import ExitCode
+from kvscope.core.errors import ExitCode
 from tests.cli.tune.asked import HERE, document
 
 Streams = pytest.CaptureFixture[str]

@@ -31,7 +31,7 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
         "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config"
         f""" '{{"threshold":{found[1]},"next_prompt_estimate":0}}' --max-total-tokens 5600"""
     ) in words
-    assert "--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler --block-size 16" in words
+    assert "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler --block-size 16" in words
 
 
 def test_keep_lru(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

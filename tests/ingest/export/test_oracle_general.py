@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from libcachesim.libcachesim_python import convert_to_oracleGeneral
 
-from kvscope.facts import HitDefinition, Trace
-from kvscope.ingest.base import Request
+from kvscope.core.hits import HitDefinition
+from kvscope.core.trace import Trace
 from kvscope.ingest.export.oracle_general import RECORD
 from kvscope.ingest.export.pipeline import export
-from kvscope.simulate.curve import lru_curve
+from kvscope.ingest.formats.base import Request
+from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.prompts import load_prompts
 from tests import small_traces

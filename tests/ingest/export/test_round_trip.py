@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.errors import InputError, UsageError
-from kvscope.facts import HitDefinition, Trace
-from kvscope.ingest.base import Request
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.hits import HitDefinition
+from kvscope.core.trace import Trace
+from kvscope.ingest.export.base import REQUESTS_AT_ONCE, rows
 from kvscope.ingest.export.mooncake import milliseconds
-from kvscope.ingest.export.pipeline import export
-from kvscope.ingest.export.registry import EXPORTERS
-from kvscope.ingest.export.rows import REQUESTS_AT_ONCE, rows
+from kvscope.ingest.export.pipeline import EXPORTERS, export
+from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
-from kvscope.simulate.curve import lru_curve
+from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.prompts import load_prompts
 from tests import small_traces

@@ -9,8 +9,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from kvscope.ingest import registry
-from kvscope.ingest.base import BadLine, Reader, ReadOptions, Records, Rejects, Request
+from kvscope.ingest.formats import registry
+from kvscope.ingest.formats.base import BadLine, Reader, ReadOptions, Records, Rejects, Request
 from kvscope.ingest.hash_ids import decoded
 from kvscope.ingest.source import Source
 

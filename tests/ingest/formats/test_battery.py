@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from kvscope.errors import InputError, UsageError
-from kvscope.ingest import registry
-from kvscope.ingest.base import ReadOptions, Request
-from kvscope.ingest.json_lines import common_keys
+from kvscope.core.errors import InputError, UsageError
+from kvscope.ingest.formats import registry
+from kvscope.ingest.formats.base import ReadOptions, Request
+from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.source import HEAD_BYTES, Source
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvscope.errors import InputError
-from kvscope.ingest import registry
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats import registry
 
 TEXT = [known.name for known in registry.FORMATS if known.name != "parquet"]  # by lines
 TELLING = [

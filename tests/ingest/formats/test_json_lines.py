@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.ingest.bailian import Bailian
-from kvscope.ingest.base import LineReader, ReadOptions
-from kvscope.ingest.mooncake import Mooncake
+from kvscope.ingest.formats.bailian import Bailian
+from kvscope.ingest.formats.base import LineReader, ReadOptions
+from kvscope.ingest.formats.mooncake import Mooncake
 
 GOOD = (
     b'{"chat_id":1,"input_length":40,"output_length":2,"hash_ids":[1, 2,3]}',

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.errors import InputError
-from kvscope.ingest.base import Request
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import Request
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.ingest.base import ReadOptions, Request
+from kvscope.ingest.formats.base import ReadOptions, Request
 
 
 def test_dynamo_names_are_aliases(read: Any) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from kvscope.errors import InputError
-from kvscope.ingest.base import ReadOptions, Request
-from kvscope.ingest.parquet import Parquet
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import ReadOptions, Request
+from kvscope.ingest.formats.parquet import Parquet
 from kvscope.ingest.source import Source
 from kvscope.store.sql import statement
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.ingest import registry
+from kvscope.ingest.formats import registry
 from kvscope.ingest.source import Source
 
 # Name, format, records, requests, hash ids.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvscope.errors import UsageError
-from kvscope.ingest.base import ReadOptions
+from kvscope.core.errors import UsageError
+from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.source import HEAD_BYTES
 
 

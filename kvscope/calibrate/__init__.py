@@ -1,1 +1,0 @@
-"""A latency profile of one's own engine: TTFT measured over a grid of token counts, and fitted."""

@@ -1,0 +1,1 @@
+"""What every room shares: units, errors, files, traces, hits, runs, compiled kernels."""

@@ -1,0 +1,89 @@
+"""The definitions of a hit rate that kvscope prints side by side, and those of other tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvscope.core.errors import UsageError
+
+Weight = Literal["token", "block", "request"]
+
+
+Outputs = Literal["carried", "ignored"]
+
+
+@dataclass(frozen=True, slots=True)
+class HitDefinition:
+    """What exactly a hit rate counts: the same trace has as many hit rates as definitions.
+
+    `warmup` is the share of the requests, the first ones, that fill the cache and are not counted.
+    `partial` keeps a partial last block cacheable; `last_token_rule` recomputes the last token as
+    vLLM does, so at most floor((I - 1) / B) blocks hit; `flat` treats every block as an object of
+    its own, hit or not whatever became of the blocks before it.
+    """
+
+    name: str
+    weight: Weight = "token"
+    warmup: float = 0.0
+    partial: bool = False
+    last_token_rule: bool = True
+    outputs: Outputs = "carried"
+    flat: bool = False
+
+
+KVCACHE_SIMULATOR = HitDefinition(
+    "kvcache-simulator",
+    warmup=0.5,
+    partial=True,
+    last_token_rule=False,
+    outputs="ignored",
+)
+LIBCACHESIM = HitDefinition(
+    "libcachesim",
+    weight="block",
+    partial=True,
+    last_token_rule=False,
+    outputs="ignored",
+    flat=True,
+)
+COMPATIBLE = {known.name: known for known in (KVCACHE_SIMULATOR, LIBCACHESIM)}
+
+
+def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinition:
+    """kvscope's own definition: token-weighted, full blocks, last-token rule on.
+
+    Its name says what is not as by default.
+    """
+    changed = ["outputs ignored"] if outputs == "ignored" else []
+    if warmup:
+        changed.append("last half" if warmup == 0.5 else f"last {100 * (1 - warmup):.4g}%")
+    return HitDefinition(", ".join(changed) or "kvscope", warmup=warmup, outputs=outputs)
+
+
+def compatible(name: str) -> HitDefinition:
+    """The definition of the other tool called `name`."""
+    if name not in COMPATIBLE:
+        raise UsageError(
+            f"unknown tool {name!r}", where="--compat", remedy="take " + " or ".join(COMPATIBLE)
+        )
+    return COMPATIBLE[name]
+
+
+def side_by_side(chosen: HitDefinition) -> tuple[HitDefinition, ...]:
+    """`chosen`, kvscope's own and its neighbours, each of another name, then the other tools'.
+
+    Each neighbour changes one thing, but that a partial last block can be kept, and hit, only with
+    outputs ignored and the last-token rule off.
+    """
+    table = (
+        standard(),
+        HitDefinition("by block", weight="block"),
+        HitDefinition("by request", weight="request"),
+        standard(warmup=0.5),
+        HitDefinition("last-token rule off", last_token_rule=False),
+        standard(outputs="ignored"),
+        HitDefinition("partial kept", partial=True, last_token_rule=False, outputs="ignored"),
+        *COMPATIBLE.values(),
+    )
+    return table if chosen in table else (chosen, *table)

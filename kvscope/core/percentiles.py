@@ -1,0 +1,41 @@
+"""Nearest-rank percentiles: the value that at least p % of all are not above."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Nearest-rank quantiles of some quantity; the field that holds them names the unit."""
+
+    p50: float
+    p80: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Nearest-rank percentiles of what SLOs speak of; the field that holds them names the unit."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+_PERCENTS = np.array([50, 90, 95, 99])
+
+
+def percentiles(values: NDArray[Any]) -> Percentiles:
+    """The percentiles of at least one value, which need not be in order.
+
+    NumPy sorts faster than it partitions by four ranks: its sort uses vector instructions.
+    """
+    rank = -(-_PERCENTS * len(values) // 100) - 1
+    return Percentiles(*(float(value) for value in np.sort(values)[rank]))

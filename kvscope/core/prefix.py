@@ -1,0 +1,66 @@
+"""Prefix paths for kernels: a trie of blocks gives each block's parent, and 0 is the root."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.jit import callable_in_kernels, kernel
+
+
+@callable_in_kernels
+def write_path(
+    block_parent: NDArray[np.int32],
+    leaf: int,
+    path: NDArray[np.int32] | NDArray[np.int64],
+    start: int,
+    end: int,
+) -> None:
+    """Write the path that ends at `leaf` into path[start:end], the head first.
+
+    Its length is end - start; a path of no blocks ends at the root and writes nothing.
+    """
+    block = leaf
+    for at in range(end - 1, start - 1, -1):
+        path[at] = block
+        block = block_parent[block]
+
+
+@callable_in_kernels
+def ancestor(block_parent: NDArray[np.int32], block: int, steps: int) -> int:
+    """The block that many steps towards the root; `block` itself for none."""
+    found = block
+    for _ in range(steps):
+        found = block_parent[found]
+    return found
+
+
+class Paths(NamedTuple):
+    """Path k, from its head to its end, is `blocks[starts[k]:starts[k + 1]]`."""
+
+    starts: NDArray[np.int64]
+    blocks: NDArray[np.int32]
+
+
+def paths(
+    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], blocks: NDArray[np.int32]
+) -> Paths:
+    """The paths to each of `leaf`; `blocks` are their lengths."""
+    starts = np.zeros(len(leaf) + 1, dtype=np.int64)
+    np.cumsum(blocks, out=starts[1:])
+    found = np.empty(starts[-1], dtype=np.int32)
+    _write_paths(block_parent, leaf, starts, found)
+    return Paths(starts, found)
+
+
+@kernel
+def _write_paths(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    found: NDArray[np.int32],
+) -> None:
+    for k in range(len(leaf)):
+        write_path(block_parent, leaf[k], found, starts[k], starts[k + 1])

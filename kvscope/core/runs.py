@@ -1,0 +1,164 @@
+"""One replay of a trace and what came of it: frozen values, field by field those of `--json`.
+
+Names carry their units. Rates are fractions (0-1); `None` means "this trace cannot say".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from kvscope.core.hits import HitDefinition
+from kvscope.core.percentiles import Percentiles
+
+Tenant = Literal["user", "conversation"]
+
+
+CapacityModel = Literal["cache", "engine"]
+
+
+TierMode = Literal["exclusive", "write-through"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cache made of some requests, as the JSON of `simulate` says it.
+
+    Rates are 0-1. `violations` are requests with a TTFT above the SLO and `tel_ms` is the tail
+    excess latency, the sum of what they took beyond it; both None without an SLO. What is `queued`
+    is under the trace's load, None where the trace tells no time.
+    """
+
+    requests: int
+    hit_tokens: int
+    total_tokens: int
+    token_hit_rate: float
+    block_hit_rate: float
+    request_hit_rate: float
+    uncached_tokens: Percentiles
+    ttft_ms: Percentiles
+    queued_ttft_ms: Percentiles | None
+    tel_ms: float | None
+    violations: int | None
+    queued_tel_ms: float | None
+    queued_violations: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartOutcome:
+    """The same of the requests of one category, or of those that arrived from `start_s` on.
+
+    Either `category` or both `start_s` and `length_s` are given.
+    """
+
+    category: str | None
+    start_s: float | None
+    length_s: float | None
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """What became of the tokens that a cache did not give; with the hits they are all there were.
+
+    `evicted` had been written once and were not kept, `diverged` stand where the conversation's
+    history was another one, `cold` were never seen otherwise, `tail` no prefix cache can hit.
+    """
+
+    evicted_tokens: int
+    diverged_tokens: int
+    cold_tokens: int
+    tail_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetting:
+    """All that shapes a run's numbers besides the policy and the capacity.
+
+    Latency is TTFT = base + per_token * u + per_token_pair * u * (c + u / 2), of u uncached and c
+    cached tokens. `sample_rate` is the share of the trace that was replayed, 1 is all of it, and
+    `coarsen` how many blocks were taken as one. The `engine` capacity model has the two `max_num_`
+    limits of vLLM, the other one None. `tiers` is how the tiers of a cache were asked for, empty
+    where it has one; `tier_mode` and `block_bytes` belong to them.
+    """
+
+    definition: HitDefinition
+    latency: str
+    base_s: float
+    per_token_s: float
+    per_token_pair_s: float
+    slo_s: float | None = None
+    rate_scale: float = 1.0
+    isolate: Tenant | None = None
+    sample_rate: float = 1.0
+    coarsen: int = 1
+    capacity_model: CapacityModel = "cache"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tiers: str = ""
+    tier_mode: TierMode | None = None
+    block_bytes: int | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the whole trace was replayed, block by block."""
+        return self.sample_rate == 1 and self.coarsen == 1
+
+
+@dataclass(frozen=True, slots=True)
+class TierOutcome:
+    """What one tier gave to the counted requests, and what left it in the whole replay.
+
+    `token_hit_rate` (0-1) is of all input tokens, so the tiers' add up to that of the cache.
+    `transfer_ms` is what all counted requests together waited for its blocks; a read takes
+    `read_latency_ms`, then its bytes at `read_bytes_per_s` (None: no time at all). `read_bytes` is
+    None where nobody said what a block takes. `evictions` left the tier; `demotions` are those of
+    them that moved down.
+    """
+
+    name: str
+    policy: str
+    capacity_blocks: int
+    ttl_s: float | None
+    read_latency_ms: float
+    read_bytes_per_s: float | None
+    hit_blocks: int
+    hit_tokens: int
+    token_hit_rate: float
+    transfer_ms: float
+    read_bytes: int | None
+    evictions: int
+    demotions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy at one capacity over one trace, and what came of it.
+
+    `params` has every parameter of the policy, `leaves` is which blocks may leave. `hit_rate_error`
+    is None for exact runs; of a sampled one, the rate in the definition's weight is within it 19
+    times of 20. `misses` is None where blocks are objects of their own (flat). `tiers` are there
+    where the cache has several; `capacity_blocks` is then that of all together. Only an engine
+    has `preemptions` (requests sent back to wait, each time counted) and requests that it
+    `turned_away` because they need more than all its blocks. `created_at` (UTC) is None until the
+    run is stored.
+    """
+
+    policy: str
+    leaves: str
+    params: Mapping[str, float]
+    hindsight: bool
+    capacity_blocks: int
+    setting: RunSetting
+    outcome: Outcome
+    evictions: int
+    misses: Misses | None = None
+    parts: tuple[PartOutcome, ...] = ()
+    hit_rate_error: float | None = None
+    tiers: tuple[TierOutcome, ...] = ()
+    preemptions: int | None = None
+    turned_away: int | None = None
+    kvscope: str = ""
+    created_at: datetime | None = None

@@ -1,0 +1,224 @@
+"""Human units, parsed strictly and formatted so that they can be parsed again.
+
+A number is written plainly (`1.5`, no sign, no thousands separators, no exponent) and a unit is
+never guessed: `200` is not a duration. What is refused is named with an example of what is right.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+
+from kvscope.core.errors import UsageError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_DAY_S = 86_400
+# Exact, so that 0.1ms is the float nearest to 0.0001.
+_SECONDS: Mapping[str, Fraction] = {
+    "us": Fraction(1, 1_000_000),
+    "ms": Fraction(1, 1_000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "h": Fraction(3_600),
+    "d": Fraction(_DAY_S),
+}
+_BYTES: Mapping[str, int] = {"b": 1} | {
+    f"{prefix}{infix}b": base**power
+    for infix, base in (("", 1_000), ("i", 1_024))
+    for power, prefix in enumerate("kmgtp", start=1)
+}
+_TOKENS: Mapping[str, int] = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z%/]*)")
+_LONGEST = 40  # characters of a number that is meant
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `200ms`, `1.5s`, `10m` (or `10min`), `2h`, `1d`; the unit is mandatory."""
+    number, unit = _split(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d")
+    if unit not in _SECONDS:
+        raise _refused(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d")
+    return float(number * _SECONDS[unit])
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `16GiB`, `512MiB`, `1.5TiB` (powers of 1,024) or `16GB` (10^9), any case.
+
+    `16Gib` and `16Gb` are refused: a small b after a capital letter means bits.
+    """
+    number, unit = _split(text, "a size", "16GiB, 512MiB or 16GB")
+    if unit.lower() not in _BYTES:
+        raise _refused(text, "a size", "16GiB, 512MiB or 16GB")
+    if _counts_bits(unit):
+        raise UsageError(f"{text!r} is in bits", remedy=f"write {text[:-1]}B if you mean bytes")
+    return round(number * _BYTES[unit.lower()])
+
+
+def parse_tokens(text: str) -> int:
+    """Tokens in `2000`, `8k` (8,000) or `1M`; a whole number of them."""
+    number, unit = _split(text, "a number of tokens", "2000, 8k or 1M")
+    tokens = number * _TOKENS.get(unit, 0)
+    if unit not in _TOKENS or tokens.denominator != 1:
+        raise _refused(text, "a number of tokens", "2000, 8k or 1M")
+    return int(tokens)
+
+
+def parse_percentile(text: str) -> float:
+    """The rank, above 0 and at most 1, in `p95` or `p99.9`."""
+    number = _number(text.removeprefix("p"))
+    if not text.startswith("p") or number is None or not 0 < number <= 100:
+        raise _refused(text, "a percentile", "p50, p95 or p99.9")
+    return float(number / 100)
+
+
+def parse_share(text: str) -> float:
+    """The fraction, 0 to 1, in `5%` or `0.05`."""
+    number, unit = _split(text, "a share", "5% or 0.05")
+    share = number / 100 if unit == "%" else number
+    if unit not in {"", "%"} or share > 1:
+        raise _refused(text, "a share (0 to 1, or 0% to 100%)", "5% or 0.05")
+    return float(share)
+
+
+def parse_rate(text: str) -> float:
+    """Events per second, more than 0, in `0.5/s`, `30/min`, `100/h` or `5/d`."""
+    number, unit = _split(text, "a rate", "0.5/s, 30/min or 100/h")
+    period = _SECONDS.get(unit.removeprefix("/"))
+    if not unit.startswith("/") or period is None or number == 0:
+        raise _refused(text, "a rate above 0", "0.5/s, 30/min or 100/h")
+    return float(number / period)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second, more than 0, in `25GB/s` or `3.2GiB/s`; sizes as in `parse_size`."""
+    number, unit = _split(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
+    size = unit.removesuffix("/s")
+    if size == unit or size.lower() not in _BYTES or number == 0:
+        raise _refused(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
+    if _counts_bits(size):
+        remedy = f"write {text.removesuffix('b/s')}B/s if you mean bytes"
+        raise UsageError(f"{text!r} is in bits", remedy=remedy)
+    return float(number * _BYTES[size.lower()])
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` in the unit that suits it, three significant digits: 203ms, 1.5s, 10.2m, 2h, 1d."""
+    if not math.isfinite(seconds):
+        return _not_finite(seconds)
+    rounded = float(f"{seconds:.3g}")  # before the choice of a unit: 999.6ms is 1s, not 1000ms
+    fits = [unit for unit in ("ms", "s", "m", "h", "d") if abs(rounded) >= _SECONDS[unit]]
+    unit = fits[-1] if fits else "us" if rounded else "s"
+    return f"{_short(rounded / float(_SECONDS[unit]))}{unit}"
+
+
+def format_size(size_bytes: float) -> str:
+    """`size_bytes` in GiB (4.88 GiB); below 0.01 GiB in the largest unit that fits."""
+    if not math.isfinite(size_bytes):
+        return _not_finite(size_bytes)
+    for unit, scale, least in (("GiB", GIB, GIB / 100), ("MiB", MIB, MIB), ("KiB", KIB, KIB)):
+        if abs(size_bytes) >= least:
+            return f"{_short(size_bytes / scale)} {unit}"
+    return f"{_short(size_bytes)} B"
+
+
+def format_count(count: float) -> str:
+    """`count` as a whole number with thousands separators: 12,031."""
+    return f"{count:,.0f}" if math.isfinite(count) else _not_finite(count)
+
+
+def format_percentile(rank: float) -> str:
+    """The rank 0.95 as p95, 0.999 as p99.9."""
+    return f"p{_plain(Decimal(str(rank)) * 100)}"
+
+
+def format_share(share: float, decimals: int = 1) -> str:
+    """The fraction 0.1315 as 13.2%, or with two decimals as 13.15%."""
+    return f"{share * 100:.{decimals}f}%" if math.isfinite(share) else _not_finite(share)
+
+
+def format_pp(difference: float, decimals: int = 1) -> str:
+    """The difference of two shares in percentage points, always with its sign: +1.3 pp."""
+    if not math.isfinite(difference):
+        return _not_finite(difference)
+    points = round(difference * 100, decimals) + 0.0  # no "-0.0"
+    return f"{points:+.{decimals}f} pp"
+
+
+def format_rate(per_second: float) -> str:
+    """Events per second in the period that suits them: 0.5/s, 2/min, 5/h."""
+    if not math.isfinite(per_second):
+        return _not_finite(per_second)
+    for unit in ("s", "min", "h"):
+        value = per_second * float(_SECONDS[unit])
+        if value >= (0.1 if unit == "s" else 1):
+            return f"{_short(value)}/{unit}"
+    return f"{_short(per_second * _DAY_S)}/d"
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Bytes per second in powers of 1,000: 25 GB/s, 6.5 GB/s, 200 MB/s."""
+    if not math.isfinite(bytes_per_s):
+        return _not_finite(bytes_per_s)
+    rounded = float(f"{bytes_per_s:.3g}")  # before the choice of a unit, as in `format_duration`
+    fits = [unit for unit in ("GB", "MB", "kB") if rounded >= _BYTES[unit.lower()]]
+    unit = fits[0] if fits else "B"
+    return f"{_short(rounded / _BYTES[unit.lower()])} {unit}/s"
+
+
+def blocks_tokens_bytes(
+    blocks: int, *, block_size: int, bytes_per_token: float | None = None
+) -> str:
+    """A capacity in all its units side by side: `5,637 blocks, 2,886,144 tokens, 352 GiB`.
+
+    `block_size` in tokens. Without `bytes_per_token` (no model named) the bytes are left out.
+    """
+    tokens = blocks * block_size
+    parts = [f"{format_count(blocks)} blocks", f"{format_count(tokens)} tokens"]
+    if bytes_per_token is not None:
+        parts.append(format_size(tokens * bytes_per_token))
+    return ", ".join(parts)
+
+
+def _split(text: str, kind: str, examples: str) -> tuple[Fraction, str]:
+    found = _QUANTITY.fullmatch(text)
+    number = _number(found[1]) if found else None
+    if found is None or number is None:
+        raise _refused(text, kind, examples)
+    return number, found[2]
+
+
+def _counts_bits(unit: str) -> bool:
+    """Whether a unit of size ends in a small b that is meant."""
+    return unit == "b" or (unit.endswith("b") and not unit.islower())
+
+
+def _number(text: str) -> Fraction | None:
+    """The exact value of a plain decimal number, None where it is not one."""
+    plain = len(text) <= _LONGEST and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text)
+    return Fraction(text) if plain else None
+
+
+def _refused(text: str, kind: str, examples: str) -> UsageError:
+    return UsageError(f"{text!r} is not {kind}", remedy=f"write for example {examples}")
+
+
+def _short(value: float) -> str:
+    """`value` with three significant digits, or all its whole ones: 0.00488, 4.88, 1536."""
+    text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return _plain(Decimal(text))
+
+
+def _plain(value: Decimal) -> str:
+    """`value` without an exponent and without trailing zeros behind the point."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _not_finite(value: float) -> str:
+    if math.isnan(value):
+        return "n/a"
+    return "∞" if value > 0 else "-∞"

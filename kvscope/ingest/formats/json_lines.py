@@ -1,0 +1,116 @@
+"""What the formats with one JSON object a line share: telling them apart, and decoding lines."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from kvscope.ingest.formats.base import BadLine, LineReader, ReadOptions, Request
+
+_UTF8_BOM = b"\xef\xbb\xbf"
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
+_OPEN, _CLOSE, _LINE_FEED = b"{}\n"
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+class RowReader(LineReader, Generic[Row]):
+    """A reader of lines that are a `row` each, a struct whose `hash_ids` stay JSON text.
+
+    What is wrong with a line is told as if they did not: the first defect, and its place.
+    """
+
+    def __init__(self, options: ReadOptions, row: type[Row]) -> None:
+        super().__init__(options)
+        hash_ids = ("hash_ids", list[int | str] | None, None)
+        decoder = msgspec.json.Decoder(row)
+        self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
+        self._explain = msgspec.json.Decoder(
+            msgspec.defstruct("Row", [hash_ids], bases=(row,))
+        ).decode
+
+    @abstractmethod
+    def request(self, row: Row) -> Request:
+        """What a line tells. Raises BadLine with the reason where it cannot be used.
+
+        May be asked twice of one line: at once with others and, if one of them is bad, by itself.
+        """
+
+    def requests(self, rows: list[Row]) -> list[Request]:
+        """What lines tell, as `request`."""
+        return [self.request(row) for row in rows]
+
+    def parse(self, line: bytes) -> Sequence[Request]:
+        """The line's request."""
+        try:
+            row = self._decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._explain(line)
+            raise
+        return (self.request(row),)
+
+    def parse_at_once(self, text: bytes) -> list[Request] | None:
+        """The requests of the lines, unless some are unusual or unusable."""
+        others = _further_lines(text)
+        if others is None:
+            return None
+        try:
+            rows = self._decode_lines(text)
+            return self.requests(rows) if len(rows) == others + 1 else None
+        except (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+def _further_lines(text: bytes) -> int | None:
+    """How many lines follow the first, if every line feed stands between a "}" and a "{".
+
+    No JSON value has these three in a row, so such a line feed ends one and begins another.
+    """
+    characters = np.frombuffer(text, dtype=np.uint8)
+    feeds = np.flatnonzero(characters == _LINE_FEED)
+    if not len(feeds):
+        return 0
+    before, after = characters.take([feeds - 1, feeds + 1], mode="clip")
+    return len(feeds) if (before == _CLOSE).all() and (after == _OPEN).all() else None
+
+
+def common_keys(head: bytes) -> frozenset[str]:
+    """The keys that at least half of the JSON objects in `head`, one a line, carry.
+
+    A vote, so that neither a broken line nor a stray one decides. Where no line is whole, as with
+    one line longer than `head`, the keys that its beginning shows.
+    """
+    lines = head.removeprefix(_UTF8_BOM).split(b"\n")
+    objects = [keys for keys in map(_keys, lines) if keys]
+    if not objects:
+        return frozenset(_keys_of_beginning(next((x for x in lines if x.strip()), b"")))
+    votes = Counter(key for keys in objects for key in keys)
+    return frozenset(key for key, count in votes.items() if 2 * count >= len(objects))
+
+
+def _keys(line: bytes) -> frozenset[str]:
+    try:
+        return frozenset(_OBJECT.decode(line))
+    except (ValueError, RecursionError):
+        return frozenset()
+
+
+def _keys_of_beginning(line: bytes) -> Iterator[str]:
+    """The outermost keys of an object that may break off anywhere."""
+    if not line.lstrip().startswith(b"{"):
+        return
+    depth = 0
+    for token in _TOKEN.finditer(line):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] in b"}]":
+            depth -= 1
+        elif depth == 1 and token[2]:
+            yield token[1].decode(errors="replace")

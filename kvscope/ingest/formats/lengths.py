@@ -1,0 +1,178 @@
+"""CSV traces that tell lengths and arrivals alone, without block hashes: Azure, BurstGPT, Vidur."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import re
+import reprlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import (
+    BadLine,
+    LineReader,
+    Reader,
+    ReadOptions,
+    Records,
+    Request,
+    TraceFormat,
+)
+from kvscope.ingest.source import Source
+
+# What each column is called, in lower case: Azure's name, BurstGPT's, Vidur's.
+_TIME = ("timestamp", "arrived_at")
+_INPUTS = ("contexttokens", "request tokens", "num_prefill_tokens")
+_OUTPUTS = ("generatedtokens", "response tokens", "num_decode_tokens")
+_TYPE = ("log type",)
+_SESSION = ("session id",)
+
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_DECIMAL = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_DATETIME = re.compile(
+    r"(?P<day>\d{4}-\d\d-\d\d)[T ](?P<hour>[01]\d|2[0-3]):(?P<minute>[0-5]\d):(?P<second>[0-5]\d)"
+    r"(\.(?P<fraction>\d{1,9}))?"
+    r" ?(Z|(?P<sign>[+-])(?P<offset_hours>\d\d):?(?P<offset_minutes>[0-5]\d)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+_NS = 1_000_000_000
+
+
+class _LengthsReader(LineReader):
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._path = ""
+        self._header: list[str] = []
+        self._first_ns: int | None = None
+        self._time_kind = ""
+
+    def records(self, source: Source) -> Iterator[Records]:
+        self._path = source.path
+        return super().records(source)
+
+    def parse(self, line: bytes) -> Sequence[Request] | None:
+        if not self._header:
+            self._read_header(_header(line))
+            return None
+        fields = _fields(line)
+        if len(fields) != len(self._header):
+            raise BadLine(
+                f"columns unlike the header's: expected {len(self._header)}, got {len(fields)}"
+            )
+        return (
+            Request(
+                input_tokens=_whole(self._header[self._inputs], fields[self._inputs]),
+                output_tokens=_whole(self._header[self._outputs], fields[self._outputs]),
+                arrival_s=None if self._time is None else self._arrival_s(fields[self._time]),
+                type=None if self._type is None else fields[self._type] or None,
+                session_id=None if self._session is None else fields[self._session] or None,
+            ),
+        )
+
+    def _read_header(self, header: list[str]) -> None:
+        inputs, outputs = _column(header, _INPUTS), _column(header, _OUTPUTS)
+        if inputs is None or outputs is None:
+            lengths = "prompt" if inputs is None else "output"
+            raise InputError(
+                f"no column tells {lengths} lengths: the first line must name the columns",
+                where=self._path,
+                remedy="call it one of " + ", ".join(_INPUTS if inputs is None else _OUTPUTS),
+            )
+        self._inputs, self._outputs = inputs, outputs
+        self._time = _column(header, _TIME)
+        self._type = _column(header, _TYPE)
+        self._session = _column(header, _SESSION)
+        self._header = header
+
+    def _arrival_s(self, text: str) -> float:
+        """Seconds: as written, or, from a date, since the trace's first one."""
+        if _DECIMAL.fullmatch(text):
+            self._insist_on("seconds", text)
+            return float(text)
+        at_ns = _since_epoch_ns(text)
+        self._insist_on("a date", text)
+        if self._first_ns is None:
+            self._first_ns = at_ns
+        # Integers up to here: a double cannot hold 100 ns beside the seconds since 1970.
+        return (at_ns - self._first_ns) / _NS
+
+    def _insist_on(self, kind: str, text: str) -> None:
+        self._time_kind = self._time_kind or kind
+        if kind != self._time_kind:
+            raise BadLine(f"time is not {self._time_kind}, as before: {reprlib.repr(text)}")
+
+
+def _fields(line: bytes) -> list[str]:
+    text = line.decode().rstrip("\r")
+    if '"' not in text:
+        return [field.strip() for field in text.split(",")]
+    try:
+        row = next(csv.reader((text,), strict=True, skipinitialspace=True))
+    except csv.Error as error:
+        raise BadLine(f"CSV is malformed: {error}") from error
+    return [field.strip() for field in row]
+
+
+def _header(line: bytes) -> list[str]:
+    """The names of the columns; none where the line is no CSV."""
+    try:
+        return _fields(line)
+    except (BadLine, UnicodeDecodeError):
+        return []
+
+
+def _column(header: list[str], names: Sequence[str]) -> int | None:
+    """Where the first column with one of `names` is."""
+    for index, name in enumerate(header):
+        if name.lower() in names:
+            return index
+    return None
+
+
+def _whole(name: str, text: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        raise BadLine(f"expected a whole number in {name}: {reprlib.repr(text)}")
+    return int(text)
+
+
+def _since_epoch_ns(text: str) -> int:
+    """Nanoseconds since 1970, exactly; without an offset the time counts as UTC."""
+    match = _DATETIME.fullmatch(text)
+    if match is None:
+        raise BadLine(f"expected a date and time, or seconds: {reprlib.repr(text)}")
+    seconds = 3600 * int(match["hour"]) + 60 * int(match["minute"]) + int(match["second"])
+    if match["sign"]:
+        offset = 3600 * int(match["offset_hours"]) + 60 * int(match["offset_minutes"] or 0)
+        seconds -= -offset if match["sign"] == "-" else offset
+    fraction_ns = int((match["fraction"] or "").ljust(9, "0"))
+    return (_days(match["day"]) * 86_400 + seconds) * _NS + fraction_ns
+
+
+@lru_cache(maxsize=64)
+def _days(day: str) -> int:
+    try:
+        return dt.date.fromisoformat(day).toordinal() - 719_163  # 1970-01-01
+    except ValueError as error:
+        raise BadLine(f"no such day: {day!r}") from error
+
+
+class Lengths(TraceFormat):
+    """CSV with lengths and arrivals: for their analysis alone, nothing about reuse."""
+
+    name = "lengths"
+    summary = "CSV of lengths without hashes, with the columns of Azure, BurstGPT or Vidur"
+    default_block_size = 16
+    has_hashes = False
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Whether the first line names columns for both lengths."""
+        lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        header = _header(next((line for line in lines if line.strip()), b""))
+        return _column(header, _INPUTS) is not None and _column(header, _OUTPUTS) is not None
+
+    @classmethod
+    def reader(cls, options: ReadOptions) -> Reader:
+        """A reader of one request a row."""
+        return _LengthsReader(options)

@@ -1,0 +1,138 @@
+"""The Mooncake format and its relatives: JSON lines with milliseconds and blocks of 512 tokens.
+
+The relatives (aiperf, Dynamo, kvcache-simulator) rename fields, leave some out, or add sessions
+with delays; this reader takes them all.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import TypeVar
+
+import msgspec
+
+from kvscope.ingest.formats.base import BadLine, Reader, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.hash_ids import decoded
+from kvscope.ingest.identifiers import Identifier
+
+_BLOCK_SIZE = 512
+_TEXT_KEYS = frozenset({"messages", "text_input", "text_inputs", "texts"})
+_TELLING_KEYS = frozenset({"input_length", "input_tokens", "hash_ids"}) | _TEXT_KEYS
+_OTHER_FORMATS_KEYS = frozenset({"chat_id", "requests"})
+_NO_OUTPUTS = "output_length is missing in some rows: taken as 0 tokens"
+_ABSENT = msgspec.Raw()
+
+_Number = TypeVar("_Number", int, float)
+
+
+class _Row(msgspec.Struct, gc=False):
+    """A line as it is written, with the names that the relatives use instead."""
+
+    input_length: int | None = None
+    output_length: int | None = None
+    timestamp: float | None = None
+    delay: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    created_time: float | None = None
+    delay_ms: float | None = None
+    hash_ids: msgspec.Raw = _ABSENT
+    session_id: Identifier | None = None
+    block_size: int | None = None
+    block_tokens: list[int] | None = None
+    user_id: Identifier | None = None
+    type: str | None = None
+    turn: int | None = None
+    messages: msgspec.Raw = _ABSENT
+    text_input: msgspec.Raw = _ABSENT
+    text_inputs: msgspec.Raw = _ABSENT
+    texts: msgspec.Raw = _ABSENT
+
+
+class _MooncakeReader(RowReader[_Row]):
+    def request(self, row: _Row) -> Request:
+        inputs = _agreed("input_length", row.input_length, "input_tokens", row.input_tokens)
+        if inputs is None:
+            raise BadLine(_why_no_length(row))
+        outputs = _agreed("output_length", row.output_length, "output_tokens", row.output_tokens)
+        if outputs is None:
+            outputs = self._assume_no_outputs()
+        arrival_ms = _agreed("timestamp", row.timestamp, "created_time", row.created_time)
+        delay_ms = _agreed("delay", row.delay, "delay_ms", row.delay_ms)
+        if row.block_tokens is not None:
+            self._check_block_tokens(row.block_tokens, inputs, row)
+        return Request(
+            input_tokens=inputs,
+            output_tokens=outputs,
+            arrival_s=None if arrival_ms is None else arrival_ms / 1000,
+            delay_s=None if delay_ms is None else delay_ms / 1000,
+            hash_ids=row.hash_ids,
+            session_id=row.session_id,
+            user_id=row.user_id,
+            type=row.type,
+            turn=row.turn,
+            block_size=row.block_size,
+        )
+
+    def _assume_no_outputs(self) -> int:
+        if _NO_OUTPUTS not in self.notes:
+            self.notes.append(_NO_OUTPUTS)
+        return 0
+
+    def _check_block_tokens(self, told: list[int], inputs: int, row: _Row) -> None:
+        """Refuse blocks of other than the block size, but for a shorter one at the prompt's end."""
+        size = row.block_size or self.options.block_size or _BLOCK_SIZE
+        hashes = len(decoded(row.hash_ids) or ())
+        if len(told) != hashes:
+            raise BadLine(f"block_tokens and hash_ids differ in length: {len(told)} and {hashes}")
+        blocks = -(-inputs // size)
+        if len(told) > blocks:
+            raise BadLine(
+                f"more block_tokens than the prompt has blocks: {len(told)},"
+                f" but {inputs} tokens are {blocks} of {size}"
+            )
+        for depth, tokens in enumerate(told):
+            expected = min(size, inputs - depth * size)
+            if tokens != expected:
+                raise BadLine(
+                    "block_tokens must be full blocks but for the prompt's last:"
+                    f" block {depth} has {tokens} tokens, expected {expected}"
+                    f" (block_size {size}, input_length {inputs})"
+                )
+
+
+def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None) -> _Number | None:
+    """The value told under either name."""
+    if other is None:
+        return value
+    if value is not None and value != other:
+        raise BadLine(
+            f"{name} and {alias} disagree: {reprlib.repr(value)} and {reprlib.repr(other)}"
+        )
+    return other
+
+
+def _why_no_length(row: _Row) -> str:
+    if any(bytes(text) for text in (row.messages, row.text_input, row.text_inputs, row.texts)):
+        return "prompts as text, without input_length: kvscope reads hashed traces only"
+    return "Object missing required field `input_length`"
+
+
+class Mooncake(TraceFormat):
+    """Mooncake JSONL and its relatives: JSON lines with lengths, and without `chat_id`."""
+
+    name = "mooncake"
+    summary = "Mooncake JSONL (aiperf, Dynamo too): timestamp in ms, blocks of 512 tokens"
+    default_block_size = _BLOCK_SIZE
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Whether the lines carry prompt lengths, hash ids or texts, and no other format's key."""
+        keys = common_keys(head)
+        return bool(keys & _TELLING_KEYS) and not keys & _OTHER_FORMATS_KEYS
+
+    @classmethod
+    def reader(cls, options: ReadOptions) -> Reader:
+        """A reader of one request a line."""
+        return _MooncakeReader(options, _Row)

@@ -1,0 +1,173 @@
+"""The Weka format: agent sessions, one JSON object a line, with sub-agents nested in it."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from kvscope.core.errors import UsageError
+from kvscope.ingest.formats.base import (
+    BadLine,
+    LineReader,
+    Reader,
+    ReadOptions,
+    Request,
+    TraceFormat,
+)
+from kvscope.ingest.formats.json_lines import common_keys
+from kvscope.ingest.identifiers import Identifier
+
+_MAIN = "main"
+_SCOPES = ("local", "global", None)
+_LONGEST_SESSION_S = 1e9  # some 30 years: a broken time must not push all later sessions away
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """A request, or a sub-agent with its requests; `t` counts from the start of what holds it."""
+
+    t: float
+    type: str | None = None
+    model: str | None = None
+    inputs: int | None = msgspec.field(name="in", default=None)
+    outputs: int | None = msgspec.field(name="out", default=None)
+    hash_ids: list[int | str] | None = None
+    agent_id: Identifier | None = None
+    requests: list[_Entry] | None = None
+
+
+class _Session(msgspec.Struct, gc=False):
+    id: Identifier
+    requests: list[_Entry]
+    block_size: int | None = None
+    hash_id_scope: str | None = None
+    models: list[str] | None = None
+
+
+class _WekaReader(LineReader):
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._decode = msgspec.json.Decoder(_Session).decode
+        self._seen: set[str] = set()
+        self._start_s = 0.0
+        self._gap_s = _poisson_gaps(options)
+        how = (
+            "back to back"
+            if self._gap_s is None
+            else f"as a Poisson process of {options.session_arrivals:g} sessions/s"
+            f" (seed {options.seed})"
+        )
+        self.notes.append(f"sessions have no common clock: they were placed {how}")
+
+    def parse(self, line: bytes) -> Sequence[Request]:
+        session = self._decode(line)
+        name = str(session.id)
+        if name in self._seen:
+            raise BadLine(f"duplicate session id: {reprlib.repr(name)}")
+        if session.hash_id_scope not in _SCOPES:
+            told = reprlib.repr(session.hash_id_scope)
+            raise BadLine(f"hash_id_scope is neither local nor global: {told}")
+        requests = list(_Unfolded(session, self._start_s).requests())
+        self._seen.add(name)
+        if self._gap_s is not None:
+            self._start_s += self._gap_s()
+        else:
+            last = (request.arrival_s or 0.0 for request in requests)
+            self._start_s = max(last, default=self._start_s)
+        return requests
+
+
+class _Unfolded:
+    """The requests of one session, in file order, with the sub-agents unfolded."""
+
+    def __init__(self, session: _Session, start_s: float) -> None:
+        self._session = session
+        self._start_s = start_s
+        self._agents: set[str] = {_MAIN}
+        models = session.models or []
+        self._only_model = models[0] if len(models) == 1 else None
+
+    def requests(self) -> Iterator[Request]:
+        """Yield each request; raises BadLine where one of them cannot be used."""
+        yield from self._of(self._session.requests, _MAIN, self._start_s, "$.requests")
+
+    def _of(
+        self, entries: list[_Entry], agent: str, start_s: float, place: str
+    ) -> Iterator[Request]:
+        for index, entry in enumerate(entries):
+            here = f"{place}[{index}]"
+            if not 0 <= entry.t <= _LONGEST_SESSION_S:
+                raise BadLine(
+                    f"time outside 0 to {_LONGEST_SESSION_S:g} s: {entry.t:g} - at `{here}.t`"
+                )
+            if entry.requests is not None or entry.type == "subagent":
+                inner = self._name(agent, entry)
+                nested = entry.requests or []
+                yield from self._of(nested, inner, start_s + entry.t, f"{here}.requests")
+            else:
+                yield self._request(entry, agent, start_s + entry.t, here)
+
+    def _request(self, entry: _Entry, agent: str, arrival_s: float, here: str) -> Request:
+        if entry.inputs is None or entry.outputs is None:
+            missing = "in" if entry.inputs is None else "out"
+            raise BadLine(f"Object missing required field `{missing}` - at `{here}`")
+        session = self._session
+        model = entry.model or self._only_model or "unknown"
+        local = session.hash_id_scope == "local"
+        return Request(
+            input_tokens=entry.inputs,
+            output_tokens=entry.outputs,
+            arrival_s=arrival_s,
+            hash_ids=entry.hash_ids,
+            # A block belongs to one model: the same ids under another model are other blocks.
+            scope=f"{session.id}/{model}" if local else model,
+            session_id=f"{session.id}/{agent}/{model}",
+            type="agent" if agent == _MAIN else "subagent",
+            block_size=session.block_size,
+        )
+
+    def _name(self, parent: str, entry: _Entry) -> str:
+        """A name for a sub-agent that no other agent of the session has."""
+        wanted = f"{parent}/{'agent' if entry.agent_id is None else entry.agent_id}"
+        name, count = wanted, 1
+        while name in self._agents:
+            count += 1
+            name = f"{wanted}#{count}"
+        self._agents.add(name)
+        return name
+
+
+def _poisson_gaps(options: ReadOptions) -> Callable[[], float] | None:
+    """Draws the time from one session's start to the next's; None for back to back."""
+    rate = options.session_arrivals
+    if rate is None:
+        return None
+    if not 0 < rate < float("inf"):
+        raise UsageError(
+            f"the rate of sessions must be above 0, not {rate:g}",
+            where="--session-arrivals",
+            remedy="give sessions per second, such as poisson:0.5",
+        )
+    generator = np.random.default_rng(options.seed)
+    return lambda: float(generator.exponential(1 / rate))
+
+
+class Weka(TraceFormat):
+    """Weka's agent sessions: JSON lines with `requests`, hash ids local to the session."""
+
+    name = "weka"
+    summary = "Weka agent sessions: one JSON object a session, sub-agents nested"
+    default_block_size = 64
+    places_sessions = True
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Whether the lines carry `requests`; a session may be longer than `head`."""
+        return "requests" in common_keys(head)
+
+    @classmethod
+    def reader(cls, options: ReadOptions) -> Reader:
+        """A reader of one session a line."""
+        return _WekaReader(options)

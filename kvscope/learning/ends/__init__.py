@@ -1,0 +1,1 @@
+"""Learner of `tlru-learned`: which conversations end."""

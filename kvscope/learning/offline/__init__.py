@@ -1,0 +1,1 @@
+"""Fitting from a whole trace: what all learners share above `replay`."""

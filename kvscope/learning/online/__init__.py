@@ -1,0 +1,1 @@
+"""Learning from the requests that an engine serves: what all learners share."""

@@ -1,0 +1,1 @@
+"""Learner of `gittins`: how soon each class of requests returns."""

@@ -1,0 +1,1 @@
+"""Learner of `wa`: how soon the blocks of each category are reused."""

@@ -1,0 +1,138 @@
+"""LRU's exact hit-rate curve: every capacity at once, under any definition of a hit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.hits import HitDefinition
+from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
+from kvscope.store.prompts import PromptPaths
+
+Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class HitCurve:
+    """Hits as a function of capacity: exact at every whole number of blocks.
+
+    `hits` (weighted as `definition` says, of `total`) at the capacities `knots`, both int64 and
+    ascending; between two knots the curve is a straight line, before the first it is 0.
+    """
+
+    definition: HitDefinition
+    knots: NDArray[np.int64]
+    hits: NDArray[np.int64]
+    total: int
+
+    def rate(self, capacity_blocks: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """The hit rate (0–1) at each capacity."""
+        if not self.total:
+            return np.zeros(np.shape(capacity_blocks))
+        return np.asarray(np.interp(capacity_blocks, self.knots, self.hits) / self.total)
+
+    @property
+    def ideal(self) -> float:
+        """The hit rate of an infinite cache."""
+        return float(self.hits[-1]) / self.total if self.total else 0.0
+
+    def capacity_for(self, rate: float) -> int:
+        """The least capacity, in blocks, with at least this hit rate.
+
+        A rate above the ideal one gives the capacity where the ideal one is reached.
+        """
+        wanted = min(rate * self.total, float(self.hits[-1]))
+        at = int(np.searchsorted(self.hits, wanted - 1e-9))
+        if at == 0:
+            return int(self.knots[0])
+        low, high = self.knots[at - 1], self.knots[at]
+        slope = (self.hits[at] - self.hits[at - 1]) / (high - low)
+        return int(low + math.ceil((wanted - self.hits[at - 1]) / slope - 1e-9))
+
+
+def lru_curve(
+    prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None = None
+) -> HitCurve:
+    """LRU's hits at every capacity, as `definition` counts them.
+
+    `distances` may be given where several weights or windows are asked of the same cache; they
+    must have been made for a definition with the same `partial`, `last_token_rule`, `outputs` and
+    `flat`.
+    """
+    events = _events(prompts, definition, distances)
+    knots, hits = _accumulate(*events)
+    return HitCurve(definition, knots, hits, total_weight(prompts, definition))
+
+
+def _events(
+    prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None
+) -> Events:
+    """Runs of hits: from which capacity on, for how many blocks, each of what weight."""
+    if distances is None:
+        distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
+    counted = distances.request >= first_counted(prompts, definition)
+    weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
+    return weigh[definition.weight](prompts, distances, counted)
+
+
+def first_counted(prompts: PromptPaths, definition: HitDefinition) -> int:
+    """The first request that is counted."""
+    return int(len(prompts.leaf) * definition.warmup)
+
+
+def _block_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+    distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
+    return distance, blocks, np.ones_like(blocks)
+
+
+def _token_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+    """A block weighs its tokens: all the same but a partial last one, which is split off."""
+    distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
+    size = prompts.block_size
+    deepest = runs.depth[counted] + blocks - 1
+    last_tokens = prompts.input_tokens[runs.request[counted]] - deepest * size
+    partial = last_tokens < size
+    tails = distance[partial] + blocks[partial] - 1
+    return (
+        np.concatenate([distance, tails]),
+        np.concatenate([blocks - partial, np.ones_like(tails)]),
+        np.concatenate([np.full_like(blocks, size), last_tokens[partial]]),
+    )
+
+
+def _request_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+    """A request hits if its first block does."""
+    distance = runs.distance[counted & (runs.depth == 0)]
+    ones = np.ones_like(distance)
+    return distance, ones, ones
+
+
+def _accumulate(
+    distance: NDArray[np.int64], blocks: NDArray[np.int64], weight: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sum runs that each give `weight` more from capacity d to d + blocks - 1."""
+    kept = blocks > 0
+    distance, blocks, weight = distance[kept], blocks[kept], weight[kept]
+    at = np.concatenate([[0], distance - 1, distance + blocks - 1])
+    # Sums of whole numbers: exact below 2^53.
+    steepening = np.bincount(at, weights=np.concatenate([[0], weight, -weight]))
+    bends = steepening != 0
+    bends[0] = True
+    knots = np.flatnonzero(bends)
+    slope = np.cumsum(steepening[knots])
+    rise = slope[:-1] * np.diff(knots)
+    return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
+
+
+def total_weight(prompts: PromptPaths, definition: HitDefinition) -> int:
+    """What the hits are a share of, in the same weight."""
+    first = first_counted(prompts, definition)
+    if definition.weight == "request":
+        return len(prompts.leaf) - first
+    if definition.weight == "token":
+        return int(prompts.input_tokens[first:].sum(dtype=np.int64))
+    blocks = prompts.blocks if definition.partial else prompts.full_blocks
+    return int(blocks[first:].sum(dtype=np.int64))

@@ -1,0 +1,181 @@
+"""What keeping tenants apart costs: prefix caching when nobody hits what another tenant wrote.
+
+vLLM's `cache_salt` enters the hash of a prompt's first block, and so all hashes after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.hits import HitDefinition
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import write_path
+from kvscope.ingest.trie import Trie
+from kvscope.replay.misses import ideal_rate
+from kvscope.store.prompts import Prompts
+
+_BY_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "user", "category")
+_LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")
+
+
+def select(prompts: Prompts, requests: NDArray[np.int64]) -> Prompts:
+    """The requests with these numbers (ascending), over the blocks that they need.
+
+    Blocks, requests and conversations are numbered anew, in the same order; times, users and
+    categories stay. A parent that was not selected is none.
+    """
+    needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
+    needed[0] = True
+    _mark_needed(prompts.block_parent, prompts.leaf[requests], needed)
+    _mark_needed(prompts.block_parent, prompts.carried_leaf[requests], needed)
+    block = (np.cumsum(needed) - 1).astype(np.int32)
+    request = np.full(len(prompts.leaf) + 1, -1, dtype=np.int32)  # the last entry: no parent
+    request[requests] = np.arange(len(requests), dtype=np.int32)
+    _, first, conversation = np.unique(
+        prompts.conversation[requests], return_index=True, return_inverse=True
+    )
+    columns = {name: getattr(prompts, name)[requests] for name in (*_BY_REQUEST, *_LENGTHS)}
+    return replace(
+        prompts,
+        conversation=first[conversation].astype(np.int32),
+        parent=request[prompts.parent[requests]],
+        leaf=block[prompts.leaf[requests]],
+        carried_leaf=block[prompts.carried_leaf[requests]],
+        block_parent=block[prompts.block_parent[needed]],
+        **columns,
+    )
+
+
+@kernel
+def _mark_needed(
+    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], needed: NDArray[np.bool_]
+) -> None:
+    """Mark the blocks on the paths to these leaves, up to those that are marked, as the root is."""
+    for last in leaf:
+        block = last
+        while not needed[block]:
+            needed[block] = True
+            block = block_parent[block]
+
+
+def coarsened(prompts: Prompts, factor: int) -> Prompts:
+    """The trace with blocks of `factor` times as many tokens, numbered anew in the same order.
+
+    A partial last block is dropped, as vLLM does. Raises UsageError for a factor below 1.
+    """
+    if factor < 1:
+        raise UsageError(f"{factor} blocks as one", remedy="give a whole number from 1 on")
+    cut = prompts.blocks > prompts.full_blocks
+    full_leaf = np.where(cut, prompts.block_parent[prompts.leaf], prompts.leaf)
+    count, last = np.zeros((2, len(prompts.block_parent)), dtype=np.int32)
+    _find_last_of_large(prompts.block_parent, factor, count, last)
+    kept = np.flatnonzero(last == np.arange(len(last)))
+    number = np.zeros(len(last), dtype=np.int32)
+    number[kept] = np.arange(len(kept), dtype=np.int32)
+    return replace(
+        prompts,
+        block_size=prompts.block_size * factor,
+        blocks=prompts.full_blocks // factor,
+        full_blocks=prompts.full_blocks // factor,
+        cached_blocks=prompts.cached_blocks // factor,
+        carried_blocks=prompts.carried_blocks // factor,
+        leaf=number[last[full_leaf]],
+        carried_leaf=number[last[prompts.carried_leaf]],
+        block_parent=number[last[prompts.block_parent[kept]]],
+    )
+
+
+@kernel
+def _find_last_of_large(
+    block_parent: NDArray[np.int32],
+    factor: int,
+    count: NDArray[np.int32],
+    last: NDArray[np.int32],
+) -> None:
+    """Fill `last`: the deepest block on the path to each one that ends a large block, or 0.
+
+    `count` are the blocks on the path to each.
+    """
+    for block in range(1, len(block_parent)):  # parents have lower numbers
+        count[block] = count[block_parent[block]] + 1
+        last[block] = block if count[block] % factor == 0 else last[block_parent[block]]
+
+
+Tenant = Literal["user", "conversation"]
+
+_AT_A_TIME = 1 << 14  # requests whose paths are written out together: bounds the memory
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationCost:
+    """What an infinite cache hits (0-1), shared by all and with every tenant apart."""
+
+    by: Tenant
+    tenants: int
+    shared_hit_rate: float
+    isolated_hit_rate: float
+
+
+def isolate(prompts: Prompts, by: Tenant) -> Prompts:
+    """The same requests with every tenant's blocks apart, numbered anew.
+
+    Requests without a user share one tenant, as vLLM has it for requests without a salt. Raises
+    InputError where the trace names no users at all.
+    """
+    tenant = _tenants(prompts, by)
+    trie = Trie()
+    leaf = np.zeros_like(prompts.leaf)
+    carried_leaf = np.zeros_like(prompts.carried_leaf)
+    for start in range(0, len(leaf), _AT_A_TIME):
+        part = slice(start, start + _AT_A_TIME)
+        for new, old, length in (
+            (leaf, prompts.leaf, prompts.blocks),
+            (carried_leaf, prompts.carried_leaf, prompts.carried_blocks),
+        ):
+            starts = np.concatenate([[0], np.cumsum(length[part], dtype=np.int64)])
+            ids = np.empty(starts[-1], dtype=np.int64)
+            _write_salted(prompts.block_parent, old[part], starts, tenant[part], ids)
+            new[part] = trie.intern(starts, ids)
+    return replace(prompts, leaf=leaf, carried_leaf=carried_leaf, block_parent=trie.parent.copy())
+
+
+def isolation_cost(prompts: Prompts, definition: HitDefinition, by: Tenant) -> IsolationCost:
+    """The hit rate of an infinite cache before and after tenants are kept apart."""
+    return IsolationCost(
+        by=by,
+        tenants=len(np.unique(_tenants(prompts, by))),
+        shared_hit_rate=ideal_rate(prompts, definition),
+        isolated_hit_rate=ideal_rate(isolate(prompts, by), definition),
+    )
+
+
+def _tenants(prompts: Prompts, by: Tenant) -> NDArray[np.int32]:
+    if by == "conversation":
+        return prompts.conversation
+    if not (prompts.user >= 0).any():
+        raise InputError(
+            "the trace names no users",
+            where="--isolate user",
+            remedy="keep conversations apart with `--isolate conversation`",
+        )
+    return prompts.user
+
+
+@kernel
+def _write_salted(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    tenant: NDArray[np.int32],
+    ids: NDArray[np.int64],
+) -> None:
+    """Fill `ids`: the path to each leaf, its first block renamed by its tenant."""
+    for k in range(len(leaf)):
+        write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
+        if starts[k] < starts[k + 1]:
+            ids[starts[k]] += (np.int64(tenant[k]) + 1) * len(block_parent)

@@ -1,0 +1,1 @@
+"""One compiled replay loop for each shape of policy."""

@@ -1,0 +1,117 @@
+"""Replay of the policies that are algorithms on lists of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.prefix import Paths
+from kvscope.policies.base import Floats, Ints, QueuePolicy
+from kvscope.policies.lists import AFTER, BEFORE, NOWHERE, WHERE
+from kvscope.policies.rings import MASK, SLOTS
+from kvscope.replay.traffic import Traffic
+
+
+class Queues(NamedTuple):
+    """What a queue policy and its kernel keep up.
+
+    `cached` has an entry a block of the trie, the root first, then one a block without a number.
+    """
+
+    links: Ints
+    numbers: Floats
+    cached: NDArray[np.bool_]
+
+
+def empty_queues(policy: type[QueuePolicy], traffic: Traffic, capacity: int) -> Queues:
+    """An empty cache of `capacity` blocks."""
+    blocks = len(traffic.block_parent) + int(traffic.anonymous.sum())
+    request = int((traffic.length + traffic.anonymous).max(initial=0))
+    return Queues(
+        empty_rings(policy.rings, blocks, min(capacity, blocks) + request)
+        if policy.rings
+        else empty_lists(policy.lists, blocks),
+        np.zeros(policy.numbers, dtype=np.float64),
+        np.zeros(blocks, dtype=np.bool_),
+    )
+
+
+def empty_lists(lists: int, blocks: int) -> Ints:
+    """So many empty lists that can hold blocks 0 to `blocks` - 1."""
+    links = np.zeros((blocks + lists, 4), dtype=np.int32)
+    links[:, WHERE] = NOWHERE
+    for queue in range(lists):
+        links[-1 - queue, AFTER] = -1 - queue
+        links[-1 - queue, BEFORE] = -1 - queue
+    return links
+
+
+def empty_rings(rings: int, blocks: int, most: int) -> Ints:
+    """So many empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
+
+    They have at least twice the room, so that a queue that forgets is seldom closed up.
+    """
+    room = 1 << (2 * most).bit_length()
+    empty = np.zeros((rings + 1, max(SLOTS + room, blocks)), dtype=np.int32)
+    empty[:rings, MASK] = room - 1
+    return empty
+
+
+@once
+def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
+    """The kernel that replays a queue policy.
+
+    Anonymous blocks get numbers beyond the trie's, each its own.
+    """
+    hit = callable_in_kernels(policy.hit)
+    insert = callable_in_kernels(policy.insert)
+    evict = callable_in_kernels(policy.evict)
+
+    @kernel
+    def replay(
+        traffic: Traffic,
+        paths: Paths,
+        queues: Queues,
+        capacity: int,
+        p: Floats,
+        mandatory: bool,
+        hits: NDArray[np.int32],
+    ) -> int:
+        starts, blocks = paths.starts, paths.blocks
+        links, numbers, cached = queues.links, queues.numbers, queues.cached
+        room = max(capacity, 1)  # for a block that has to enter
+        size, evictions, nameless = 0, 0, len(traffic.block_parent)
+        for request in range(len(hits)):
+            start, named = starts[request], starts[request + 1]
+            found = start
+            while found < named and cached[blocks[found]]:
+                hit(blocks[found], links, numbers, capacity, p)
+                found += 1
+            hits[request] = min(found - start, traffic.look[request])
+            for at in range(found, named + traffic.anonymous[request]):
+                if at < named:
+                    block = blocks[at]
+                    if cached[block]:
+                        hit(block, links, numbers, capacity, p)
+                        continue
+                else:
+                    block = nameless
+                    nameless += 1
+                if mandatory and size >= room:
+                    cached[evict(links, numbers, capacity, p)] = False
+                    size -= 1
+                    evictions += 1
+                insert(block, links, numbers, capacity, p)
+                cached[block] = True
+                size += 1
+            while size > capacity:
+                cached[evict(links, numbers, capacity, p)] = False
+                size -= 1
+                evictions += 1
+        return evictions
+
+    return replay

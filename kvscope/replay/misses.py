@@ -1,0 +1,205 @@
+"""Why prompts' tokens had to be computed: from the blocks that each request hit, of any policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.hits import HitDefinition
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import ancestor
+from kvscope.replay.curve import first_counted, total_weight
+from kvscope.replay.stack_distances import LruDistances, lru_distances, walk
+from kvscope.store.prompts import PromptPaths
+
+
+def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.int32]:
+    """The leading blocks of each prompt that earlier requests had written (R entries).
+
+    Whether blocks are looked up as a prefix or one by one is all the same here: of a path that was
+    written before, so was its head. The definition's weight and window do not matter.
+    """
+    steps = walk(prompts, definition)
+    ideal = np.zeros(len(steps.leaf), dtype=np.int32)
+    written = np.zeros(len(prompts.block_parent), dtype=np.bool_)
+    _climb(prompts.block_parent, steps.leaf, steps.length, written, ideal)
+    return np.minimum(ideal, steps.look)
+
+
+def ideal_rate(
+    prompts: PromptPaths, definition: HitDefinition, blocks: NDArray[np.int32] | None = None
+) -> float:
+    """The hit rate (0–1) of an infinite cache, without drawing the curve that leads there.
+
+    `blocks` may be given where they are known: the `ideal_blocks` of a definition that differs in
+    weight and window alone.
+    """
+    if blocks is None:
+        blocks = ideal_blocks(prompts, definition)
+    hits = blocks[first_counted(prompts, definition) :].astype(np.int64)
+    if definition.weight == "token":
+        # A partial last block holds fewer tokens than a block.
+        inputs = prompts.input_tokens[len(prompts.leaf) - len(hits) :]
+        hits = np.minimum(hits * prompts.block_size, inputs)
+    elif definition.weight == "request":
+        hits = np.minimum(hits, 1)
+    total = total_weight(prompts, definition)
+    return int(hits.sum()) / total if total else 0.0
+
+
+@kernel
+def _climb(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    length: NDArray[np.int32],
+    written: NDArray[np.bool_],
+    ideal: NDArray[np.int32],
+) -> None:
+    """Climb each path from its end to the first block that was written before.
+
+    So the work is one step a block of the trie, whatever was reused.
+    """
+    for request in range(len(leaf)):
+        block, depth = leaf[request], length[request]
+        while depth > 0 and not written[block]:
+            written[block] = True
+            block = block_parent[block]
+            depth -= 1
+        ideal[request] = depth
+
+
+@dataclass(frozen=True, slots=True)
+class MissReasons:
+    """What became of all input tokens at one capacity; the five parts add up to `input_tokens`.
+
+    `evicted`: the blocks had been written once and were not kept (dropped, or never let in).
+    `diverged`: never seen, where the conversation's previous turn had other blocks at the same
+    place (an edited or compacted history). `cold`: never seen otherwise. `tail`: what no prefix
+    cache can hit: the partial last block, the last token, prompts without hashes.
+    """
+
+    capacity_blocks: int
+    input_tokens: int
+    hit_tokens: int
+    evicted_tokens: int
+    diverged_tokens: int
+    cold_tokens: int
+    tail_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Novelty:
+    """What was new in each of R prompts, whatever the cache: all in blocks from the head.
+
+    Blocks before `seen` had been written by earlier requests; what is looked up from there on to
+    `look` is new, and [`diverged_from`, `diverged_to`) of it stands where the conversation's
+    previous turn had other blocks.
+    """
+
+    seen: NDArray[np.int32]
+    look: NDArray[np.int32]
+    diverged_from: NDArray[np.int32]
+    diverged_to: NDArray[np.int32]
+
+
+def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
+    """What was new in each prompt, as `definition` looks blocks up; its weight does not matter."""
+    steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
+    start, stop = seen.copy(), seen.copy()
+    _find_diverged(
+        prompts.block_parent,
+        prompts.parent,
+        steps.leaf,
+        steps.length,
+        steps.look,
+        seen,
+        start,
+        stop,
+    )
+    return Novelty(seen, steps.look, start, stop)
+
+
+def reasons(
+    prompts: PromptPaths,
+    new: Novelty,
+    hit_blocks: NDArray[np.int32],
+    capacity_blocks: int,
+    first: int = 0,
+) -> MissReasons:
+    """Why the tokens of the requests from `first` on missed, `hit_blocks` being what each hit."""
+    counted = slice(first, None)
+    inputs = prompts.input_tokens[counted].astype(np.int64)
+
+    def tokens(blocks: NDArray[np.int32]) -> int:
+        """Tokens in so many leading blocks of each prompt; a partial last one holds fewer."""
+        held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
+        return int(held.sum())
+
+    hit, seen, look = tokens(hit_blocks), tokens(new.seen), tokens(new.look)
+    diverged = tokens(new.diverged_to) - tokens(new.diverged_from)
+    total = int(inputs.sum())
+    return MissReasons(
+        capacity_blocks=capacity_blocks,
+        input_tokens=total,
+        hit_tokens=hit,
+        evicted_tokens=seen - hit,
+        diverged_tokens=diverged,
+        cold_tokens=look - seen - diverged,
+        tail_tokens=total - look,
+    )
+
+
+def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> NDArray[np.int32]:
+    """The leading blocks that each request hits in an LRU cache, read off its distances."""
+    hits = np.clip(capacity_blocks - runs.distance + 1, 0, runs.blocks)
+    return np.bincount(runs.request, hits, minlength=requests).astype(np.int32)
+
+
+def miss_reasons(
+    prompts: PromptPaths,
+    definition: HitDefinition,
+    capacities_blocks: list[int],
+    distances: LruDistances | None = None,
+) -> tuple[MissReasons, ...]:
+    """Why tokens missed at each capacity under LRU, over the whole trace."""
+    runs = distances or lru_distances(prompts, definition)
+    new = novelty(prompts, definition)
+    return tuple(
+        reasons(prompts, new, lru_hit_blocks(runs, len(prompts.leaf), capacity), capacity)
+        for capacity in capacities_blocks
+    )
+
+
+@kernel
+def _find_diverged(
+    block_parent: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    length: NDArray[np.int32],
+    look: NDArray[np.int32],
+    seen: NDArray[np.int32],
+    start: NDArray[np.int32],
+    stop: NDArray[np.int32],
+) -> None:
+    """Fill from where to where a path has new blocks beside others of its previous turn's path.
+
+    Where it has none, `start` and `stop` stay what they are.
+    """
+    for request in range(len(leaf)):
+        before = parent[request]
+        if before < 0:
+            continue
+        end = min(length[before], look[request])
+        if end <= seen[request]:
+            continue
+        own = ancestor(block_parent, leaf[request], length[request] - end)
+        other = ancestor(block_parent, leaf[before], length[before] - end)
+        # Paths part once and for all: climb from the end until they are one.
+        at = end
+        while at > seen[request] and own != other:
+            own, other = block_parent[own], block_parent[other]
+            at -= 1
+        start[request] = at
+        stop[request] = end

@@ -1,0 +1,140 @@
+"""`--policies` and `--param`: from what is written to policies with their parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from itertools import product
+from typing import TYPE_CHECKING
+
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvscope.policies.base import Parameter, Policy
+    from kvscope.replay.variants import Variant
+
+ALL = "all"
+REPLAYED = "lru,tlru,wa,belady,tail-belady"  # where nobody says which policies to look at
+CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # nor which may replace LRU
+_LEAVES = "leaves"
+_FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
+
+Values = dict[type["Policy"], dict[str, list[float | str]]]
+
+
+def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:
+    """The policies in `lru,tlru,wa`, each once; `all` is every one there is."""
+    from kvscope.policies.registry import POLICIES
+
+    if text == ALL:
+        return list(POLICIES)
+    return list(dict.fromkeys(_policy(name.strip(), where) for name in text.split(",")))
+
+
+def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str]) -> list[Variant]:
+    """Every policy with every combination of the values that `POLICY.NAME=VALUE,...` gives it.
+
+    Raises UsageError for what is not of this form, for a policy that is not asked for, and for a
+    parameter or a value that it does not take.
+    """
+    values: Values = {policy: {} for policy in policies}
+    for assignment in assignments:
+        _assign(values, assignment)
+    return [variant for policy in policies for variant in _combined(policy, values[policy])]
+
+
+def refitted(variant: Variant, refit_s: float) -> Variant:
+    """The variant with that time between fits, where its policy fits and was told no other.
+
+    Raises UsageError for less than a policy takes.
+    """
+    from kvscope.policies.base import REFIT
+
+    if all(one.name != REFIT.name for one in variant.policy.parameters):
+        return variant
+    if not REFIT.low <= refit_s <= REFIT.high:
+        raise UsageError(
+            f"{units.format_duration(refit_s)} is outside"
+            f" [{units.format_duration(REFIT.low)}, {units.format_duration(REFIT.high)}]",
+            where="--refit",
+            remedy="write for example 10m",
+        )
+    return replace(variant, given={REFIT.name: refit_s, **variant.given})
+
+
+def parse_value(parameter: Parameter, text: str) -> float:
+    """A parameter's value in the unit that its name says; `inf` where there is no upper bound."""
+    name = parameter.name
+    if text == "inf" and math.isinf(parameter.high):
+        return math.inf
+    if name.endswith("_per_s"):
+        return units.parse_rate(text)
+    if name.endswith("_percentile"):
+        return 0.0 if text in {"0", "off"} else units.parse_percentile(text)
+    if name.endswith("_share"):
+        return units.parse_share(text)
+    if name.endswith("_tokens"):
+        return float(units.parse_tokens(text))
+    return units.parse_duration(text) if name.endswith("_s") else _number(text)
+
+
+def _assign(values: Values, assignment: str) -> None:
+    """Add what one `--param` says to `values`."""
+    place, equals, text = assignment.partition("=")
+    owner, dot, name = place.partition(".")
+    if not (equals and dot and owner and name and text):
+        raise UsageError(f"{assignment!r} is no parameter", where="--param", remedy=_FORM)
+    where = f"--param {place}"
+    policy = _policy(owner, where)
+    if policy not in values:
+        raise UsageError(
+            f"{policy.name} is not replayed",
+            where=where,
+            remedy=f"add {policy.name} to --policies",
+        )
+    known = {one.name: one for one in policy.parameters}
+    if name not in {_LEAVES, *known}:
+        near = get_close_matches(name, [*known, _LEAVES], n=1)
+        raise UsageError(
+            f"{policy.name} has no parameter {name!r}",
+            where=where,
+            remedy=f"did you mean {near[0]}?" if near else "it has " + ", ".join([*known, _LEAVES]),
+        )
+    for part in text.split(","):
+        try:
+            value = part if name == _LEAVES else parse_value(known[name], part)
+        except UsageError as error:
+            raise UsageError(error.what, where=where, remedy=error.remedy) from error
+        values[policy].setdefault(name, []).append(value)
+
+
+def _policy(name: str, where: str) -> type[Policy]:
+    from kvscope.policies.registry import by_name
+
+    try:
+        return by_name(name)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, remedy=error.remedy) from error
+
+
+def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> list[Variant]:
+    from kvscope.replay.variants import Variant
+
+    variants = []
+    for chosen in product(*(dict.fromkeys(of_one) for of_one in values.values())):
+        given = dict(zip(values, chosen, strict=True))
+        leaves = given.pop(_LEAVES, None)
+        variant = Variant(policy, given, leaves)  # type: ignore[arg-type]
+        policy(variant.given, variant.leaves)  # refuses here what it does not take
+        variants.append(variant)
+    return variants
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number", remedy="write for example 2 or 0.5") from None

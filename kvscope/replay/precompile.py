@@ -1,0 +1,94 @@
+"""Compile kernels before they are asked for: `python -m kvscope.replay.precompile [POLICY...]`.
+
+Numba compiles one kernel at a time in a process. The first commands after an installation, which
+find none compiled, therefore have half of it done by a second process. Without a name it is the
+policies that commands take where nobody names any.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from kvscope.core.jit import is_compiled
+from kvscope.learning.offline.estimates import tables_for
+from kvscope.policies.base import KeyPolicy, Policy
+from kvscope.policies.registry import by_name
+from kvscope.replay.policy_options import CONTENDERS, REPLAYED, parse_policies
+from kvscope.replay.replay import history, kernel_of, replay
+from kvscope.replay.traffic import Traffic
+from kvscope.replay.workload import cores
+
+
+def not_compiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
+    """Those whose kernel is not in the cache folder, one of each that share a kernel."""
+    kernels = {kernel_of(policy, policy.leaves == "leaf"): policy for policy in policies}
+    return [policy for kernel, policy in kernels.items() if not is_compiled(kernel)]
+
+
+@contextmanager
+def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
+    """While the block runs, a second process compiles what these policies lack.
+
+    It begins where the block will come to last: with the policies that have keys, which take
+    longest, and from the end. Whoever needs a kernel that is not done yet compiles it; the process
+    ends with the block.
+    """
+    last_first = not_compiled(policies)[::-1]
+    if cores() == 1 or len(last_first) < 2:
+        yield
+        return
+    last_first.sort(key=lambda one: not issubclass(one, KeyPolicy))
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, *(one.name for one in last_first)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def compile_for(policies: Sequence[type[Policy]]) -> None:
+    """Have the kernels of these policies in the cache folder, if they are not there yet."""
+    few = few_requests()
+    past = history(few)
+    for policy in policies:
+        replay(few, policy(), 1, past=past, tables=tables_for(few, policy))
+
+
+def few_requests() -> Traffic:
+    """Two requests that share a block: what has to be compiled for them is so for any."""
+    counts = np.array([2, 2], dtype=np.int32)
+    none = np.zeros(2, dtype=np.int32)
+    tokens = np.array([40, 40], dtype=np.int64)
+    return Traffic(
+        block_size=16,
+        block_parent=np.array([0, 0, 1, 1], dtype=np.int32),
+        leaf=np.array([2, 3], dtype=np.int32),
+        length=counts,
+        look=counts,
+        anonymous=none,
+        arrival_s=np.array([0.0, 1.0]),
+        input_tokens=tokens.astype(np.int32),
+        history_tokens=tokens,
+        category=none,
+        parent=none - 1,
+        next_prompt_tokens=none.astype(np.int64) - 1,
+    )
+
+
+if __name__ == "__main__":
+    if named := [by_name(name) for name in sys.argv[1:]]:
+        compile_for(named)
+    else:
+        usual = parse_policies(f"{REPLAYED},{CONTENDERS}")
+        with compiled_beside(usual):
+            compile_for(usual)

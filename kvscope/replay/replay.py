@@ -1,0 +1,150 @@
+"""One policy at one capacity over one trace: which leading blocks each request found cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.prefix import Paths, paths
+from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
+from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
+from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel
+from kvscope.replay.kernels.next_use import NextUses, empty_next_uses, next_uses_kernel
+from kvscope.replay.kernels.queues import empty_queues, queues_kernel
+from kvscope.replay.last_touch import Handovers, Touches, handovers, next_touches
+from kvscope.replay.structures.runs import END, cached_blocks
+from kvscope.replay.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one policy did at one capacity.
+
+    `hit_blocks` (R entries) are the leading blocks that each request found cached, capped by the
+    last-token rule; `evictions` counts blocks.
+    """
+
+    policy: Policy
+    capacity_blocks: int
+    hit_blocks: NDArray[np.int32]
+    evictions: int
+    find_cached: Callable[[], NDArray[np.bool_]] = field(repr=False)
+
+    @property
+    def cached(self) -> NDArray[np.bool_]:
+        """The blocks that were left at the end (N + 1 entries, the root's first).
+
+        Found when asked for: sweeps never do, and it takes as long as a quick replay.
+        """
+        return self.find_cached()
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a policy was told of the traffic's categories, and from which request on.
+
+    `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
+    entries) take the place of the traffic's categories for policies with classes of their own.
+    `choose` gives the tables for one policy and capacity, where they depend on that.
+    """
+
+    since: NDArray[np.int64]
+    values: NDArray[np.float64]
+    classes: NDArray[np.int32] | None = None
+    choose: Callable[[Policy, int], Tables] | None = None
+
+    def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """Those for this policy in a cache of so many blocks."""
+        return self if self.choose is None else self.choose(policy, capacity_blocks)
+
+    def seen(self, traffic: Traffic) -> Traffic:
+        """The traffic as the policy sees it."""
+        if self.classes is None:
+            return traffic
+        return traffic._replace(category=self.classes[: len(traffic.category)])
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Who touches what after whom in one traffic: the same for every policy and capacity."""
+
+    moved: Handovers
+    touches: Touches
+    paths: Paths
+
+
+def history(traffic: Traffic) -> History:
+    """The history of `traffic`, for its replays."""
+    moved = handovers(traffic)
+    return History(
+        moved,
+        next_touches(moved, traffic.look),
+        paths(traffic.block_parent, traffic.leaf, traffic.length),
+    )
+
+
+NO_TABLES = Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 1, 1)))
+
+
+def replay(
+    traffic: Traffic,
+    policy: Policy,
+    capacity_blocks: int,
+    *,
+    past: History | None = None,
+    tables: Tables = NO_TABLES,
+    mandatory: bool = False,
+) -> Replay:
+    """Replay `traffic` with `policy` in the `cache` capacity model: exact, request by request.
+
+    A request is looked up, its path joins the cache, then the policy evicts down to the capacity.
+    `past` saves work where one trace is replayed many times; `tables` are for policies that read
+    them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
+    refuse an insertion.
+    """
+    tables = tables.chosen(policy, capacity_blocks)
+    traffic = tables.seen(traffic)
+    if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
+        raise ValueError(f"{policy.name} needs a row of its table for every category")
+    past = past or history(traffic)
+    p, leaf = policy.settings(), policy.evicts == "leaf"
+    hits = np.zeros(len(traffic.leaf), dtype=np.int32)
+    kernel = kernel_of(type(policy), leaf)
+    if isinstance(policy, QueuePolicy):
+        queues = empty_queues(type(policy), traffic, capacity_blocks)
+        evictions = kernel(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
+        cached = queues.cached[: len(traffic.block_parent)]
+        return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
+    state: Lanes | NextUses | Keys
+    told = (capacity_blocks, p, tables.values, tables.since)
+    if isinstance(policy, LanePolicy):
+        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
+        state = empty_lanes(traffic, lanes, leaf)
+        run = partial(kernel, traffic, past.moved, state, *told)
+    elif isinstance(policy, NextUsePolicy):
+        state = empty_next_uses(traffic, policy.lanes)
+        run = partial(kernel, traffic, past.moved, past.touches, state, capacity_blocks, p)
+    elif isinstance(policy, KeyPolicy):
+        state = empty_keys(type(policy), traffic, leaf)
+        run = partial(kernel, traffic, past.moved, past.paths, state, *told)
+    evictions = run(policy.values["ttl_s"], mandatory, hits)
+    end = state.runs[:, END].copy()  # not a view, which would keep all runs
+    left = partial(cached_blocks, traffic.block_parent, past.moved.owner, end)
+    return Replay(policy, capacity_blocks, hits, evictions, left)
+
+
+def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
+    """The kernel that replays a policy; `leaf` as in `Policy.leaves`."""
+    if issubclass(policy, QueuePolicy):
+        return queues_kernel(policy)
+    if issubclass(policy, LanePolicy):
+        return lanes_kernel(policy, leaf)
+    if issubclass(policy, NextUsePolicy):
+        return next_uses_kernel(policy)
+    if issubclass(policy, KeyPolicy):
+        return keys_kernel(policy, leaf)
+    raise TypeError(f"{policy.name} is of no known shape")

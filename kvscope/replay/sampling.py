@@ -1,0 +1,255 @@
+"""From a sample's hit rates to the whole trace's, with their error: anchored at LRU's exact curve.
+
+What a miniature gets wrong is known for LRU, whose exact curve costs one pass over the whole trace.
+So an estimate takes a policy's lead over LRU from the sample and adds it to LRU's exact rate (a
+control variate): the error that both share cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition
+from kvscope.core.jit import kernel
+from kvscope.ingest.lineage import SHARED_HEAD_CONTINUATIONS
+from kvscope.replay.curve import HitCurve, first_counted, lru_curve
+from kvscope.replay.derived_traces import coarsened, select
+from kvscope.replay.misses import lru_hit_blocks
+from kvscope.replay.stack_distances import LruDistances, lru_distances
+from kvscope.store.prompts import Prompts
+
+SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but cut below its head
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Part of a trace: `prompts`, which are the trace's `requests` (ascending numbers).
+
+    `group` numbers the subtree of each. `rate` is the share that was asked for, `coarsen` how many
+    blocks are one; `rate_requests` and `rate_blocks` are the shares of the trace's requests and
+    distinct blocks that it came to.
+    """
+
+    prompts: Prompts
+    requests: NDArray[np.int64]
+    group: NDArray[np.int64]
+    rate: float
+    coarsen: int
+    rate_requests: float
+    rate_blocks: float
+
+    def capacity(self, capacity_blocks: int) -> int:
+        """The capacity, in blocks, that stands in the miniature for this one of the whole."""
+        return round(self.rate * capacity_blocks / self.coarsen)
+
+
+def sampled(
+    prompts: Prompts, rate: float = 1.0, *, seed: int = 0, part: int = 0, coarsen: int = 1
+) -> Sample:
+    """A share `rate` of the trace by subtrees, chosen by a seeded hash, `coarsen` blocks as one.
+
+    Samples of the same rate and seed and another `part` (0 to 1 / rate - 1) are disjoint. Raises
+    UsageError for a rate or part that cannot be, and where nothing is left in the sample.
+    """
+    if not 0 < rate <= 1:
+        raise UsageError(f"sampling rate {rate}", remedy="give a share above 0, at most 1")
+    if not 0 <= part < max(math.floor(1 / rate + 1e-9), 1):
+        raise UsageError(f"part {part} at rate {rate}", remedy="give a number from 0 to 1 / rate")
+    limit = max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * len(prompts.leaf)))
+    group = subtrees(prompts.block_parent, prompts.leaf, limit)
+    place = uniform(group, seed)
+    chosen = np.flatnonzero((part * rate <= place) & (place < (part + 1) * rate))
+    if not len(chosen):
+        raise UsageError(
+            f"nothing is left of {len(group):,} requests at rate {rate}",
+            remedy="sample at a higher rate",
+        )
+    inside = select(prompts, chosen)
+    if coarsen != 1:
+        inside = coarsened(inside, coarsen)
+    blocks = max(len(prompts.block_parent) - 1, 1)
+    return Sample(
+        prompts=inside,
+        requests=chosen,
+        group=group[chosen],
+        rate=rate,
+        coarsen=coarsen,
+        rate_requests=len(chosen) / len(group),
+        rate_blocks=(len(inside.block_parent) - 1) / blocks,
+    )
+
+
+def subtrees(
+    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], limit: int
+) -> NDArray[np.int64]:
+    """The subtree of each request: the first block of its path that at most `limit` requests share.
+
+    A request that ends in a shared head, or has no blocks, stands for itself, as a number beyond
+    all blocks.
+    """
+    requests, root = np.zeros((2, len(block_parent)), dtype=np.int32)
+    _find_roots(block_parent, leaf, limit, requests, root)
+    own = len(block_parent) + np.arange(len(leaf), dtype=np.int64)
+    return np.where(root[leaf] > 0, root[leaf], own)
+
+
+@kernel
+def _find_roots(
+    block_parent: NDArray[np.int32],
+    leaf: NDArray[np.int32],
+    limit: int,
+    requests: NDArray[np.int32],
+    root: NDArray[np.int32],
+) -> None:
+    """Fill `requests`, how many have each block, and `root`, the subtree that it belongs to."""
+    for block in leaf:
+        requests[block] += 1
+    for block in range(len(block_parent) - 1, 0, -1):  # children have higher numbers
+        requests[block_parent[block]] += requests[block]
+    for block in range(1, len(block_parent)):
+        root[block] = root[block_parent[block]]
+        if root[block] == 0 and requests[block] <= limit:
+            root[block] = block
+
+
+def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each, the same for the same number and seed.
+
+    Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
+    """
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64)
+        x += np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are too coarse a grain
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A rate (0-1) and how far the exact one may be: within `error` of it, 19 times of 20."""
+
+    rate: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """LRU's exact curve of the `whole` trace beside what the sample makes of LRU.
+
+    `total` is what each sampled request asks for, in the weight of `definition`; those from `first`
+    on are counted.
+    """
+
+    sample: Sample
+    definition: HitDefinition
+    whole: HitCurve
+    runs: LruDistances
+    total: NDArray[np.int64]
+    first: int
+
+    def estimate(self, hit_blocks: NDArray[np.int32], capacity_blocks: int) -> Estimate:
+        """The whole trace's hit rate at `capacity_blocks`, from a policy's replay of the sample.
+
+        `hit_blocks` is what each sampled request hit at `sample.capacity(capacity_blocks)`. The
+        error is twice that of the lead over LRU, by the spread of the subtrees, and of the most
+        that the miniature gets wrong about LRU between half and twice the capacity: other policies
+        suffer from what the miniature lacks, too. It is 1 where the scaled cache holds so few
+        requests that nothing can be said.
+
+        Source: Cochran, "Sampling Techniques", sections 6.3 and 9A (ratios over clusters).
+        """
+        counted = slice(self.first, None)
+        total = self.total[counted]
+        asked = int(total.sum())
+        if not asked:
+            return Estimate(0.0, 0.0)
+        lead = (self._weighted(hit_blocks) - self._lru_hits(capacity_blocks))[counted]
+        gain = float(lead.sum()) / asked
+        around = (round(capacity_blocks * factor) for factor in (0.5, 0.7, 1.0, 1.4, 2.0))
+        wrong = max(abs(self._wrong(capacity, counted, asked)) for capacity in around)
+        spread = _standard_error(self.sample.group[counted], lead - gain * total, self.sample.rate)
+        rate = float(self.whole.rate(capacity_blocks)) + gain
+        return Estimate(
+            rate=min(max(rate, 0.0), 1.0),
+            error=self._error(spread / asked, wrong, capacity_blocks),
+        )
+
+    def _error(self, spread: float, wrong: float, capacity_blocks: int) -> float:
+        sample = self.sample
+        if sample.rate == 1 and sample.coarsen == 1:
+            return 0.0
+        request_blocks = float(np.mean(sample.prompts.cached_blocks))
+        if sample.rate < 1 and sample.capacity(capacity_blocks) < LEAST_HELD * request_blocks:
+            return 1.0
+        return min(2 * math.hypot(spread, wrong), 1.0)
+
+    def _lru_hits(self, capacity_blocks: int) -> NDArray[np.int64]:
+        capacity = self.sample.capacity(capacity_blocks)
+        return self._weighted(lru_hit_blocks(self.runs, len(self.sample.requests), capacity))
+
+    def _wrong(self, capacity_blocks: int, counted: slice, asked: int) -> float:
+        """LRU's rate in the miniature less its exact one."""
+        hits = float(self._lru_hits(capacity_blocks)[counted].sum())
+        return hits / asked - float(self.whole.rate(capacity_blocks))
+
+    def _weighted(self, hit_blocks: NDArray[np.int32]) -> NDArray[np.int64]:
+        if self.definition.weight == "request":
+            return (hit_blocks > 0).astype(np.int64)
+        if self.definition.weight == "block":
+            return hit_blocks.astype(np.int64)
+        size = self.sample.prompts.block_size
+        return np.minimum(hit_blocks.astype(np.int64) * size, self.total)
+
+
+def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anchor:
+    """What makes rates of `sample`, which was drawn from `prompts`, rates of the whole trace.
+
+    Raises UsageError for a flat definition, whose blocks are not in subtrees, and for one that
+    keeps partial blocks where blocks were coarsened.
+    """
+    if definition.flat:
+        raise UsageError(
+            "a sample keeps prefixes together, a flat cache knows none",
+            where=definition.name,
+            remedy="replay the whole trace",
+        )
+    if definition.partial and sample.coarsen > 1:
+        raise UsageError(
+            "coarser blocks lose the partial ones",
+            where=definition.name,
+            remedy="sample by rate alone, or drop partial blocks",
+        )
+    inside = sample.prompts
+    asked: dict[str, NDArray[np.int32]] = {
+        "token": inside.input_tokens,
+        "block": inside.blocks if definition.partial else inside.full_blocks,
+        "request": np.ones(len(inside.leaf), dtype=np.int32),
+    }
+    return Anchor(
+        sample=sample,
+        definition=definition,
+        whole=lru_curve(prompts, definition),
+        runs=lru_distances(inside, definition),
+        total=asked[definition.weight].astype(np.int64),
+        first=int(np.searchsorted(sample.requests, first_counted(prompts, definition))),
+    )
+
+
+def _standard_error(group: NDArray[np.int64], residual: NDArray[np.float64], rate: float) -> float:
+    """Standard error of a sum over subtrees that were chosen at this rate."""
+    _, subtree = np.unique(group, return_inverse=True)
+    by_subtree = np.bincount(subtree, residual)
+    if len(by_subtree) < 2:
+        return math.inf
+    correction = (1 - rate) * len(by_subtree) / (len(by_subtree) - 1)
+    return math.sqrt(correction * float(by_subtree @ by_subtree))

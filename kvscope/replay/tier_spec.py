@@ -1,0 +1,194 @@
+"""Tiers of cache memory, from what people write to what is replayed.
+
+    hbm=40GiB,dram=128GiB:ttl=10m,ssd=1TiB:policy=tlru:read=12GB/s:latency=80us
+
+One tier is NAME=CAPACITY with options behind colons; the first is where the engine computes. What a
+lower tier takes to read follows from its name, where nothing else is said:
+
+- dram: 25 GB/s and 10 us. PCIe 4.0 x16 carries 31.5 GB/s (16 GT/s a lane, 128b/130b coding); that
+  copies reach 80 % of it is an assumption, and so is what it takes to start one.
+- ssd: 6.5 GB/s, one data-centre drive (Samsung PM9A3, sequential reads as announced at the OCP
+  Virtual Summit 2020), and 100 us to the first byte of flash, an assumption.
+- remote: 10 GB/s and 1 ms, an assumption: four fifths of 100 Gbit/s Ethernet, and a store that
+  answers within a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
+
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.registry import by_name
+
+T = TypeVar("T")
+Bind = Callable[[type[Policy]], Policy]
+
+_BLOCKS = "blocks"
+_FORM = "write for example hbm=40GiB,dram=128GiB:ttl=10m"
+_OPTIONS = ("ttl", "policy", "read", "latency")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What it takes to bring blocks to where the engine computes: so long, then so fast."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+IN_PLACE = Read(0.0, math.inf)
+READS: Mapping[str, Read] = {
+    "dram": Read(10e-6, 25e9),
+    "ssd": Read(100e-6, 6.5e9),
+    "remote": Read(1e-3, 10e9),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier: so many blocks, the policy that says which leave it, and what a read takes."""
+
+    name: str
+    capacity_blocks: int
+    policy: Policy
+    read: Read = IN_PLACE
+
+    @property
+    def ttl_s(self) -> float:
+        """How long a block may stay untouched, in seconds; infinite without a limit."""
+        return self.policy.values.get("ttl_s", math.inf)
+
+
+def parse_tiers(
+    text: str,
+    *,
+    block_bytes: int | None = None,
+    bind: Bind = lambda policy: policy(),
+    default: type[Policy] = Lru,
+    where: str = "--tiers",
+) -> tuple[Tier, ...]:
+    """The tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
+
+    A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). Options
+    are ttl, policy (else `default`), read (bytes a second, `25GB/s`) and latency. `bind` gives a
+    policy its parameters; a tier's ttl overrides the one among them.
+    Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
+    not say what a read takes.
+    """
+    tiers: list[Tier] = []
+    for part in text.split(","):
+        tier = _tier(part.strip(), block_bytes, bind, default, where, first=not tiers)
+        if tier.name in [above.name for above in tiers]:
+            raise UsageError(f"{tier.name!r} is there twice", where=where, remedy="rename one")
+        tiers.append(tier)
+    return tuple(tiers)
+
+
+def _tier(
+    part: str,
+    block_bytes: int | None,
+    bind: Bind,
+    default: type[Policy],
+    where: str,
+    *,
+    first: bool,
+) -> Tier:
+    main, *rest = part.split(":")
+    name, equals, capacity = (piece.strip() for piece in main.partition("="))
+    if not (name and equals and capacity):
+        raise UsageError(f"{part!r} is no tier", where=where, remedy=_FORM)
+    place = f"{where} {name}"
+    options = _options(rest, place)
+    kind = _at(place, by_name, options["policy"]) if "policy" in options else default
+    policy = bind(kind)
+    if "ttl" in options:
+        ttl_s = _at(place, units.parse_duration, options["ttl"])
+        policy = _with_ttl(policy, ttl_s, place)
+    return Tier(
+        name,
+        _capacity(capacity, block_bytes, place),
+        policy,
+        _read(name, options, place, first=first),
+    )
+
+
+def _options(rest: list[str], place: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for piece in rest:
+        key, equals, value = (side.strip() for side in piece.partition("="))
+        if not (equals and value):
+            raise UsageError(
+                f"{piece!r} is no option", where=place, remedy="write for example ttl=10m"
+            )
+        if key not in _OPTIONS:
+            near = get_close_matches(key, _OPTIONS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "it has " + ", ".join(_OPTIONS)
+            raise UsageError(f"a tier has no option {key!r}", where=place, remedy=remedy)
+        if key in options:
+            raise UsageError(f"{key} is there twice", where=place, remedy="leave one out")
+        options[key] = value
+    return options
+
+
+def _at(place: str, parse: Callable[[str], T], text: str) -> T:
+    """What `parse` reads; its refusal then names the tier."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(error.what, where=place, remedy=error.remedy) from error
+
+
+def _with_ttl(policy: Policy, ttl_s: float, place: str) -> Policy:
+    if "ttl_s" not in policy.values:
+        raise UsageError(
+            f"{policy.name} has no time to live", where=place, remedy="leave out ttl, or take lru"
+        )
+    return type(policy)({**policy.values, "ttl_s": ttl_s}, policy.evicts)
+
+
+def _capacity(text: str, block_bytes: int | None, place: str) -> int:
+    if text.endswith(_BLOCKS):
+        blocks = _at(place, _parse_blocks, text)
+    else:
+        size_bytes = _at(place, units.parse_size, text)
+        if block_bytes is None:
+            raise UsageError(
+                "bytes need a model",
+                where=place,
+                remedy="name one, or write for example 5000blocks",
+            )
+        blocks = size_bytes // block_bytes
+    if blocks == 0:
+        remedy = f"a block takes {units.format_size(block_bytes)}" if block_bytes else "take more"
+        raise UsageError(f"{text} holds not one block", where=place, remedy=remedy)
+    return blocks
+
+
+def _parse_blocks(text: str) -> int:
+    try:
+        return units.parse_tokens(text.removesuffix(_BLOCKS).strip())
+    except UsageError as error:
+        raise UsageError(
+            f"{text!r} is not a number of blocks", remedy="write for example 5000blocks or 8kblocks"
+        ) from error
+
+
+def _read(name: str, options: Mapping[str, str], place: str, *, first: bool) -> Read:
+    usual = IN_PLACE if first else READS.get(name)
+    if usual is None and "read" not in options:
+        near = get_close_matches(name, READS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "write for example read=10GB/s:latency=1ms"
+        raise UsageError("nothing says what a read takes", where=place, remedy=remedy)
+    latency_s, bytes_per_s = (usual.latency_s, usual.bytes_per_s) if usual else (0.0, math.inf)
+    if "read" in options:
+        bytes_per_s = _at(place, units.parse_bandwidth, options["read"])
+    if "latency" in options:
+        latency_s = _at(place, units.parse_duration, options["latency"])
+    return Read(latency_s, bytes_per_s)

@@ -1,0 +1,309 @@
+"""What a replay over tiers means: the wait for reads, and each tier's share of the hits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.errors import UsageError
+from kvscope.core.runs import Outcome, TierMode, TierOutcome
+from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.registry import POLICIES
+from kvscope.replay.kernels.tier_lanes import exclusive_kernel, places_kernel
+from kvscope.replay.replay import History, history, replay
+from kvscope.replay.structures.bitset import empty_sets
+from kvscope.replay.structures.runs import cached_blocks
+from kvscope.replay.summary import Served, serve, summarize
+from kvscope.replay.tier_spec import Tier
+from kvscope.replay.traffic import Traffic
+
+if TYPE_CHECKING:
+    from kvscope.replay.workload import Workload
+
+
+_IDLE_S = (0.0, 1.0, 3600.0)
+_NO_TABLE: Floats = np.zeros((1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TieredReplay:
+    """What T tiers did with R requests over a trie of N blocks.
+
+    `tier_hits` (R x T) are the leading blocks that each request took from each tier, together
+    capped by the last-token rule. `evictions` are the blocks that left each tier, `demotions` those
+    of them that moved down instead of being dropped. `cached` (T x (N + 1), the root first) is what
+    each tier held at the end.
+    """
+
+    tiers: tuple[Tier, ...]
+    mode: TierMode
+    tier_hits: NDArray[np.int32]
+    evictions: tuple[int, ...]
+    demotions: tuple[int, ...]
+    cached: NDArray[np.bool_]
+
+    @property
+    def hit_blocks(self) -> NDArray[np.int32]:
+        """The blocks that each request found in any tier."""
+        found: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
+        return found
+
+
+def replay_tiers(
+    traffic: Traffic, tiers: Sequence[Tier], mode: TierMode, *, past: History | None = None
+) -> TieredReplay:
+    """Replay `traffic` over at least one tier, first one first: exact, request by request.
+
+    Of each request: look up, take up what was found, then every tier from the first on evicts down
+    to its capacity. `past` saves work where one trace is replayed many times.
+
+    `exclusive` takes policies of queues whose order does not change with time (lru, ttl, tlru and
+    its variants). Where one evicts leaves only, a block leaves a tier only if no child of it is in
+    that tier or a higher one; so the tiers from the first to any other together hold no orphan, and
+    no block is lost before those that need it. LRU keeps to that by itself, others must all evict
+    leaves then. `write-through` takes policies that never keep a block without its head: then the
+    leading blocks in some of the first t tiers are as many as in the best of them.
+    Raises UsageError, naming the tier, for policies for which it is not exact.
+    """
+    past = past or history(traffic)
+    tiers = tuple(tiers)
+    run = _exclusive if mode == "exclusive" else _write_through
+    return run(traffic, tiers, past)
+
+
+def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
+    policies = [_moving(tier) for tier in tiers]
+    leaf = any(policy.evicts == "leaf" for policy in policies)
+    for tier, policy in zip(tiers, policies, strict=True):
+        if leaf and not closed(policy):
+            raise UsageError(
+                f"{policy.name} evicts any block where another tier evicts leaves only",
+                where=f"tier {tier.name}",
+                remedy="evict leaves, or any, in all tiers (POLICY.leaves)",
+            )
+    lanes = [_worth(policy) for policy in policies]
+    first_lane = np.zeros(len(tiers) + 1, dtype=np.int64)
+    np.cumsum([len(worth) for worth in lanes], out=first_lane[1:])
+    requests, blocks = len(traffic.leaf), len(traffic.block_parent)
+    ends = np.zeros((requests, len(tiers) + 1), dtype=np.int32)
+    hits = np.zeros((requests, len(tiers)), dtype=np.int32)
+    counts = np.zeros((4, len(tiers)), dtype=np.int64)
+    exclusive_kernel(
+        traffic,
+        past.moved,
+        np.array([tier.capacity_blocks for tier in tiers], dtype=np.int64),
+        np.array([tier.ttl_s for tier in tiers], dtype=np.float64),
+        _places(traffic, policies, first_lane),
+        first_lane,
+        np.concatenate(lanes),
+        empty_sets(int(first_lane[-1]), requests),
+        leaf,
+        ends,
+        np.zeros((requests if leaf else 1, len(tiers)), dtype=np.int32),
+        np.zeros((blocks if leaf else 1, len(tiers)), dtype=np.int32),
+        np.zeros(blocks if leaf else 1, dtype=np.int32),
+        hits,
+        counts,
+    )
+    _, _, left, demoted = counts.tolist()
+    down_to = np.array(
+        [
+            cached_blocks(traffic.block_parent, past.moved.owner, np.ascontiguousarray(end))
+            for end in ends.T[1:]
+        ]
+    )
+    cached = down_to.copy()
+    cached[1:] &= ~down_to[:-1]
+    return TieredReplay(tiers, "exclusive", hits, tuple(left), tuple(demoted), cached)
+
+
+def _write_through(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
+    for tier in tiers:
+        if not _stands_alone(tier.policy):
+            raise _refused(tier, "kept in step by write-through", _stands_alone)
+    alone = [replay(traffic, tier.policy, tier.capacity_blocks, past=past) for tier in tiers]
+    together = np.maximum.accumulate(np.array([done.hit_blocks for done in alone]), axis=0)
+    return TieredReplay(
+        tiers=tiers,
+        mode="write-through",
+        tier_hits=np.ascontiguousarray(np.diff(together, axis=0, prepend=0).T.astype(np.int32)),
+        evictions=tuple(done.evictions for done in alone),
+        demotions=(0,) * len(tiers),
+        cached=np.array([done.cached for done in alone]),
+    )
+
+
+def fits(policy: Policy, mode: TierMode) -> bool:
+    """Whether tiers that work by `mode` can each have this policy."""
+    return _moves(policy) if mode == "exclusive" else _stands_alone(policy)
+
+
+def closed(policy: Policy) -> bool:
+    """Whether a policy never keeps a block whose parent is gone."""
+    return policy.evicts == "leaf" or isinstance(policy, Lru)
+
+
+def _stands_alone(policy: Policy) -> bool:
+    return closed(policy) and policy.table is None
+
+
+def _moves(policy: Policy) -> bool:
+    """Whether `exclusive` can move a policy's blocks: lanes whose order does not change."""
+    return (
+        isinstance(policy, LanePolicy)
+        and not (policy.by_category or policy.table)
+        and not (policy.adaptive and policy.values.get("xi_percentile"))
+        and type(policy).admits is PathPolicy.admits
+        and all(
+            policy.score(lane, idle_s, policy.settings(), _NO_TABLE)
+            == policy.score(lane, _IDLE_S[0], policy.settings(), _NO_TABLE)
+            for lane in range(policy.lanes)
+            for idle_s in _IDLE_S[1:]
+        )
+    )
+
+
+def _moving(tier: Tier) -> LanePolicy:
+    if not _moves(tier.policy):
+        raise _refused(tier, "moved down tier by tier", _moves)
+    return cast(LanePolicy, tier.policy)
+
+
+def _refused(tier: Tier, what: str, fits: Callable[[Policy], bool]) -> UsageError:
+    policy = tier.policy
+    adaptive = " with an adaptive xi" if policy.values.get("xi_percentile") else ""
+    leaves = " that evicts any" if policy.evicts != type(policy).leaves else ""
+    return UsageError(
+        f"blocks of {policy.name}{adaptive}{leaves} cannot be {what}",
+        where=f"tier {tier.name}",
+        remedy="take " + " or ".join(known.name for known in POLICIES if fits(known())),
+    )
+
+
+def _worth(policy: LanePolicy) -> Floats:
+    p = policy.settings()
+    return np.array([policy.score(lane, 0.0, p, _NO_TABLE) for lane in range(policy.lanes)])
+
+
+def _places(
+    traffic: Traffic, policies: Sequence[LanePolicy], first_lane: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    found = np.empty((len(policies), len(traffic.leaf), 3), dtype=np.int32)
+    kernels = [places_kernel(kind) for kind in map(type, policies)]
+    for fill, policy, places in zip(kernels, policies, found, strict=True):
+        fill(traffic, policy.settings(), places)
+    found[:, :, 1:] += first_lane[:-1, None, None].astype(np.int32)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TieredRun:
+    """Tiers over one trace, and what came of them; `served` has it by request."""
+
+    mode: TierMode
+    tiers: tuple[TierOutcome, ...]
+    outcome: Outcome
+    served: Served
+
+
+def run_tiers(
+    workload: Workload, tiers: Sequence[Tier], mode: TierMode, *, block_bytes: int | None = None
+) -> TieredRun:
+    """Replay and measure tiers over the workload's trace, under its setting.
+
+    `block_bytes` is the KV cache of one block. Raises UsageError where it is missing though a tier
+    takes time to read, for samples and flat caches, and where `replay_tiers` does.
+    """
+    setting = workload.setting
+    for wrong, what, remedy in (
+        (workload.anchor is not None, "tiers are not replayed on a sample", "leave out --sample"),
+        (setting.definition.flat, "a flat cache has no tiers", "take another definition"),
+    ):
+        if wrong:
+            raise UsageError(what, where="--tiers", remedy=remedy)
+    done = replay_tiers(workload.traffic, tiers, mode, past=workload.history)
+    served = serve(
+        workload.prompts,
+        setting.definition,
+        done.hit_blocks,
+        workload.profile,
+        rate_scale=setting.rate_scale,
+        transfer_s=transfer_s(done, block_bytes),
+    )
+    outcome = summarize(served, setting.slo_s)
+    return TieredRun(mode, tier_outcomes(done, served, block_bytes), outcome, served)
+
+
+def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float64]:
+    """What each request waits for blocks from slower tiers, in seconds (R entries).
+
+    A tier that gives something takes its latency once a request, then its bandwidth; reads of one
+    request follow each other and its prefill follows them. Requests do not slow each other down.
+    Raises UsageError if a tier's bandwidth matters and `block_bytes` is None.
+    """
+    waits = np.zeros(len(done.tier_hits), dtype=np.float64)
+    for tier, hits in zip(done.tiers, done.tier_hits.T, strict=True):
+        waits += _waits_s(tier, hits, block_bytes)
+    return waits
+
+
+def _waits_s(tier: Tier, hits: NDArray[np.int32], block_bytes: int | None) -> NDArray[np.float64]:
+    """What each request waits for the blocks that it hits in one tier."""
+    waits: NDArray[np.float64] = np.where(hits > 0, tier.read.latency_s, 0.0)
+    if math.isinf(tier.read.bytes_per_s):
+        return waits
+    if block_bytes is None:
+        raise UsageError(
+            "what a read takes depends on the size of a block",
+            where=f"tier {tier.name}",
+            remedy="name a model with --model",
+        )
+    waits += hits * (block_bytes / tier.read.bytes_per_s)
+    return waits
+
+
+def tier_outcomes(
+    done: TieredReplay, served: Served, block_bytes: int | None
+) -> tuple[TierOutcome, ...]:
+    """What each tier gave to the counted requests of `served`, which `done` was replayed for."""
+    prompts, counted = served.prompts, slice(served.first, None)
+    inputs = prompts.input_tokens.astype(np.int64)
+    total_tokens = int(inputs[counted].sum())
+    above = np.zeros_like(inputs)
+    blocks = np.zeros_like(inputs)
+    found = []
+    for at, tier in enumerate(done.tiers):
+        hits = done.tier_hits[:, at]
+        blocks += hits
+        down_to = np.minimum(blocks * prompts.block_size, inputs)
+        hit_blocks = int(hits[counted].sum(dtype=np.int64))
+        hit_tokens = int((down_to - above)[counted].sum())
+        above = down_to
+        found.append(
+            TierOutcome(
+                name=tier.name,
+                policy=tier.policy.name,
+                capacity_blocks=tier.capacity_blocks,
+                ttl_s=_finite(tier.ttl_s),
+                read_latency_ms=tier.read.latency_s * 1e3,
+                read_bytes_per_s=_finite(tier.read.bytes_per_s),
+                hit_blocks=hit_blocks,
+                hit_tokens=hit_tokens,
+                token_hit_rate=hit_tokens / total_tokens if total_tokens else 0.0,
+                transfer_ms=float(_waits_s(tier, hits[counted], block_bytes).sum()) * 1e3,
+                read_bytes=None if block_bytes is None else hit_blocks * block_bytes,
+                evictions=done.evictions[at],
+                demotions=done.demotions[at],
+            )
+        )
+    return tuple(found)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

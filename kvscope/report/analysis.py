@@ -1,0 +1,290 @@
+"""Everything `kvscope analyze` tells of a trace, gathered once for terminal, JSON and report."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, replace
+from functools import cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.characterize.distributions import Summary
+from kvscope.characterize.lifetimes import WorkingSet
+from kvscope.characterize.summary import Characterization, Step, characterize
+from kvscope.characterize.traffic import RequestSize
+from kvscope.core.background import beside
+from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
+from kvscope.core.kv_size import ModelKv
+from kvscope.core.trace import Trace
+from kvscope.replay.curve import lru_curve
+from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
+from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
+from kvscope.store.db import Store
+from kvscope.store.prompts import PromptPaths, load_prompts
+
+LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+CURVE_POINTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class HitRate:
+    """One definition's row: its hit rate with an infinite cache."""
+
+    definition: str
+    weight: str
+    window: str
+    partial: bool
+    last_token_rule: bool
+    outputs: str
+    flat: bool
+    ideal: float
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What LRU hits at one capacity. Sizes that need a model or an HBM size are None without."""
+
+    capacity_blocks: int
+    capacity_tokens: int
+    capacity_bytes: int | None
+    hbm_multiple: float | None
+    token_hit_rate: float
+    block_hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """The least capacity with which LRU reaches a share of the ideal hit rate."""
+
+    share_of_ideal: float
+    point: CurvePoint
+
+
+@dataclass(frozen=True, slots=True)
+class Caching:
+    """What caching gives: LRU at every capacity, under `definition`."""
+
+    definition: HitDefinition
+    ideal: float
+    hit_rates: tuple[HitRate, ...]
+    curve: tuple[CurvePoint, ...]
+    landmarks: tuple[Landmark, ...]
+    asked: tuple[CurvePoint, ...]
+    misses: tuple[MissReasons, ...]
+    misses_definition: HitDefinition
+
+    def rate(self, point: CurvePoint) -> float:
+        """The hit rate at `point` in the weight of the headline."""
+        return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A trace characterized; `caching` is None for a trace that tells only lengths."""
+
+    trace: Trace
+    model: ModelKv | None
+    hbm_bytes: int | None
+    characterization: Characterization
+    caching: Caching | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeOptions:
+    """What may be asked of an analysis beyond the trace itself."""
+
+    definition: HitDefinition = standard()
+    model: ModelKv | None = None
+    hbm_bytes: int | None = None
+    capacities_blocks: tuple[int, ...] = ()
+
+
+class Begun:
+    """An analysis under way: what needs only a trace's paths is worked out on a core beside.
+
+    So it can begin while the trace is still being stored. `caching` waits for it.
+    """
+
+    def __init__(self, paths: PromptPaths, options: AnalyzeOptions | None = None) -> None:
+        self.paths = paths
+        self.options = options or AnalyzeOptions()
+        self.caching = beside(caching, paths, self.options)
+
+
+def analyze(
+    store: Store,
+    trace: Trace,
+    options: AnalyzeOptions | None = None,
+    *,
+    begun: Begun | None = None,
+    step: Step | None = None,
+) -> Analysis:
+    """Characterize `trace` and draw LRU's curve over it.
+
+    What was `begun` goes on with its own options. `step` is told what comes next, as in
+    `characterize`.
+    """
+    if begun is None and trace.has_hashes:
+        begun = Begun(load_prompts(store, trace), options)
+    asked = begun.options if begun is not None else options or AnalyzeOptions()
+    found = characterize(store, trace, begun.paths if begun else None, step=step)
+    return Analysis(
+        trace=trace,
+        model=asked.model,
+        hbm_bytes=asked.hbm_bytes,
+        characterization=_sized(found, asked),
+        caching=begun.caching() if begun else None,
+    )
+
+
+def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:
+    """An analysis that was made without a model, with what this one makes of all sizes."""
+    options = AnalyzeOptions(model=model, hbm_bytes=hbm_bytes)
+    block_size = found.trace.block_size
+
+    def point(one: CurvePoint) -> CurvePoint:
+        return _point(
+            block_size, options, one.capacity_blocks, one.token_hit_rate, one.block_hit_rate
+        )
+
+    given = found.caching
+    return replace(
+        found,
+        model=model,
+        hbm_bytes=hbm_bytes,
+        characterization=_sized(found.characterization, options),
+        caching=given
+        and replace(
+            given,
+            curve=tuple(point(one) for one in given.curve),
+            landmarks=tuple(replace(one, point=point(one.point)) for one in given.landmarks),
+            asked=tuple(point(one) for one in given.asked),
+        ),
+    )
+
+
+def _sized(found: Characterization, options: AnalyzeOptions) -> Characterization:
+    """The same, with what the model makes of sizes in blocks and tokens."""
+    if options.model is None:
+        return found
+    sizes = tuple(
+        _request_size(size, options.model, options.hbm_bytes) for size in found.request_sizes
+    )
+    alive = found.working_set
+    if alive is not None:
+        alive = _working_set(alive, options.model, found.trace.block_size, options.hbm_bytes)
+    return replace(found, request_sizes=sizes, working_set=alive)
+
+
+def _request_size(size: RequestSize, model: ModelKv, hbm_bytes: int | None) -> RequestSize:
+    in_bytes = _times(size.tokens, model.bytes_per_token)
+    return replace(
+        size, bytes=in_bytes, hbm_multiple=_times(in_bytes, 1 / hbm_bytes) if hbm_bytes else None
+    )
+
+
+def _times(summary: Summary, factor: float) -> Summary:
+    return Summary(*(value * factor for value in astuple(summary)))
+
+
+def _working_set(
+    found: WorkingSet, model: ModelKv, block_size: int, hbm_bytes: int | None
+) -> WorkingSet:
+    peak = model.bytes_for(found.peak_blocks * block_size)
+    return replace(
+        found,
+        peak_bytes=peak,
+        mean_bytes=found.mean_blocks * block_size * model.bytes_per_token,
+        p99_bytes=model.bytes_for(found.p99_blocks * block_size),
+        peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
+    )
+
+
+def caching(prompts: PromptPaths, options: AnalyzeOptions) -> Caching:
+    """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
+    definition = options.definition
+    ideal = cache(partial(ideal_blocks, prompts))
+    distances = cache(partial(_distances, prompts))
+    runs = distances(_walked(definition))
+    by_token = lru_curve(prompts, _weighted(definition, "token"), runs)
+    by_block = lru_curve(prompts, _weighted(definition, "block"), runs)
+    headline = by_block if definition.weight == "block" else by_token
+
+    def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
+        rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
+        return tuple(
+            _point(prompts.block_size, options, int(c), float(t), float(b)) for c, t, b in rates
+        )
+
+    # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
+    explained = standard(outputs=definition.outputs)
+    at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
+    largest = max(int(headline.knots[-1]), 1)
+    grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
+    return Caching(
+        definition=definition,
+        ideal=headline.ideal,
+        hit_rates=tuple(
+            # Without eviction, to look blocks up one by one or as a prefix is the same.
+            _hit_rate(prompts, each, ideal(replace(_walked(each), flat=False)))
+            for each in side_by_side(definition)
+        ),
+        curve=points(grid),
+        landmarks=tuple(
+            Landmark(share, point)
+            for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
+        ),
+        asked=points(np.array(options.capacities_blocks, dtype=np.int64)),
+        misses=_misses(
+            prompts, explained, distances(_walked(explained)), [*at, *options.capacities_blocks]
+        ),
+        misses_definition=explained,
+    )
+
+
+def _distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
+    return (flat_distances if definition.flat else lru_distances)(prompts, definition)
+
+
+def _walked(definition: HitDefinition) -> HitDefinition:
+    """What all definitions that differ in weight and window alone have in common: one pass."""
+    return replace(definition, name="", weight="block", warmup=0.0)
+
+
+def _weighted(definition: HitDefinition, weight: Weight) -> HitDefinition:
+    return replace(definition, weight=weight)
+
+
+def _hit_rate(prompts: PromptPaths, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
+    return HitRate(
+        definition=definition.name,
+        weight=definition.weight,
+        window="whole" if not definition.warmup else f"last {1 - definition.warmup:.0%}",
+        partial=definition.partial,
+        last_token_rule=definition.last_token_rule,
+        outputs=definition.outputs,
+        flat=definition.flat,
+        ideal=ideal_rate(prompts, definition, ideal),
+    )
+
+
+def _point(
+    block_size: int, options: AnalyzeOptions, capacity: int, by_token: float, by_block: float
+) -> CurvePoint:
+    tokens = capacity * block_size
+    size = options.model.bytes_for(tokens) if options.model else None
+    return CurvePoint(
+        capacity_blocks=capacity,
+        capacity_tokens=tokens,
+        capacity_bytes=size,
+        hbm_multiple=size / options.hbm_bytes if size is not None and options.hbm_bytes else None,
+        token_hit_rate=by_token,
+        block_hit_rate=by_block,
+    )
+
+
+def _misses(
+    prompts: PromptPaths, definition: HitDefinition, runs: LruDistances, capacities: list[int]
+) -> tuple[MissReasons, ...]:
+    distinct = sorted(set(capacities))
+    return miss_reasons(prompts, definition, distinct, runs)

@@ -1,0 +1,173 @@
+"""The likelihood of a defective model under right-censoring, maximized; and how sure that is.
+
+Of a touched block the probability of a reuse, ever, is p, and F the distribution of the wait if
+there is one: S(t) = 1 - p F(t). A block reused after t gives log p + log f(t), one still waiting
+after t gives log S(t). Parameters are free here, on the whole line: first the logit of p, then
+those of F as its shape wants them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvscope.reuse_models.observations import Floats, Observations
+
+LEVEL = 0.95
+_LOGIT_BOUND = 15.0  # p within 3e-7 of 0 or 1 is 0 or 1
+_NEWTON_STEPS = 6
+_LEAST = 1e-15  # a probability is at least that, so that it has a logarithm
+_STEP = 1e-4  # of the differences that make second derivatives
+_FLAT = 5.0  # a standard deviation of a free parameter beyond this says that nothing is known
+
+
+class Shape(Protocol):
+    """A distribution of waits with K free parameters, at N times t."""
+
+    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+        """The log f(t), and its derivatives, K × N."""
+        ...
+
+    def survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+        """1 - F(t), and its derivatives, K × N."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """Free parameters of the greatest likelihood, logit of p first.
+
+    `log_likelihood` is the sum over blocks. `converged` is false where no maximum was reached.
+    """
+
+    free: Floats
+    log_likelihood: float
+    converged: bool
+
+
+def expit(x: float) -> float:
+    """The probability whose logit is x."""
+    return float(1.0 / (1.0 + np.exp(-x)))
+
+
+def logit(p: float) -> float:
+    """The inverse of `expit`, bounded."""
+    edge = expit(-_LOGIT_BOUND)
+    inside = min(max(p, edge), 1.0 - edge)
+    return float(np.log(inside / (1.0 - inside)))
+
+
+def scores(shape: Shape, of: Observations, free: Floats) -> tuple[Floats, Floats]:
+    """Of one block of each run: its log-likelihood, and the derivatives of that, (1 + K) × N."""
+    p = expit(free[0])
+    value, slope = np.empty(len(of.weight)), np.empty((len(free), len(of.weight)))
+    hit, waiting, soon = of.reused & ~of.at_once, ~of.reused, of.at_once
+    log_f, d_log_f = shape.log_density(of.waited_s[hit], free[1:])
+    value[hit] = np.log(p) + log_f
+    slope[0, hit], slope[1:, hit] = 1.0 - p, d_log_f
+    if np.any(soon):
+        left, d_left = shape.survival(of.waited_s[soon], free[1:])
+        within = np.maximum(1.0 - left, _LEAST)
+        value[soon] = np.log(p * within)
+        slope[0, soon], slope[1:, soon] = 1.0 - p, -d_left / within
+    left, d_left = shape.survival(of.waited_s[waiting], free[1:])
+    still = (1.0 - p) + p * left
+    value[waiting] = np.log(still)
+    slope[0, waiting] = -p * (1.0 - p) * (1.0 - left) / still
+    slope[1:, waiting] = p * d_left / still
+    return value, slope
+
+
+def maximize(shape: Shape, of: Observations, start: Floats, bounds: Floats) -> Maximum:
+    """The maximum from `start` within `bounds` (K × 2, of the shape's own parameters)."""
+    from scipy.optimize import minimize
+
+    box = np.vstack(([[-_LOGIT_BOUND, _LOGIT_BOUND]], bounds))
+    share = of.weight / of.total
+
+    def loss(free: Floats) -> tuple[float, Floats]:
+        inside = np.clip(free, box[:, 0], box[:, 1])
+        value, slope = scores(shape, of, inside)
+        outside = free - inside
+        return float(outside @ outside - share @ value), 2 * outside - slope @ share
+
+    # Not L-BFGS-B: its tiny BLAS calls wait for each other's threads on a busy machine.
+    begin = np.clip(start, box[:, 0], box[:, 1])
+    found = minimize(loss, begin, jac=True, method="BFGS", options={"maxiter": 200, "gtol": 1e-6})
+    near = np.clip(np.asarray(found.x, dtype=np.float64), box[:, 0], box[:, 1])
+    free = _polished(shape, of, near, box)
+    least, slope = loss(free)
+    inside = (free > box[:, 0]) & (free < box[:, 1])
+    settled = bool(np.all(np.abs(slope[inside]) < 1e-5))
+    return Maximum(free, -least * of.total, settled)
+
+
+def _polished(shape: Shape, of: Observations, free: Floats, box: Floats) -> Floats:
+    """Newton's last steps, as long as each raises the likelihood; not where a bound is met."""
+    if np.any((free <= box[:, 0]) | (free >= box[:, 1])):
+        return free
+    value = float(of.weight @ scores(shape, of, free)[0])
+    for _ in range(_NEWTON_STEPS):
+        slope = scores(shape, of, free)[1] @ of.weight
+        curvature = information(shape, of, free)
+        if not _positive(curvature):
+            return free
+        step = np.linalg.solve(curvature, slope)
+        further = free + step
+        if np.any((further <= box[:, 0]) | (further >= box[:, 1])):
+            return free
+        higher = float(of.weight @ scores(shape, of, further)[0])
+        if not higher >= value:
+            return free
+        free, value = further, higher
+        if np.all(np.abs(step) < 1e-9):
+            return free
+    return free
+
+
+def information(shape: Shape, of: Observations, free: Floats) -> Floats:
+    """Minus the second derivatives of the log-likelihood, by central differences of the first."""
+    columns = []
+    for at in range(len(free)):
+        step = np.zeros(len(free))
+        step[at] = _STEP
+        up = scores(shape, of, free + step)[1] @ of.weight
+        down = scores(shape, of, free - step)[1] @ of.weight
+        columns.append((down - up) / (2 * _STEP))
+    whole = np.array(columns)
+    return (whole + whole.T) / 2
+
+
+def covariance(shape: Shape, of: Observations, free: Floats) -> Floats | None:
+    """Covariance of the free parameters, None where the data do not tell them.
+
+    Blocks of one run share their wait, and runs of one cluster may be alike, so the inverse of the
+    information says too little. This is the sandwich: the scores are summed by cluster, and their
+    spread between clusters is what counts.
+    Source: Liang and Zeger, Longitudinal data analysis using generalized linear models (1986).
+    """
+    bread = information(shape, of, free)
+    if of.clusters < 2 or not _positive(bread):
+        return None
+    slope = scores(shape, of, free)[1] * of.weight
+    by_cluster = np.array([np.bincount(of.cluster, one, minlength=of.clusters) for one in slope])
+    by_cluster -= by_cluster.mean(axis=1, keepdims=True)
+    filling = by_cluster @ by_cluster.T * of.clusters / (of.clusters - 1)
+    inverse = np.linalg.inv(bread)
+    found: Floats = inverse @ filling @ inverse
+    if not np.all(np.isfinite(found)) or np.any(np.diag(found) > _FLAT**2):
+        return None
+    return found
+
+
+def quantile(clusters: int) -> float:
+    """So many standard deviations to either side make an interval of `LEVEL` (Student's t)."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(clusters - 1, 1), 0.5 + LEVEL / 2))
+
+
+def _positive(matrix: Floats) -> bool:
+    return bool(np.all(np.isfinite(matrix)) and np.linalg.eigvalsh(matrix)[0] > 0)

@@ -1,0 +1,71 @@
+"""How the plugin is told what to do: `KVSCOPE_RECOMMENDATION`, or vLLM's `--additional-config`.
+
+KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` or `fit` wrote
+KVSCOPE_RECORD=folder                           record every request to there
+KVSCOPE_CLOCK=requests                          for replays: it is as late as requests tell
+
+--additional-config '{"kvscope": {"recommendation": "recommendation.toml", "record": "folder"}}'
+--additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvscope.core.errors import UsageError
+from kvscope.learning.fitted import Fit, check_fit, fit_in
+from kvscope.learning.policy_file import policy_in, recommendation_in
+from kvscope.policies.base import Policy
+from kvscope.vllm_plugin.eviction_controller import lane_policy
+
+RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
+RECORD = "KVSCOPE_RECORD"
+CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
+_KEYS = ("policy", "recommendation", "record", "clock")
+_WHERE = "--additional-config kvscope"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The policy that orders free blocks, what was fitted for it, and where requests are recorded.
+
+    `told_time`: the policy's clock is what requests tell, see `Steering`.
+    """
+
+    policy: Policy | None = None
+    fitted: Fit | None = None
+    record: Path | None = None
+    told_time: bool = False
+
+
+def settings(additional: object, environment: Mapping[str, str]) -> Settings:
+    """What the engine's `additional` configuration says, and the environment where it does not.
+
+    Raises UsageError or InputError with the place, the value and the remedy, also for a policy that
+    no engine can follow.
+    """
+    table: Any = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{table!r} is no table", where=_WHERE, remedy="keys: " + ", ".join(_KEYS))
+    for key in table:
+        if key not in _KEYS:
+            raise UsageError("unknown key", where=f"{_WHERE}.{key}", remedy=f"keys: {_KEYS}")
+    record = table.get("record") or environment.get(RECORD)
+    path = table.get("recommendation") or environment.get(RECOMMENDATION)
+    policy = fitted = None
+    if "policy" in table:
+        told = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
+        policy = lane_policy(told, f"{_WHERE}: policy.name")
+        check_fit(policy, None, f"{_WHERE}: policy.name")
+    elif path:
+        document = recommendation_in(Path(path))
+        policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
+        fitted = fit_in(document, policy, str(path))
+        check_fit(policy, fitted, str(path))
+    clock = table.get("clock") or environment.get(CLOCK)
+    if clock not in {None, "", BY_REQUESTS}:
+        raise UsageError(f"{clock!r}", where=f"{CLOCK}", remedy=f"{BY_REQUESTS}, or leave it out")
+    return Settings(policy, fitted, Path(record) if record else None, clock == BY_REQUESTS)

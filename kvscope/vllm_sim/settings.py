@@ -1,0 +1,94 @@
+"""What an engine is set to, and how long its steps take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Self
+
+from kvscope.core.errors import UsageError
+from kvscope.latency.profile import LatencyProfile
+
+NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """How long one engine step takes, in seconds.
+
+    base_s + prefill_token_s · u + prefill_pair_s · u·(c + u/2), summed over the prompts' chunks of
+    u tokens after c earlier ones, + decode_token_s + decode_context_token_s · c for every request
+    that decodes one token after c others.
+    """
+
+    base_s: float
+    prefill_token_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    decode_token_s: float = 0.0
+    decode_context_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(
+                    f"{one.name} is {value}", where="step cost", remedy="give a time of 0 or more"
+                )
+        if self.base_s <= 0:
+            raise UsageError(
+                "a step takes no time", where="step cost", remedy="give base_s above 0"
+            )
+
+    @classmethod
+    def of(cls, profile: LatencyProfile) -> Self:
+        """The cost of steps on the engine that `profile` describes.
+
+        A prompt that is alone in one step takes the profile's TTFT; its first cost is that of a
+        step here. A decoded token costs what a prompt's token costs at the same place.
+        """
+        return cls(
+            base_s=profile.base_s,
+            prefill_token_s=profile.per_token_s,
+            prefill_pair_s=profile.per_token_pair_s,
+            decode_token_s=profile.per_token_s,
+            decode_context_token_s=profile.per_token_pair_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What vLLM is started with, under the names of its own options.
+
+    `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".
+    `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
+    `watermark` is the share of the blocks that stays free when a request joins others, and
+    `reserve_full_prompt` (`scheduler_reserve_full_isl`) lets one in only if all of its tokens fit.
+    Raises UsageError for values that no engine takes.
+    """
+
+    usable_blocks: int
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    async_scheduling: bool = False
+    reserve_full_prompt: bool = True
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("usable_blocks", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if not 1 <= value <= NO_LIMIT:
+                raise UsageError(f"{name} is {value}", where="engine", remedy="give 1 or more")
+        if not 0 <= self.watermark < 1:
+            raise UsageError(
+                f"watermark is {self.watermark}", where="engine", remedy="give a share from 0 to 1"
+            )
+
+    @classmethod
+    def one_at_a_time(cls, usable_blocks: int) -> Self:
+        """The cache manager alone: each request is served to its end before the next one starts."""
+        return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT)
+
+    @property
+    def watermark_blocks(self) -> int:
+        """The watermark in blocks. vLLM takes the share of all of them, block 0 included."""
+        return int(self.watermark * (self.usable_blocks + 1))

@@ -1,0 +1,196 @@
+"""Units: what is accepted, what is refused, and that formatted values can be parsed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope.core import units
+from kvscope.core.errors import ExitCode, UsageError
+
+ACCEPTED: list[tuple[Callable[[str], float], str, float]] = [
+    (units.parse_duration, "200ms", 0.2),
+    (units.parse_duration, "1.5s", 1.5),
+    (units.parse_duration, "10m", 600),
+    (units.parse_duration, "10min", 600),
+    (units.parse_duration, "2h", 7_200),
+    (units.parse_duration, "1d", 86_400),
+    (units.parse_duration, "50us", 5e-5),
+    (units.parse_duration, "0s", 0),
+    (units.parse_duration, "1.5 s", 1.5),
+    (units.parse_size, "16GiB", 16 * 2**30),
+    (units.parse_size, "16gib", 16 * 2**30),
+    (units.parse_size, "16 GIB", 16 * 2**30),
+    (units.parse_size, "512MiB", 2**29),
+    (units.parse_size, "1.5TiB", 3 * 2**39),
+    (units.parse_size, "16GB", 16 * 10**9),
+    (units.parse_size, "16gb", 16 * 10**9),
+    (units.parse_size, "1kB", 1_000),
+    (units.parse_size, "7B", 7),
+    (units.parse_tokens, "2000", 2_000),
+    (units.parse_tokens, "8k", 8_000),
+    (units.parse_tokens, "8K", 8_000),
+    (units.parse_tokens, "1.5k", 1_500),
+    (units.parse_tokens, "1M", 1_000_000),
+    (units.parse_percentile, "p95", 0.95),
+    (units.parse_percentile, "p99.9", 0.999),
+    (units.parse_percentile, "p100", 1),
+    (units.parse_share, "5%", 0.05),
+    (units.parse_share, "5 %", 0.05),
+    (units.parse_share, "0.05", 0.05),
+    (units.parse_share, "100%", 1),
+    (units.parse_share, "0", 0),
+    (units.parse_rate, "0.5/s", 0.5),
+    (units.parse_rate, "30/min", 0.5),
+    (units.parse_rate, "30/m", 0.5),
+    (units.parse_rate, "36/h", 0.01),
+    (units.parse_bandwidth, "25GB/s", 25e9),
+    (units.parse_bandwidth, "6.5 gb/s", 6.5e9),
+    (units.parse_bandwidth, "3.2GiB/s", 3.2 * 2**30),
+    (units.parse_bandwidth, "7B/s", 7),
+]
+
+REFUSED: list[tuple[Callable[[str], float], list[str]]] = [
+    (
+        units.parse_duration,
+        ["", "200", "ms", "1.s", ".5s", "-1s", "+1s", "1e3s", "1,5s", "1S", "1M", "1m30s", " 1s"],
+    ),
+    (
+        units.parse_duration,
+        ["1  s", "1s ", "nan", "inf", "infs", "1_0s", "\u0661s", "9" * 500 + "s"],
+    ),
+    (units.parse_size, ["", "16", "16G", "16Gi", "GiB", "-1GiB", "16XiB", "1e3GiB", "16GiB/s"]),
+    (units.parse_size, ["16Gib", "16Gb", "16Mb", "16kIb", "16b"]),
+    (units.parse_tokens, ["", "0.5", "1.0001k", "8m", "8ki", "2,000", "2_000", "-1", "8kB", "1G"]),
+    (units.parse_percentile, ["", "p", "95", "95%", "p0", "p101", "P95", "p-5", "p 95", "0.95"]),
+    (units.parse_share, ["", "5", "101%", "1.01", "-5%", "5pp", "%", "p5"]),
+    (units.parse_rate, ["", "5", "5/", "/s", "0/s", "5s", "5/x", "5//s", "5 per s", "-1/s"]),
+    (units.parse_bandwidth, ["", "25", "25GB", "25/s", "GB/s", "0GB/s", "25GB/min", "25XB/s"]),
+    (units.parse_bandwidth, ["25Gb/s", "100Mb/s", "8b/s", "25GB /s", "25GB/s/s", "1e9B/s"]),
+]
+
+
+@pytest.mark.parametrize(("parse", "text", "value"), ACCEPTED)
+def test_accepted(parse: Callable[[str], float], text: str, value: float) -> None:
+    """What operators write means what they mean, to the last bit."""
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"), [(parse, text) for parse, texts in REFUSED for text in texts]
+)
+def test_refused(parse: Callable[[str], float], text: str) -> None:
+    """Everything else is a usage error that names the value and what is right."""
+    with pytest.raises(UsageError) as refusal:
+        parse(text)
+    assert refusal.value.exit_code == ExitCode.USAGE
+    assert repr(text) in str(refusal.value)
+    assert refusal.value.remedy is not None
+    assert refusal.value.remedy.startswith("write ")
+
+
+@pytest.mark.parametrize(
+    "parse", list(dict.fromkeys(parse for parse, _ in REFUSED)), ids=lambda parse: parse.__name__
+)
+def test_examples_in_refusals_are_accepted(parse: Callable[[str], float]) -> None:
+    """The remedy can be followed: every example that a refusal gives parses."""
+    with pytest.raises(UsageError) as refusal:
+        parse("")
+    examples = str(refusal.value.remedy).removeprefix("write for example ")
+    assert all(parse(example) > 0 for example in examples.replace(" or ", ", ").split(", "))
+
+
+def test_bits_are_named() -> None:
+    """Gib is refused for what it is, with the spelling of bytes."""
+    with pytest.raises(UsageError, match=r"'16Gib' is in bits; write 16GiB if you mean bytes"):
+        units.parse_size("16Gib")
+    with pytest.raises(UsageError, match=r"'25Gb/s' is in bits; write 25GB/s if you mean bytes"):
+        units.parse_bandwidth("25Gb/s")
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9))
+def test_duration_round_trip(seconds: float) -> None:
+    """A printed duration can be pasted as an option and means the same to three digits."""
+    assert units.parse_duration(units.format_duration(seconds)) == pytest.approx(seconds, rel=0.011)
+
+
+@given(st.integers(min_value=0, max_value=2**60))
+def test_size_round_trip(size_bytes: int) -> None:
+    """A printed size can be pasted as an option and means the same to three digits."""
+    assert units.parse_size(units.format_size(size_bytes)) == pytest.approx(
+        size_bytes, rel=0.006, abs=0.5
+    )
+
+
+@given(st.integers(min_value=1, max_value=1000))
+def test_percentile_round_trip(tenths: int) -> None:
+    """Every percentile with one decimal survives, exactly."""
+    assert units.parse_percentile(units.format_percentile(tenths / 1000)) == tenths / 1000
+
+
+@given(st.floats(min_value=0, max_value=1))
+def test_share_round_trip(share: float) -> None:
+    """A printed share means the same to its last decimal."""
+    assert units.parse_share(units.format_share(share, 2)) == pytest.approx(share, abs=6e-5)
+
+
+@given(st.floats(min_value=1e-6, max_value=1e6))
+def test_rate_round_trip(per_second: float) -> None:
+    """A printed rate means the same to three digits."""
+    assert units.parse_rate(units.format_rate(per_second)) == pytest.approx(per_second, rel=0.006)
+
+
+@given(st.floats(min_value=1, max_value=1e13))
+def test_bandwidth_round_trip(bytes_per_s: float) -> None:
+    """A printed bandwidth means the same to three digits."""
+    found = units.parse_bandwidth(units.format_bandwidth(bytes_per_s))
+    assert found == pytest.approx(bytes_per_s, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.format_duration(0), "0s"),
+        (units.format_duration(0.2034), "203ms"),
+        (units.format_duration(0.9996), "1s"),
+        (units.format_duration(1.5), "1.5s"),
+        (units.format_duration(59.99), "1m"),
+        (units.format_duration(612), "10.2m"),
+        (units.format_duration(86_400), "1d"),
+        (units.format_duration(-0.003), "-3ms"),
+        (units.format_duration(float("nan")), "n/a"),
+        (units.format_duration(float("inf")), "∞"),
+        (units.format_size(0), "0 B"),
+        (units.format_size(917_504), "896 KiB"),
+        (units.format_size(524_288 * 10_000), "4.88 GiB"),
+        (units.format_size(80 * 2**30), "80 GiB"),
+        (units.format_size(1.5 * 2**40), "1536 GiB"),
+        (units.format_count(12_031), "12,031"),
+        (units.format_share(0.1315, 2), "13.15%"),
+        (units.format_share(0.62), "62.0%"),
+        (units.format_pp(0.0126), "+1.3 pp"),
+        (units.format_pp(-0.0126), "-1.3 pp"),
+        (units.format_pp(-0.00001), "+0.0 pp"),
+        (units.format_percentile(0.999), "p99.9"),
+        (units.format_rate(0.5), "0.5/s"),
+        (units.format_rate(0.05), "3/min"),
+        (units.format_bandwidth(6.5e9), "6.5 GB/s"),
+        (units.format_bandwidth(999.9e6), "1 GB/s"),
+        (units.format_bandwidth(float("inf")), "∞"),
+    ],
+)
+def test_formatted(text: str, expected: str) -> None:
+    """The exact look of values, at the edges between units too."""
+    assert text == expected
+
+
+def test_capacity_in_all_units() -> None:
+    """Blocks, tokens and bytes stand side by side; bytes only where a model is known."""
+    assert units.blocks_tokens_bytes(5_637, block_size=512) == "5,637 blocks, 2,886,144 tokens"
+    assert (
+        units.blocks_tokens_bytes(5_637, block_size=512, bytes_per_token=131_072)
+        == "5,637 blocks, 2,886,144 tokens, 352 GiB"
+    )

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvscope.core.errors import EngineError, UsageError
+from kvscope.latency import LatencyProfile, read_profile
+from kvscope.latency import calibration as module
+from kvscope.latency.calibration import Measured, Reading, calibrate, fit, measure, write
+from kvscope.latency.grid import Cell, grid
+
+TRUE = LatencyProfile("true", "", 8e-3, 1.2e-4, 6e-8)
+ENGINE = Measured("vLLM", "0.32.0", "a test", "tiny")
+
+
+def ignore(amount: int) -> None:
+    """Nobody watches."""
+
+
+class Made:
+    """A target whose times are those of a profile, with noise that only makes them longer."""
+
+    def __init__(self, profile: LatencyProfile, noise: float = 0.0, fails_at: int = -1) -> None:
+        self.profile, self.noise, self.fails_at = profile, noise, fails_at
+        self.rng = np.random.default_rng(1)
+        self.asked: list[Cell] = []
+
+    def read(self, cell: Cell) -> Reading:
+        """As `Target.read`."""
+        self.asked.append(cell)
+        if len(self.asked) == self.fails_at:
+            raise EngineError("it died")
+        longer = 1 + float(self.rng.exponential(self.noise)) if self.noise else 1.0
+        return Reading(float(self.profile.ttft_s(*cell)) * longer, cell.cached)
+
+
+def times(profile: LatencyProfile) -> dict[Cell, list[float]]:
+    return {cell: [float(profile.ttft_s(*cell))] * 3 for cell in grid(4096)}
+
+
+def test_a_profile_is_recovered() -> None:
+    """Exact times give back their own parameters, and intervals around them."""
+    found = fit(times(TRUE))
+    for name, value in found.parameters.items():
+        assert value == pytest.approx(getattr(TRUE, name), rel=1e-6)
+        low, high = found.intervals[name]
+        assert low <= value <= high
+    assert found.is_enough
+    assert not found.linear_is_enough
+
+
+def test_a_straight_line_is_enough_where_it_is() -> None:
+    """No cost of pairs is found where there is none, and nothing falls below 0."""
+    found = fit(times(LatencyProfile("line", "", 0.0, 1e-4)))
+    assert found.linear_is_enough
+    assert found.parameters["per_token_pair_s"] == pytest.approx(0, abs=1e-12)
+    assert min(found.parameters.values()) >= 0
+
+
+def test_disturbed_measurements_move_it_little() -> None:
+    """With times that are up to twice as long now and then, predictions stay within 10 %."""
+    made = measure(Made(TRUE, noise=0.05), grid(4096), rounds=5, advance=ignore, stop=Event())
+    profile = LatencyProfile("made", "", **fit(made.ttft_s).parameters)
+    for cell in grid(4096):
+        assert float(profile.ttft_s(*cell)) == pytest.approx(float(TRUE.ttft_s(*cell)), rel=0.1)
+
+
+def test_one_time_of_five_may_be_anything() -> None:
+    """Whatever else the machine did just then: the median does not see it."""
+    calm = {
+        cell: [base * (1 + step / 100) for step in range(5)]
+        for cell, (base, *_) in times(TRUE).items()
+    }
+    disturbed = {cell: [*some[:4], some[4] * 50] for cell, some in calm.items()}
+    assert fit(disturbed).parameters == fit(calm).parameters
+
+
+def test_intervals_are_of_95_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the parameters that were drawn, 95 in 100 lie within, as many below as above."""
+    drawn: list[NDArray[np.float64]] = []
+    least = module._least
+
+    def noted(terms: NDArray[np.float64], medians: NDArray[np.float64]) -> NDArray[np.float64]:
+        drawn.append(least(terms, medians))
+        return drawn[-1]
+
+    monkeypatch.setattr(module, "_least", noted)
+    rng = np.random.default_rng(0)
+    seen = {cell: (one[0] * rng.lognormal(0, 0.1, 5)).tolist() for cell, one in times(TRUE).items()}
+    low, high = fit(seen).intervals["per_token_s"]
+    values = np.array([one[1] for one in drawn[2:]])
+    assert len(values) == module.DRAWS
+    assert np.mean(values < low) == pytest.approx(0.025, abs=0.002)
+    assert np.mean(values > high) == pytest.approx(0.025, abs=0.002)
+
+
+def test_an_engine_of_another_kind_is_said_to_be_off() -> None:
+    """Steps instead of a curve: neither model is enough."""
+    steps = {cell: [0.01 * (1 + cell.uncached // 1024) ** 3] for cell in grid(4096)}
+    found = fit(steps)
+    assert not found.is_enough
+    assert abs(found.worst.off) > 0.1
+
+
+def test_the_grid_tells_parameters_apart() -> None:
+    """Prefixes are whole blocks of any usual size, and prompts no longer than asked."""
+    for longest in (512, 1000, 4096, 131_072):
+        cells = grid(longest)
+        assert len(set(cells)) == len(cells)
+        assert all(sum(cell) <= longest and cell.cached % 256 == 0 for cell in cells)
+        assert Cell(longest, 0) in cells
+        assert any(cell.cached for cell in cells)
+    with pytest.raises(UsageError, match="too short"):
+        grid(100)
+
+
+def test_rounds_go_over_all_cells_in_changing_orders() -> None:
+    """Each round has every cell once; the warm-up is not counted."""
+    made, cells = Made(TRUE), grid(1024)
+    found = measure(made, cells, rounds=3, seed=5, advance=ignore, stop=Event())
+    rounds = [made.asked[3 + at * len(cells) : 3 + (at + 1) * len(cells)] for at in range(3)]
+    assert all(sorted(one) == sorted(cells) for one in rounds)
+    assert rounds[0] != rounds[1]
+    assert found.count == found.wanted == 3 * len(cells)
+
+
+def test_what_was_measured_before_the_end_is_kept(tmp_path: Path) -> None:
+    """A target that dies in the third round leaves a profile, which says so and reads back."""
+    cells = grid(1024)
+    found = calibrate(
+        Made(TRUE, fails_at=3 + 2 * len(cells) + 2),
+        ENGINE,
+        longest=1024,
+        rounds=5,
+        advance=ignore,
+        stop=Event(),
+    )
+    assert (found.ended, found.readings) == ("it died", 2 * len(cells) + 1)
+    assert f"{found.readings} of {found.wanted} measurements" in found.profile.source
+    write(tmp_path / "latency.toml", found)
+    assert read_profile(tmp_path / "latency.toml") == found.profile
+
+
+def test_too_little_is_refused() -> None:
+    """A target that dies at once, one that hardly measures, one whose prompts cost nothing."""
+    with pytest.raises(EngineError, match="it died"):
+        measure(Made(TRUE, fails_at=1), grid(1024), rounds=1, advance=ignore, stop=Event())
+    with pytest.raises(EngineError, match="too few"):
+        fit({Cell(64, 0): [1.0], Cell(128, 0): [1.0], Cell(256, 0): []})
+    with pytest.raises(EngineError, match="longer prompts take no longer"):
+        fit({cell: [1.0] for cell in grid(1024)})

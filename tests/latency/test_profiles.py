@@ -1,0 +1,139 @@
+"""Latency profiles: the formula, its inverse, presets against their sources, files both ways."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope.core.errors import InputError, UsageError
+from kvscope.latency import (
+    DEFAULT_PROFILE,
+    PRESETS,
+    LatencyProfile,
+    load_profile,
+    read_profile,
+    write_profile,
+)
+
+TIMES = st.floats(0, 1, allow_subnormal=False)
+PROFILES = st.builds(
+    LatencyProfile,
+    name=st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])),
+    source=st.text(alphabet=st.characters(exclude_categories=["Cs"])),
+    base_s=TIMES,
+    per_token_s=st.floats(1e-6, 1e-2),
+    per_token_pair_s=st.one_of(st.just(0.0), st.floats(1e-12, 1e-6)),
+    intervals=st.dictionaries(
+        st.sampled_from(["base_s", "per_token_s", "per_token_pair_s"]), st.tuples(TIMES, TIMES)
+    ),
+)
+
+
+def test_every_token_attends_to_those_before_it() -> None:
+    """γ counts pairs: u·c with what was cached, u²/2 among what is computed."""
+    profile = LatencyProfile("p", "made", base_s=1.0, per_token_s=0.1, per_token_pair_s=0.01)
+    found = profile.ttft_s(np.array([0, 10, 10]), np.array([50, 0, 20]))
+    assert found == pytest.approx([1.0, 1 + 1 + 0.5, 1 + 1 + 0.5 + 2])
+    assert float(profile.ttft_s(10, 20)) == found[2]
+
+
+@given(PROFILES, st.floats(0, 10))
+def test_xi_tokens_is_the_largest_that_meets_the_threshold(
+    profile: LatencyProfile, xi_s: float
+) -> None:
+    """One token more would break it; where nothing meets it there are none."""
+    xi = profile.xi_tokens(xi_s)
+    assert float(profile.ttft_s(xi + 1, 0)) > xi_s
+    assert xi == 0 or float(profile.ttft_s(xi, 0)) <= xi_s
+
+
+def test_the_default_is_the_papers_setting() -> None:
+    """200 ms, the paper's SLO, and both published points, on the line through them."""
+    profile = load_profile()
+    assert profile.name == DEFAULT_PROFILE
+    assert profile.xi_tokens(0.2) == 3_147
+    assert profile.ttft_s(np.array([128, 2_048]), 0) == pytest.approx([0.016, 0.133])
+
+
+def test_presets_are_the_published_numbers() -> None:
+    """Each says its source, and gives back what was published there."""
+    for profile in PRESETS.values():
+        assert len(profile.source) > 40
+    assert float(PRESETS["llama2-70b-4xa100"].ttft_s(2_048, 0)) == pytest.approx(0.377)
+    assert float(PRESETS["llama2-7b-h100-fp8"].ttft_s(128, 0)) == pytest.approx(0.007)
+    measured = PRESETS["small-llama-cpu"]
+    assert float(measured.ttft_s(1_000, 0)) == pytest.approx(0.0081 + 0.1226 + 0.0310)
+    slower = measured.ttft_s(1_024, 2_048) / measured.ttft_s(1_024, 0)
+    assert float(slower) == pytest.approx(1.7, abs=0.1)  # what was measured, and not fitted
+
+
+@given(PROFILES)
+def test_a_written_profile_is_read_back_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory, profile: LatencyProfile
+) -> None:
+    """Seconds, milliseconds and back: the very same floats, names and sources."""
+    path = tmp_path_factory.mktemp("profile") / "latency.toml"
+    write_profile(path, profile)
+    assert read_profile(path) == profile
+    assert load_profile(str(path)) == profile
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    """A typing error is answered by what was meant."""
+    with pytest.raises(UsageError, match="did you mean llama2-7b-a100"):
+        load_profile("llama-7b-a100")
+    with pytest.raises(UsageError, match=r"presets: llama2-7b-a100, .*kvscope calibrate"):
+        load_profile("???")
+
+
+GOOD = 'schema = 1\nname = "n"\nsource = "s"\nbase_ms = 8\nper_token_ms = 0.5\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace("per_token_ms", "per_tokn_ms"), "per_tokn_ms: .*mean 'per_token_ms'"),
+        (GOOD.replace("base_ms = 8\n", ""), "base_ms: missing; .*keys: schema"),
+        (GOOD.replace("= 8", '= "8"'), "base_ms: '8' is not a number; write milliseconds"),
+        (GOOD.replace("= 8", "= true"), "base_ms: True is not a number"),
+        (GOOD.replace("= 8", "= -8"), "base_s is -0.008; give a time of 0 or more"),
+        (GOOD.replace("= 8", "= inf"), "base_s is inf"),
+        (GOOD.replace("= 0.5", "= 0"), "tokens cost no time"),
+        (GOOD.replace("schema = 1", "schema = 2"), "schema 2, .*upgrade"),
+        (GOOD.replace('"n"', "7"), "name: 7 is not a text; quote it"),
+        (GOOD + "[intervals]\nbase = [1, 2]\n", "intervals.base: unknown key"),
+        (GOOD + "[intervals]\nbase_ms = [1]\n", "intervals.base_ms: .*not an interval"),
+        (GOOD + "intervals = 1\n", "intervals: not a table"),
+        ("schema == 1", r"not a TOML file: .*line 1"),
+        ("\udcff", "not a TOML file"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    """File, key, value and remedy in one line."""
+    path = tmp_path / "latency.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=message) as refused:
+        load_profile(str(path))
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A path that ends in .toml is a file, there or not."""
+    with pytest.raises(InputError, match="No such file"):
+        load_profile(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_impossible_times_are_refused(value: float) -> None:
+    """No engine takes them, and no threshold is endless."""
+    with pytest.raises(UsageError, match="base_s"):
+        LatencyProfile("p", "made", base_s=value, per_token_s=1.0)
+    if value != -1.0:
+        with pytest.raises(UsageError, match="no latency threshold"):
+            load_profile().xi_tokens(value)

@@ -1,0 +1,97 @@
+"""Tenants apart: the same trie as tuples of (tenant, hash ids), nothing shared between two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.core.errors import InputError
+from kvscope.core.hits import standard
+from kvscope.ingest.formats.base import Request
+from kvscope.replay import derived_traces as isolation
+from kvscope.replay.derived_traces import isolate, isolation_cost
+from kvscope.replay.misses import ideal_rate
+from kvscope.store.prompts import Prompts
+from tests import small_traces
+
+
+def walked(prompts: Prompts, leaf: int) -> list[int]:
+    """The blocks from the head to `leaf`."""
+    path = []
+    while leaf:
+        path.append(int(leaf))
+        leaf = prompts.block_parent[leaf]
+    return path[::-1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.sampled_from(["user", "conversation"]), st.sampled_from([1, 3, 1 << 14]))
+def test_blocks_are_paths_of_one_tenant(
+    data: st.DataObject, by: isolation.Tenant, at_a_time: int
+) -> None:
+    """One block for each (tenant, path) and no other; every path as long as before."""
+    trace = data.draw(small_traces.requests(2, chats=True))
+    for request in trace:
+        request.user_id = data.draw(st.sampled_from(["ann", "bob", None]))
+    trace[0].user_id = "ann"
+    prompts = small_traces.prompts(small_traces.built(trace, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "_AT_A_TIME", at_a_time)
+        apart = isolate(prompts, by)
+    tenant = prompts.user if by == "user" else prompts.conversation
+    identity: dict[object, int] = {}
+    for leaf in ("leaf", "carried_leaf"):
+        for at in range(len(trace)):
+            old = walked(prompts, getattr(prompts, leaf)[at])
+            new = walked(apart, getattr(apart, leaf)[at])
+            assert len(new) == len(old)
+            for depth, block in enumerate(new):
+                name = (tenant[at], *old[: depth + 1])
+                assert identity.setdefault(name, block) == block
+    assert len(set(identity.values())) == len(identity) == len(apart.block_parent) - 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_nobody_hits_what_another_wrote(data: st.DataObject) -> None:
+    """An infinite cache hits as much as one infinite cache for each user."""
+    trace = data.draw(small_traces.requests(2))
+    for request in trace:
+        request.user_id = data.draw(st.sampled_from(["ann", "bob"]))
+    prompts = small_traces.prompts(small_traces.built(trace, 2))
+    definition = standard(outputs="ignored")
+    hits = 0.0
+    for user in ("ann", "bob"):
+        own = [request for request in trace if request.user_id == user]
+        if own:
+            tokens = sum(request.input_tokens for request in own)
+            alone = small_traces.prompts(small_traces.built(own, 2))
+            hits += tokens * ideal_rate(alone, definition)
+    cost = isolation_cost(prompts, definition, "user")
+    total = sum(request.input_tokens for request in trace)
+    assert cost.isolated_hit_rate * total == pytest.approx(hits)
+    assert cost.isolated_hit_rate <= cost.shared_hit_rate == ideal_rate(prompts, definition)
+    assert cost.tenants == len({request.user_id for request in trace})
+
+
+def test_a_shared_prompt_costs_its_sharing() -> None:
+    """Three users with one prompt of two blocks: two of them hit it, unless they are apart."""
+    trace = [
+        Request(arrival_s=at, input_tokens=5, output_tokens=0, hash_ids=[1, 2], user_id=user)
+        for at, user in enumerate(["ann", "bob", "cat"])
+    ]
+    prompts = small_traces.prompts(small_traces.built(trace, 2))
+    cost = isolation_cost(prompts, standard(), "user")
+    assert (cost.tenants, cost.isolated_hit_rate) == (3, 0.0)
+    assert cost.shared_hit_rate == pytest.approx(8 / 15)
+
+
+def test_unknown_users_are_an_error() -> None:
+    """Without users there is nobody to keep apart; conversations are there always."""
+    trace = [Request(input_tokens=4, output_tokens=0, hash_ids=[1, 2])]
+    prompts = small_traces.prompts(small_traces.built(trace, 2))
+    with pytest.raises(InputError, match=r"--isolate user: .*no users; .*--isolate conversation"):
+        isolate(prompts, "user")
+    assert np.array_equal(isolate(prompts, "conversation").blocks, prompts.blocks)

@@ -1,0 +1,194 @@
+"""Sampling: subtrees stay whole, parts are disjoint, and estimates keep what they promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, Weight, standard
+from kvscope.ingest.formats.base import Request
+from kvscope.replay.curve import lru_curve
+from kvscope.replay.misses import lru_hit_blocks
+from kvscope.replay.sampling import _standard_error, anchored, sampled
+from kvscope.replay.stack_distances import lru_distances
+from kvscope.store.prompts import Prompts
+from tests import small_traces
+
+SIZE = 4  # tokens
+IGNORED = standard(outputs="ignored")
+
+
+def busy(conversations: int, seed: int = 0) -> Prompts:
+    """Conversations of 1 to 6 turns below one system prompt of 3 blocks, mixed at random."""
+    draw = np.random.default_rng(seed)
+    trace = []
+    for conversation in range(conversations):
+        at = draw.uniform(0, conversations)
+        history = [0, 1, 2]
+        for _ in range(draw.integers(1, 7)):
+            history = history + [10 * conversation + 5] * int(draw.integers(1, 4))
+            trace.append(
+                Request(
+                    arrival_s=float(at),
+                    input_tokens=len(history) * SIZE + 1,
+                    output_tokens=0,
+                    hash_ids=[*history, -len(trace) - 1],  # the last one is partial
+                )
+            )
+            at += draw.exponential(conversations / 6)
+    trace.sort(key=lambda one: one.arrival_s or 0.0)
+    return small_traces.prompts(small_traces.built(trace, SIZE))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    """About 2,100 requests of 600 conversations."""
+    return busy(600)
+
+
+def lru_hits(prompts: Prompts, capacity: int) -> NDArray[np.int32]:
+    """The blocks that each request hits under LRU."""
+    return lru_hit_blocks(lru_distances(prompts, IGNORED), len(prompts.leaf), capacity)
+
+
+def test_everything_is_the_whole_trace(prompts: Prompts) -> None:
+    """At rate 1 nothing is left out, no capacity is scaled and there is no error."""
+    whole = sampled(prompts, 1.0)
+    assert len(whole.requests) == len(prompts.leaf)
+    assert (whole.rate_requests, whole.rate_blocks, whole.capacity(77)) == (1.0, 1.0, 77)
+    for name in ("leaf", "parent", "conversation", "blocks", "block_parent"):
+        assert np.array_equal(getattr(whole.prompts, name), getattr(prompts, name))
+    anchor = anchored(prompts, whole, IGNORED)
+    estimate = anchor.estimate(lru_hits(whole.prompts, 50), 50)
+    assert (estimate.rate, estimate.error) == (float(lru_curve(prompts, IGNORED).rate(50)), 0.0)
+
+
+def test_parts_are_disjoint_and_the_same_seed_is_the_same_sample(prompts: Prompts) -> None:
+    """Four quarters of one seed are the trace; another seed cuts it otherwise."""
+    quarters = [sampled(prompts, 0.25, seed=3, part=part) for part in range(4)]
+    together = np.concatenate([quarter.requests for quarter in quarters])
+    assert sorted(together) == list(range(len(prompts.leaf)))
+    assert np.array_equal(quarters[1].requests, sampled(prompts, 0.25, seed=3, part=1).requests)
+    assert not np.array_equal(quarters[0].requests, sampled(prompts, 0.25, seed=4).requests)
+    for quarter in quarters:
+        assert quarter.rate_requests == pytest.approx(0.25, abs=0.05)
+        assert quarter.rate_blocks == pytest.approx(0.25, abs=0.05)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from([0.2, 0.5, 0.9]))
+def test_who_shares_a_block_below_the_heads_stays_together(
+    data: st.DataObject, rate: float
+) -> None:
+    """A block that at most four requests share is in the sample with all of them or with none."""
+    trace = data.draw(small_traces.requests(2))
+    prompts = small_traces.prompts(small_traces.built(trace, 2))
+    try:
+        chosen = set(sampled(prompts, rate, seed=data.draw(st.integers(0, 9))).requests.tolist())
+    except UsageError as error:
+        assert "nothing is left" in str(error)  # noqa: PT017  (a tiny trace may well lose all)
+        return
+    touching: dict[int, set[int]] = {}
+    for request, leaf in enumerate(prompts.leaf):
+        block = int(leaf)
+        while block:
+            touching.setdefault(block, set()).add(request)
+            block = int(prompts.block_parent[block])
+    for requests in touching.values():
+        if len(requests) <= 4:
+            assert requests <= chosen or not requests & chosen
+
+
+def test_the_shared_head_does_not_hold_everything(prompts: Prompts) -> None:
+    """All conversations share a system prompt, and yet a tenth of them is a tenth."""
+    tenth = sampled(prompts, 0.1)
+    assert 0.05 < tenth.rate_requests < 0.15
+    assert len(np.unique(tenth.group)) > 30
+    again = prompts.conversation[tenth.requests]
+    assert set(np.flatnonzero(np.isin(prompts.conversation, again))) == set(tenth.requests)
+
+
+@pytest.mark.parametrize("weight", ["token", "block", "request"])
+@pytest.mark.parametrize("warmup", [0.0, 0.4])
+def test_a_miniature_is_near_and_says_how_near(
+    prompts: Prompts, weight: Weight, warmup: float
+) -> None:
+    """A policy that has 0.7 of LRU's room, from a third of the trace: right 19 times of 20."""
+    capacity, lessened = 800, 560
+    definition = replace(IGNORED, weight=weight, warmup=warmup)
+    curve = lru_curve(prompts, definition)
+    exact = float(curve.rate(lessened))
+    inside = []
+    for seed in range(20):
+        sample = sampled(prompts, 0.3, seed=seed)
+        hits = lru_hits(sample.prompts, sample.capacity(lessened))
+        estimate = anchored(prompts, sample, definition).estimate(hits, capacity)
+        assert estimate.error < 0.2
+        inside.append(abs(estimate.rate - exact) <= estimate.error)
+    assert sum(inside) >= 19
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_coarser_blocks_scale_the_cache(prompts: Prompts, rate: float) -> None:
+    """Two blocks as one: half of the blocks at half of the capacity, and the rate is near."""
+    sample = sampled(prompts, rate, coarsen=2)
+    assert sample.capacity(800) == 400 * rate
+    assert sample.prompts.block_size == 2 * SIZE
+    assert sample.rate_blocks < 0.6 * rate
+    curve = lru_curve(prompts, IGNORED)
+    hits = lru_hits(sample.prompts, sample.capacity(560))
+    estimate = anchored(prompts, sample, IGNORED).estimate(hits, 800)
+    assert abs(estimate.rate - float(curve.rate(560))) < 0.03 < estimate.error
+    with pytest.raises(UsageError, match="coarser blocks lose the partial ones"):
+        anchored(prompts, sample, KVCACHE_SIMULATOR)
+
+
+def test_the_error_is_that_of_a_sum_over_subtrees() -> None:
+    """By hand: residuals of 2 and -2 in two subtrees of two requests, half of the population."""
+    found = _standard_error(np.array([7, 9, 7, 9]), np.array([3.0, -1.0, -1.0, -1.0]), 0.5)
+    assert found == pytest.approx(math.sqrt(0.5 * 2 / 1 * (2**2 + 2**2)))
+    assert _standard_error(np.array([7, 7]), np.array([1.0, -1.0]), 0.5) == math.inf
+
+
+def test_a_cache_of_a_few_requests_says_nothing(prompts: Prompts) -> None:
+    """Scaled to less than 20 requests it is no miniature; coarser blocks keep all requests."""
+    request_blocks = float(np.mean(prompts.cached_blocks))
+    few = round(15 * request_blocks / 0.3)
+    third = sampled(prompts, 0.3)
+    hits = lru_hits(third.prompts, third.capacity(few))
+    assert anchored(prompts, third, IGNORED).estimate(hits, few).error == 1.0
+    coarse = sampled(prompts, coarsen=2)
+    hits = lru_hits(coarse.prompts, coarse.capacity(few))
+    assert anchored(prompts, coarse, IGNORED).estimate(hits, few).error < 0.5
+
+
+def test_a_flat_cache_is_not_sampled(prompts: Prompts) -> None:
+    """Its blocks are objects of their own, and subtrees are none of it."""
+    with pytest.raises(UsageError, match=r"libcachesim: .*replay the whole trace"):
+        anchored(prompts, sampled(prompts, 0.5), LIBCACHESIM)
+
+
+@pytest.mark.parametrize(
+    ("rate", "part", "message"),
+    [
+        (0.0, 0, "share above 0"),
+        (1.5, 0, "at most 1"),
+        (math.nan, 0, "sampling rate nan"),
+        (0.5, 2, "part 2 at rate 0.5"),
+        (0.5, -1, "part -1"),
+        (1e-9, 0, r"nothing is left of .* sample at a higher rate"),
+    ],
+)
+def test_impossible_samples_are_refused(
+    prompts: Prompts, rate: float, part: int, message: str
+) -> None:
+    """Rates, parts and samples of nothing."""
+    with pytest.raises(UsageError, match=message):
+        sampled(prompts, rate, part=part)

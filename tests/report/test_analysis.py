@@ -1,0 +1,196 @@
+"""An analysis says what it counts, and counts what it says: hand-computed on three requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
+from kvscope.core.kv_size import resolve_model
+from kvscope.core.trace import Trace
+from kvscope.ingest.pipeline import ingest
+from kvscope.report import report
+from kvscope.report.analysis import Analysis, AnalyzeOptions, Caching, analyze
+from kvscope.report.section import Section
+from kvscope.store.db import MEMORY, Store, open_store
+
+Stored = tuple[Store, Trace]
+
+# Blocks of 4. r1 repeats r0, and its last token is computed; r2 goes on with r0 from another
+# second block, then a new one, and a token that fills no block. 29 tokens, 7 full blocks.
+ROWS = [
+    {"chat_id": 1, "parent_chat_id": -1, "input_length": 8, "hash_ids": [1, 2]},
+    {"chat_id": 2, "parent_chat_id": -1, "input_length": 8, "hash_ids": [1, 2]},
+    {"chat_id": 3, "parent_chat_id": 1, "input_length": 13, "hash_ids": [1, 3, 4]},
+]
+ONE_ROW = ROWS[:1]
+
+
+def stored(folder: Path, rows: list[dict[str, object]], store: Store) -> Trace:
+    """These rows, a second apart, as a stored trace."""
+    path = folder / "three.jsonl"
+    told = [
+        row | {"timestamp": at, "output_length": 1, "type": "chat", "block_size": 4}
+        for at, row in enumerate(rows)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in told))
+    return ingest(store, str(path)).trace
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    """The three requests in a store."""
+    with open_store(MEMORY) as store:
+        yield store, stored(tmp_path_factory.mktemp("three"), ROWS, store)
+
+
+def section(analysis: Analysis, title: str) -> Section:
+    """The section of this title."""
+    (found,) = [one for one in report.sections(analysis) if one.title == title]
+    return found
+
+
+def caching_of(three: Stored, definition: HitDefinition) -> Caching:
+    """What caching gives under `definition`."""
+    found = analyze(*three, AnalyzeOptions(definition=definition)).caching
+    assert found is not None
+    return found
+
+
+def test_tokens_and_blocks_are_different_weights(three: Stored) -> None:
+    """Two blocks hit: 8 of 29 tokens, 2 of 7 blocks; the headline takes the one that is asked."""
+    by_token, by_block = (
+        caching_of(three, HitDefinition("x", weight=w)) for w in ("token", "block")
+    )
+    for found in (by_token, by_block):
+        assert found.curve[-1].token_hit_rate == pytest.approx(8 / 29)
+        assert found.curve[-1].block_hit_rate == pytest.approx(2 / 7)
+    assert (by_token.ideal, by_block.ideal) == pytest.approx((8 / 29, 2 / 7))
+    assert by_block.rate(by_block.landmarks[-1].point) == pytest.approx(2 / 7)
+    assert caching_of(three, LIBCACHESIM).ideal == pytest.approx(3 / 7)
+
+
+def test_the_landmarks_are_shares_of_the_ideal(three: Stored) -> None:
+    """The table names those that the capacities were read off for."""
+    shares = [0.25, 0.5, 0.75, 0.9, 0.99, 1.0]
+    analysis = analyze(*three)
+    assert analysis.caching is not None
+    assert [mark.share_of_ideal for mark in analysis.caching.landmarks] == shares
+    (table,) = report.headline(analysis).tables
+    assert [row[0] for row in table.rows] == [f"{100 * share:g}% of ideal" for share in shares]
+
+
+@pytest.mark.parametrize("definition", [standard(), LIBCACHESIM, standard(warmup=0.5)])
+def test_misses_are_explained_of_whole_prompts(three: Stored, definition: HitDefinition) -> None:
+    """Whatever the headline counts: 8 of 29 tokens hit, 4 diverged, 8 cold, 9 in the tail."""
+    found = section(analyze(*three, AnalyzeOptions(definition=definition)), "Misses")
+    (table,) = found.tables
+    assert table.columns[1:] == ("hit", "evicted", "diverged", "cold", "tail")
+    assert table.rows[-1][1:] == ("27.6%", "0.0%", "13.8%", "27.6%", "31.0%")
+    (words,) = found.sentences
+    assert "token-weighted, whole trace, full blocks only, last-token rule on" in words
+    assert f"outputs {definition.outputs}" in words
+
+
+@pytest.mark.parametrize("title", ["Contribution", "Over time", "Where in the prompt"])
+def test_hits_of_another_definition_say_so(three: Stored, title: str) -> None:
+    """What no option changes says which hits it counts."""
+    words = " ".join(section(analyze(*three), title).sentences)
+    assert "full blocks only, last-token rule on, outputs carried" in words
+    assert "whatever --compat, --outputs and --warmup say" in words
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        standard(),
+        standard(outputs="ignored"),
+        standard(warmup=0.5),
+        standard(warmup=0.25, outputs="ignored"),
+        standard(warmup=0.999),
+        LIBCACHESIM,
+    ],
+)
+def test_no_two_definitions_share_a_name(chosen: HitDefinition) -> None:
+    """The chosen one is among them, and is called kvscope's only where it is."""
+    table = side_by_side(chosen)
+    assert chosen in table
+    assert len({one.name for one in table}) == len(table) == len(set(table))
+    assert [one for one in table if one.name == "kvscope"] == [standard()]
+
+
+def test_each_neighbour_changes_what_its_name_says() -> None:
+    """One thing each, the last-token rule alone among them."""
+    own, *others = side_by_side(standard())
+    changes = {
+        one.name: {
+            field
+            for field in ("weight", "warmup", "partial", "last_token_rule", "outputs", "flat")
+            if getattr(one, field) != getattr(own, field)
+        }
+        for one in others
+    }
+    assert changes["last-token rule off"] == {"last_token_rule"}
+    assert changes["by block"] == changes["by request"] == {"weight"}
+    assert changes["last half"] == {"warmup"}
+    assert changes["outputs ignored"] == {"outputs"}
+
+
+def test_flat_definitions_are_told_from_prefixes(three: Stored) -> None:
+    """libcachesim's is the one that looks blocks up one by one."""
+    (table,) = section(analyze(*three), "Definitions").tables
+    lookup = table.columns.index("lookup")
+    assert [row[0] for row in table.rows if row[lookup] == "flat"] == ["libcachesim"]
+
+
+def test_notes_open_the_report(three: Stored) -> None:
+    """What was missing or inferred stands in the summary, however often the trace is analyzed."""
+    analysis = analyze(*three)
+    noted = replace(analysis, trace=replace(analysis.trace, notes=("turns are inferred",)))
+    assert report.headline(noted).sentences[0] == "Note: turns are inferred."
+    assert "<p>Note: turns are inferred.</p>" in report.html_report(noted)
+
+
+def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:
+    """Bytes, and multiples of the memory, of what is known in tokens and blocks."""
+    model = resolve_model("vicuna-7b")
+    found = analyze(*three, AnalyzeOptions(model=model, hbm_bytes=2**30)).characterization
+    everything = found.request_sizes[0]
+    assert everything.bytes is not None
+    assert everything.hbm_multiple is not None
+    assert everything.bytes.max == everything.tokens.max * 524_288
+    assert everything.hbm_multiple.max == everything.bytes.max / 2**30
+    alive = found.working_set
+    assert alive is not None
+    assert alive.peak_blocks > 0
+    assert alive.peak_bytes == alive.peak_blocks * 4 * 524_288
+    assert alive.mean_bytes == pytest.approx(alive.mean_blocks * 4 * 524_288)
+    assert alive.p99_bytes == alive.p99_blocks * 4 * 524_288
+    assert alive.peak_hbm_multiple == alive.peak_bytes / 2**30
+    assert analyze(*three).characterization.request_sizes[0].bytes is None
+
+
+def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:
+    """One request in words: singular, no table of capacities, no share of nothing."""
+    with open_store(MEMORY) as store:
+        analysis = analyze(store, stored(tmp_path, ONE_ROW, store))
+    words = report.trace_in_words(replace(analysis.trace, bad_lines=1))
+    assert "1 request over 0s" in words
+    assert "1 bad line left out" in words
+    found = report.headline(analysis)
+    assert found.tables == ()
+    assert found.sentences[-1].endswith("a cache of any size hits nothing.")
+    assert not any("LRU needs" in sentence for sentence in found.sentences)
+
+
+def test_lengths_alone_speak_of_no_hit_rate(tmp_path: Path) -> None:
+    """Over time there are requests, and no word about a cache."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,1\n9,6,1\n")
+    with open_store(MEMORY) as store:
+        found = section(analyze(store, ingest(store, str(path)).trace), "Over time")
+    assert found.sentences == ("Windows of 1s.",)

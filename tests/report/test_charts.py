@@ -1,0 +1,67 @@
+"""What charts must not do: hide zeros, show unsettled windows as settled, take names for HTML."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope.characterize.gaps import HazardCurve, ReuseHazard
+from kvscope.characterize.summary import characterize
+from kvscope.characterize.turns import CategoryNextTurn, NextTurn, NextTurns, WindowNextTurn
+from kvscope.report import html
+from kvscope.report.charts import style, time, traffic
+from kvscope.report.section import Section
+from kvscope.report.table import Table
+from tests.characterize.tiny import tiny_store
+
+TURN = NextTurn(1, 0.5, 1, 0.5)
+
+
+def next_turns(*settled: bool) -> NextTurns:
+    """A window of an hour each, settled or not."""
+    windows = (
+        WindowNextTurn(3600.0 * at, "chat 1", 1, 0.5, each) for at, each in enumerate(settled)
+    )
+    rows = (CategoryNextTurn("chat 1", TURN),)
+    return NextTurns(10.0, 3600.0, TURN, TURN, TURN, rows, tuple(windows))
+
+
+def test_unsettled_windows_lie_under_a_veil() -> None:
+    """It begins with the first of them; a trace without any has none."""
+    (veil,) = traffic.next_turns(next_turns(True, True, False, False)).layout.shapes
+    assert (veil.x0, veil.x1) == (1.5, 3.5)
+    assert traffic.next_turns(next_turns(True)).layout.shapes == ()
+
+
+def test_zero_is_a_gap_in_the_hazard() -> None:
+    """No line is drawn across times at which nothing was reused."""
+    curve = HazardCurve("chat 1", (0.5, 0.0, 0.5), (9, 9, 9))
+    chart = time.hazard(ReuseHazard((1.0, 2.0, 3.0), curve, (curve,)))
+    for drawn in chart.data:
+        assert drawn.y == (0.5, None, 0.5)
+        assert not drawn.connectgaps
+
+
+def test_rates_have_round_ticks() -> None:
+    """The right axis is one of percentages, 20 apart."""
+    with tiny_store() as (store, trace):
+        chart = traffic.over_time(characterize(store, trace))
+    assert chart.layout.yaxis2.dtick == pytest.approx(0.2)
+
+
+def test_every_word_of_a_page_is_escaped() -> None:
+    """Title, lead, headings, sentences, cells: all of it may come from a trace."""
+    words = [f"<i>{name}</i>" for name in ("title", "lead", "section", "words", "table", "cell")]
+    title, lead, heading, sentence, caption, cell = words
+    table = Table(caption, (cell,), ((cell,),), note=cell)
+    page = html.page(title, lead, [Section(heading, (sentence,), (table,))])
+    assert "<i>" not in page.split("</script></head>")[1]
+    assert "<title>&lt;i&gt;title&lt;/i&gt;</title>" in page
+    assert "<h1>&lt;i&gt;title&lt;/i&gt;</h1>" in page
+    assert style.label("<b>&") == "&lt;b&gt;&amp;"
+
+
+def test_the_menu_wraps_and_tables_print_whole() -> None:
+    """The menu flows over lines, and what scrolls on the screen does not on paper."""
+    page = html.page("t", "l", [Section("one"), Section("two")])
+    assert "nav { margin: 1rem 0; display: flex; flex-wrap: wrap" in page
+    assert ".scroll { overflow: visible; }" in page.split("@media print")[1]

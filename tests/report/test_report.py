@@ -1,0 +1,99 @@
+"""The report: complete, self-contained, and safe whatever a trace calls its types."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from kvscope.core.kv_size import resolve_model
+from kvscope.ingest.pipeline import ingest
+from kvscope.report import report
+from kvscope.report.analysis import Analysis, AnalyzeOptions, analyze
+from kvscope.store.db import MEMORY, open_store
+
+HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """Two conversations of two users, with a type that would like to be HTML."""
+    path = tmp_path_factory.mktemp("report") / "hostile.jsonl"
+    rows = []
+    for turn in (1, 2, 3):
+        for user in (1, 2):
+            shared = [user * 100 + block for block in range(2 * turn)]
+            rows.append(
+                {
+                    "chat_id": turn * 10 + user,
+                    "parent_chat_id": (turn - 1) * 10 + user if turn > 1 else -1,
+                    "user_id": user,
+                    "timestamp": 60.0 * turn + user,
+                    "input_length": 32 * turn,
+                    "output_length": 8,
+                    "type": HOSTILE,
+                    "turn": turn,
+                    "hash_ids": shared,
+                }
+            )
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        options = AnalyzeOptions(model=resolve_model("llama3-8b"), hbm_bytes=2**30)
+        return analyze(store, trace, options)
+
+
+def test_every_subject_has_its_section(analysis: Analysis) -> None:
+    """Nothing of the characterization is left out of the report."""
+    titles = {section.title for section in report.sections(analysis)}
+    assert titles >= {
+        "Capacity",
+        "Misses",
+        "Definitions",
+        "Categories",
+        "Contribution",
+        "Whose blocks",
+        "Skew",
+        "Reuse gaps",
+        "Lifetimes",
+        "Where in the prompt",
+        "Working set",
+        "Size of requests",
+        "Requests",
+        "Over time",
+        "Conversations",
+    }
+
+
+def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -> None:
+    """Each row has a cell a column, and no two columns share a title."""
+    for section in [report.headline(analysis), *report.sections(analysis)]:
+        for table in section.tables:
+            titled = [column for column in table.columns if column]
+            assert len(titled) == len(set(titled)), table.title
+            assert {len(row) for row in table.rows} <= {len(table.columns)}, table.title
+
+
+def test_the_page_needs_no_network(analysis: Analysis) -> None:
+    """No script, style, font or image is loaded from anywhere."""
+    page = report.html_report(analysis)
+    assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=", page)
+    assert not re.search(r"<link\b", page)
+    assert "@import" not in page
+
+
+def test_trace_supplied_strings_are_escaped(analysis: Analysis) -> None:
+    """A type that is HTML stays text, in tables and in the charts' data."""
+    page = report.html_report(analysis)
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+
+
+def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
+    """Every axis of every chart has a title, but where the ticks are names."""
+    for section in report.sections(analysis):
+        for make in section.figures:
+            figure = make()
+            assert figure.layout.title.text
+            assert figure.layout.xaxis.title.text, figure.layout.title.text

@@ -1,0 +1,191 @@
+"""Policies beside each other: names, contests, charts, the page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kvscope.characterize.windows import round_windows
+from kvscope.core.hits import standard
+from kvscope.core.kv_size import resolve_model
+from kvscope.core.runs import Run, TierOutcome
+from kvscope.ingest.pipeline import ingest
+from kvscope.latency import load_profile
+from kvscope.policies.registry import POLICIES, by_name
+from kvscope.replay.workload import Asked, Workload, setting_of
+from kvscope.report.charts import policies as charts
+from kvscope.report.charts.style import SERIES
+from kvscope.report.sections import simulation as sections
+from kvscope.report.sections.tiers import tier_sections
+from kvscope.report.simulation import Simulation, changed, contest, names, ordered, value_in_words
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.prompts import load_prompts
+
+TIERS = (
+    TierOutcome("hbm", "lru", 2, None, 0.0, None, 6, 96, 0.4, 0.0, None, 7, 5),
+    TierOutcome("dram", "lru", 2, 60.0, 0.01, 25e9, 3, 48, 0.2, 6000.0, 4096, 5, 0),
+)
+HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    """Three policies, one with two values of a parameter; the trace has a nasty type."""
+    path = tmp_path_factory.mktemp("policies") / "hostile.jsonl"
+    rows = []
+    for at in range(12):
+        turn, user = at // 3 + 1, at % 3
+        rows.append(
+            {
+                "chat_id": at,
+                "parent_chat_id": at - 3 if turn > 1 else -1,
+                "timestamp": at * 10.0,
+                "input_length": 32 * turn,
+                "output_length": 8,
+                "type": HOSTILE,
+                "turn": turn,
+                "hash_ids": [user * 100 + block for block in range(2 * turn)],
+            }
+        )
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        setting = setting_of(standard(), load_profile(), slo_s=0.02)
+        workload = Workload(load_prompts(store, trace), setting, round_windows(trace, 4))
+    tlru = by_name("tlru")
+    policies = [by_name("belady")(), tlru({"xi_tokens": 10}), tlru({"xi_tokens": 20})]
+    policies += [by_name("lru")()]
+    runs = [workload.run(Asked(policy, at)) for at in (4, 2, 8) for policy in policies]
+    model = resolve_model("llama3-8b")
+    return Simulation(trace, model, setting, ordered(runs), workload.curve)
+
+
+def test_runs_are_ordered_and_named_by_what_differs(found: Simulation) -> None:
+    """By capacity, then as the registry has them; a star for hindsight; only varying parameters."""
+    assert found.capacities == [2, 4, 8]
+    name = names(found.runs)
+    assert [name(run) for run in found.at(2)] == [
+        "lru",
+        "tlru xi_tokens=10",
+        "tlru xi_tokens=20",
+        "belady*",
+    ]
+    assert changed(found.at(2)[1]) == {"xi_tokens": 10}
+
+
+def test_hindsight_never_wins(found: Simulation) -> None:
+    """The best is among those that do not know the future; of equal ones the first; lru is lru."""
+    runs = found.at(2)
+    who = contest(runs, lambda run: -run.outcome.token_hit_rate)
+    assert who.best is not None
+    assert who.optimum is not None
+    assert not who.best.hindsight
+    assert who.optimum.policy == "belady"
+    assert who.baseline is runs[0]
+    assert contest(runs, lambda _: 0.0).best is runs[0]
+    nobody = contest([], lambda _: 0.0)
+    assert (nobody.best, nobody.baseline, nobody.optimum) == (None, None, None)
+
+
+def test_the_first_section_is_the_summary(found: Simulation) -> None:
+    """Hit rate, p95 and TEL, a row a capacity; TEL only with an SLO."""
+    first = sections.sections(found)[0]
+    assert [table.title.split(" ")[0] for table in first.tables] == ["Hit", "p95", "Tail"]
+    assert all(len(table.rows) == 3 for table in first.tables)
+    without = replace(found, setting=replace(found.setting, slo_s=None))
+    assert len(sections.summary(without).tables) == 2
+
+
+def test_every_table_is_rectangular(found: Simulation) -> None:
+    """As many cells as columns, whatever is shown: exact, sampled, tiers, an engine, kept."""
+    sampled = replace(found.setting, sample_rate=0.5)
+    runs: tuple[Run, ...] = tuple(
+        replace(run, setting=sampled, hit_rate_error=0.01) for run in found.runs
+    )
+    engine = replace(found.setting, capacity_model="engine", max_num_seqs=2)
+    on_engine = tuple(replace(run, setting=engine, preemptions=1) for run in found.runs[:2])
+    tiers = replace(found.setting, tiers="hbm=2blocks,dram=2blocks", tier_mode="exclusive")
+    in_tiers = tuple(replace(run, setting=tiers, tiers=TIERS) for run in found.runs[:1])
+    told = [
+        *sections.sections(found),
+        *sections.sections(replace(found, setting=sampled, runs=runs)),
+        *sections.sections(replace(found, setting=engine, runs=on_engine, curve=None)),
+        *sections.sections(replace(found, setting=tiers, runs=in_tiers, curve=None)),
+        *sections.kept(found.trace, [*found.runs, *runs], found.model),
+    ]
+    tables = [table for section in told for table in section.tables]
+    assert tables
+    for table in tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
+
+
+def test_tiers_have_a_section_of_their_own(found: Simulation) -> None:
+    """A row a tier with its wait by request; without tiers there is no such section."""
+    assert tier_sections(found) == []
+    run = replace(found.runs[0], tiers=TIERS)
+    (section,) = tier_sections(replace(found, model=None, runs=(run,)))
+    requests = run.outcome.requests
+    assert requests == 12
+    assert section.tables[0].rows == (
+        ("lru", "hbm", "2", "96", "40.00%", "-", "7", "5"),
+        ("lru", "dram", "2", "48", "20.00%", "500ms", "5", "0"),
+    )
+
+
+def test_the_optimum_has_a_column_where_it_was_replayed(found: Simulation) -> None:
+    """Without a policy that knows the future nothing is said of what is left."""
+    assert sections.summary(found).tables[0].columns[-2:] == ("optimum", "left")
+    blind = tuple(run for run in found.runs if not run.hindsight)
+    table = sections.summary(replace(found, runs=blind)).tables[0]
+    assert table.columns[-1] == "vs lru"
+    assert table.note == ""
+
+
+def test_a_policy_has_one_colour_and_hindsight_is_dashed() -> None:
+    """No two policies share colour and dash; dashed lines are those that know the future."""
+    lines = {policy.name: charts.policy_line(policy.name) for policy in POLICIES}
+    assert len({(line["color"], line["dash"]) for line in lines.values()}) == len(POLICIES)
+    for policy in POLICIES:
+        assert ("dash" in str(lines[policy.name]["dash"]).split("dashdot")) == policy.hindsight
+        assert lines[policy.name]["color"] in SERIES
+    assert charts.policy_line("somebody's own")["color"] in SERIES
+
+
+def test_charts_show_every_run(found: Simulation) -> None:
+    """LRU at every capacity, the others where they were replayed."""
+    chart = charts.hit_rates(found)
+    traces = {line.name: line for line in chart.data}
+    assert set(traces) == {"lru", "tlru xi_tokens=10", "tlru xi_tokens=20", "belady*"}
+    assert list(traces["belady*"].x) == [2, 4, 8]
+    assert list(traces["lru"].x) == [2, 3, 4, 5, 6, 7, 8]
+    for figure in (charts.ttft(found, "p95"), charts.tail_excess(found)):
+        assert {tuple(line.x) for line in figure.data} == {(2, 4, 8)}
+    assert len(charts.over_time(found, 4).data) == 4
+
+
+def test_the_page_is_whole_and_safe(found: Simulation) -> None:
+    """Every section and chart stands in one file, and no string of the trace is HTML."""
+    page = sections.html_report(found)
+    assert page.count("Plotly.newPlot") == 6
+    assert "<h2>Summary</h2>" in page
+    assert HOSTILE not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("xi_tokens", 3147, "3,147"),
+        ("ttl_s", 600, "10m"),
+        ("ttl_s", float("inf"), "∞"),
+        ("small_share", 0.1, "10.0%"),
+        ("xi_percentile", 0.95, "p95"),
+        ("xi_percentile", 0, "off"),
+        ("turn_rate_per_s", 0.5, "0.5/s"),
+        ("protected_uses", 2, "2"),
+    ],
+)
+def test_values_are_told_in_their_units(name: str, value: float, words: str) -> None:
+    """The unit that a parameter's name says."""
+    assert value_in_words(name, value) == words

@@ -1,0 +1,242 @@
+"""A recommendation in words, tables and charts: nothing is said that was not found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from kvscope.core.kv_size import resolve_model
+from kvscope.core.trace import Trace
+from kvscope.policies.registry import by_name
+from kvscope.replay.variants import Variant
+from kvscope.report.charts import tuning as charts
+from kvscope.report.charts.trade_off import Point, front
+from kvscope.report.sections.run_cells import in_ms
+from kvscope.report.sections.tuning import html_report, sections, verdict_in_words
+from kvscope.report.sections.tuning_explained import sensitivity
+from kvscope.report.tuning import Tuned, change, interval
+from kvscope.store.db import MEMORY, open_store
+from kvscope.tune.bootstrap import Gain
+from kvscope.tune.objective import Target, Trial
+from kvscope.tune.result import Judged, Least, Tuning
+from tests import small_traces
+from tests.tune.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
+
+ALL = tuple(Variant(by_name(one)) for one in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
+SURE, UNSURE = Gain(0.2, 0.1, 0.3), Gain(0.2, -0.1, 0.3)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """What is known of the trace as a whole."""
+    with open_store(MEMORY) as store:
+        return small_traces.stored(store, in_turn(), BLOCK)
+
+
+@pytest.fixture(scope="module")
+def tuning() -> Tuning:
+    """A switch to tlru, all contenders beside it."""
+    return tuned(in_turn(), 0.2, ALL, capacity_blocks=350)
+
+
+@pytest.fixture
+def found(trace: Trace, tuning: Tuning) -> Tuned:
+    """The same with its trace."""
+    return Tuned(trace, None, None, PROFILE, tuning)
+
+
+def _text(found: Tuned, explain: bool = False) -> str:
+    return "\n".join(
+        " ".join([section.title, *section.sentences])
+        for section in sections(found, explain=explain)
+    )
+
+
+def test_gains_read_as_changes() -> None:
+    """Less is a minus; the interval runs from the best to the worst end; zero has no sign."""
+    gain = Gain(0.241, 0.179, 0.302)
+    assert (change(gain), interval(gain)) == ("-24.1%", "-30.2% to -17.9%")
+    nothing = Gain(0.0, -0.0004, 0.0004)
+    assert (change(nothing), interval(nothing)) == ("0.0%", "0.0% to 0.0%")
+    unknown = Gain(0.3, float("-inf"), float("inf"))
+    assert interval(unknown) == "unknown: fewer than 10 conversations"
+
+
+def test_the_tables_show_what_was_judged(found: Tuned) -> None:
+    """LRU first, contenders in their order, the infinite cache, then the starred ceilings."""
+    policies = next(one for one in sections(found) if one.title == "Policies")
+    table, gains = policies.tables
+    names = [row[0].split()[0] for row in table.rows]
+    contenders = [one.trial.policy.name for one in found.tuning.contenders]
+    assert names == ["lru", *contenders, "infinite", "belady*", "tail-belady*"]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert [row[0].split()[0] for row in gains.rows] == contenders
+    for row, one in zip(gains.rows, found.tuning.contenders, strict=True):
+        assert row[1] == ("yes" if one.gains["p95"].sure else "no")
+        assert row[2] == change(one.gains["p95"])
+        assert row[3] == interval(one.gains["p95"])
+
+
+def test_what_decides_leads(found: Tuned) -> None:
+    """With a target of violations these are the first column, and no figure stands twice."""
+    target = replace(found.tuning.target, measure="violations")
+    other = replace(found, tuning=replace(found.tuning, target=target))
+    gains = next(one for one in sections(other) if one.title == "Policies").tables[1]
+    assert gains.columns[2:4] == ("violations", "violations, 95% interval")
+    assert len(set(gains.columns)) == len(gains.columns)
+
+
+def test_sizes_in_every_unit(found: Tuned) -> None:
+    """With a model also GiB, and multiples of HBM where that is named."""
+    model = resolve_model("vicuna-7b")
+    shown = replace(found, model=model, hbm_bytes=2**30)
+    assert "at 350 blocks, 5,600 tokens, 2.73 GiB" in _text(shown)
+    (table,) = next(one for one in sections(shown) if one.title == "Capacity").tables
+    assert "x 1 GiB HBM" in table.columns
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def _least(found: Tuned, policy: str, blocks: int, judged_s: float, need: int | None) -> Least:
+    trial: Trial = replace(
+        found.tuning.baseline.trial, policy=by_name(policy)(), capacity_blocks=blocks
+    )
+    return Least(replace(trial, target_s=0.19), replace(trial, target_s=judged_s), need)
+
+
+def _adding(found: Tuned, blocks: int, target_s: float, least: Least | None) -> Tuned:
+    trial = replace(found.tuning.baseline.trial, capacity_blocks=blocks, target_s=target_s)
+    best = replace(found.tuning.baseline, trial=trial, gains={"p50": SURE, "p95": SURE})
+    made = replace(found.tuning, verdict="add-capacity", recommended=best, least_lru=least)
+    return replace(found, tuning=replace(made, least_best=None))
+
+
+def test_capacity_that_the_judged_requests_need_is_called_so(found: Tuned) -> None:
+    """Where less was enough for the part to choose on, nobody takes the figure for a forecast."""
+    least = _least(found, "lru", 300, 0.3, 500)
+    words = " ".join(verdict_in_words(_adding(found, 500, 0.19, least)))
+    assert "lru keeps it at 500 blocks, 8,000 tokens, with a p95 TTFT of 190ms." in words
+    assert "That is what the judged requests need" in words
+    as_chosen = _least(found, "lru", 500, 0.19, None)
+    words = " ".join(verdict_in_words(_adding(found, 500, 0.19, as_chosen)))
+    assert "judged requests need" not in words
+
+
+def test_capacity_that_was_not_enough_after_all_is_called_so(found: Tuned) -> None:
+    """Chosen as enough, judged as not: both are said, and what would have been needed."""
+    least = _least(found, "lru", 500, 0.21, 520)
+    adding = _adding(found, 500, 0.21, least)
+    words = " ".join(verdict_in_words(adding))
+    assert "lru keeps it at 500 blocks, 8,000 tokens in the part to choose on, but not in" in words
+    assert "its p95 TTFT there is 210ms. The judged requests would need 520 blocks" in words
+    (table,) = next(one for one in sections(adding) if one.title == "Capacity").tables
+    assert table.rows[0][-1] == "no, needs 520 blocks"
+
+
+def test_the_best_that_sglang_has(found: Tuned) -> None:
+    """Where it lacks what is recommended: the first surely better one that it has, with flags."""
+    tlru = next(one for one in found.tuning.contenders if one.trial.policy.name == "tlru")
+
+    def recommending(name: str, gain: Gain) -> Tuned:
+        trial = replace(tlru.trial, policy=by_name(name)())
+        best: Judged = replace(tlru, trial=trial)
+        other = replace(tlru, gains=dict.fromkeys(tlru.gains, gain))
+        made = replace(found.tuning, recommended=best, contenders=(best, other))
+        return replace(found, tuning=made)
+
+    assert found.next_best_for_sglang() is not None
+    words = _text(recommending("etlru", SURE))
+    assert "SGLang has no etlru; its best is tlru" in words
+    assert "--radix-eviction-policy tlru" in words
+    assert "vLLM cannot run etlru, and kvscope's plugin neither" in words
+    words = _text(recommending("etlru", UNSURE))
+    assert "SGLang has no etlru." in words
+    assert "--radix-eviction-policy" not in words
+
+
+def test_sensitivity_is_by_xi(found: Tuned) -> None:
+    """Each xi once, ascending, at the present capacity alone; for policies that have one."""
+    by_policy = sensitivity(found)
+    assert set(by_policy) == {"tlru", "etlru"}
+    for trials in by_policy.values():
+        xi = [one.policy.values["xi_tokens"] for one in trials]
+        assert xi == sorted(set(xi))
+        assert {one.capacity_blocks for one in trials} == {350}
+
+
+def test_the_front_is_not_beaten(found: Tuned) -> None:
+    """No trial is better in both the median and the tail; every other is beaten by one of them."""
+    trials = [one for one in found.tuning.explored if one.capacity_blocks == 350]
+    points = [
+        Point(one.policy.name, "", one.outcome.ttft_ms.p50, one.target_s * 1e3) for one in trials
+    ]
+    best = front(points)
+    assert best
+    for one in points:
+        beaten = any(
+            other is not one and other.median_ms <= one.median_ms and other.tail_ms <= one.tail_ms
+            for other in best
+        )
+        assert beaten or one in best
+
+
+@pytest.mark.parametrize("verdict", ["switch", "keep-lru", "unreachable", "add-capacity"])
+def test_every_chart_is_drawn_whatever_the_verdict(
+    trace: Trace, tuning: Tuning, verdict: str
+) -> None:
+    """Figures are JSON, with no NaN, and the page holds them all."""
+    made = {
+        "switch": tuning,
+        "keep-lru": tuned(in_turn(), 0.2, TLRU, capacity_blocks=1_000),
+        "unreachable": tuned(in_turn(), 0.02, TLRU, capacity_blocks=350),
+        "add-capacity": tuned(in_turn(), 0.1, (), capacity_blocks=100),
+    }[verdict]
+    assert made.verdict == verdict
+    found = Tuned(trace, None, None, PROFILE, made)
+    drawing = (charts.distributions, charts.trade_off, charts.sensitivity, charts.capacities)
+    for draw in map(partial, drawing):
+        json.loads(draw(found).to_json(), parse_constant=_no_constant)
+    assert f"Recommendation: {verdict}" in html_report(found)
+    assert found.trace.name in html_report(found)
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_the_distribution_is_that_of_the_judged_requests(found: Tuned) -> None:
+    """LRU's curve ends at its slowest request; the share at the SLO is what keeps it."""
+    chart = charts.distributions(found)
+    (lru, best, infinite) = chart.data
+    assert lru.x[-1] == found.tuning.baseline.ttft_s.max() * 1e3
+    assert best.x[-1] == found.tuning.chosen.ttft_s.max() * 1e3
+    assert infinite.x[0] == found.tuning.infinite.ttft_s.min() * 1e3
+    assert list(lru.y) == sorted(lru.y)
+
+
+def test_a_target_of_violations_says_what_changed(found: Tuned) -> None:
+    """The change in brackets is that of the figures before it: shares, not milliseconds."""
+    tuning = tuned(
+        in_turn(),
+        0.2,
+        target=Target(0.2, 0.95, "violations"),
+        capacity_blocks=350,
+    )
+    words = " ".join(verdict_in_words(replace(found, tuning=tuning)))
+    assert "100.0% -> 0.0% of the requests over the SLO (-100.0%, 95% interval" in words
+
+
+def test_the_queued_view_is_shown_as_such(found: Tuned) -> None:
+    """All figures are those of the queue, and so the target's p95 is the p95 in the table."""
+    tuning = tuned(
+        in_turn(), 0.2, target=Target(0.2, view="queued"), capacity_blocks=350, lowest_blocks=300
+    )
+    shown = replace(found, tuning=tuning)
+    table = next(one for one in sections(shown) if one.title == "Policies").tables[0]
+    assert table.columns[1] == "queued TTFT p50"
+    queued = tuning.baseline.trial.outcome.queued_ttft_ms
+    assert queued is not None
+    assert table.rows[0][1] == in_ms(queued.p50)
+    assert table.rows[0][3] == in_ms(tuning.baseline.trial.target_s * 1e3)

@@ -1,0 +1,116 @@
+"""Sliding windows: where they lie, and what stands still in them is called stable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvscope.core.paths import data_folder
+from kvscope.ingest.pipeline import ingest
+from kvscope.reuse_models.evidence import Span
+from kvscope.reuse_models.fit import fit
+from kvscope.reuse_models.results import Windows
+from kvscope.reuse_models.windows import default_length_s, sliding
+from kvscope.store.db import MEMORY, open_store
+from kvscope.synth.base import ROOT
+from kvscope.synth.birth_death import BirthDeath
+
+
+def test_where_windows_lie() -> None:
+    """One every half window, none beyond the end; fewer if they would be too many."""
+    assert [one.start_s for one in sliding(Span(10, 50), 20)] == [10, 20, 30]
+    assert sliding(Span(0, 50), 50) == [Span(0, 50)]
+    assert [one.start_s for one in sliding(Span(0, 59), 20)] == [0, 10, 20, 30]
+    many = sliding(Span(0, 30 * 86_400), 3_600)
+    assert len(many) <= 96
+    assert many[-1].end_s <= 30 * 86_400
+    assert many[1].start_s % 1_800 == 0
+    assert default_length_s(Span(0, 100)) == 20
+    assert default_length_s(Span(0, 1e6)) == 3_600
+
+
+def windows_of(sample: str, length_s: float) -> Windows:
+    with open_store(MEMORY) as store:
+        path = str(data_folder("sample_traces") / f"{sample}.jsonl.gz")
+        found = fit(store, ingest(store, path).trace, window_s=length_s).windows
+    assert found is not None
+    return found
+
+
+def test_a_process_that_does_not_change_is_stable() -> None:
+    """The birth-death sample: 0.0233 reuses a second and p = 0.71 in every window."""
+    found = windows_of("birth-death", 3_600.0)
+    assert found.step_s == 1_800
+    assert {one.between for one in found.stability} == {"window"}
+    assert all(one.stable is not False for one in found.stability)
+    assert all(one.distance < 1.5 * one.by_chance for one in found.stability)
+    for one in found.fits:
+        assert one.reuse_probability == pytest.approx(5 / 7, abs=0.15)
+        assert one.rate_per_s == pytest.approx(7 / 300, rel=0.35)
+        assert list(one.observed) == sorted(one.observed)
+        later = [w for w in found.fits if w.start_s == one.end_s and w.category == one.category]
+        assert (one.distance is None) == (not later)
+
+
+def test_days_are_compared_with_days(tmp_path: Path) -> None:
+    """Two days and more of one process: the same hours a day apart, and they are alike."""
+    path = tmp_path / "days.jsonl"
+    made = BirthDeath(birth_rate_per_s=0.02).generate(requests=13_000, seed=1)
+    path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in made))
+    with open_store(MEMORY) as store:
+        found = fit(store, ingest(store, str(path)).trace, window_s=21_600.0).windows
+    assert found is not None
+    days = [one for one in found.stability if one.between == "day"]
+    assert {one.category for one in days} == {
+        f"text {turn}" for turn in ("1", "2", "3", "4-6", "7+")
+    }
+    for one in days:
+        assert one.pairs >= 4
+        assert one.stable is not False
+
+
+def test_what_changes_is_called_changing(tmp_path: Path) -> None:
+    """An hour of quick turns, an hour of slow ones."""
+    from dataclasses import replace
+
+    quick = BirthDeath(birth_rate_per_s=0.5, turn_rate_per_s=1 / 10, death_rate_per_s=1 / 25)
+    slow = replace(quick, turn_rate_per_s=1 / 100, death_rate_per_s=1 / 250)
+    rows = []
+    for number, profile in enumerate((quick, slow)):
+        for one in profile.generate(requests=6_300, seed=number):
+            if one.timestamp < 3_600:
+                shifted = 10**6 * number
+                row = msgspec.structs.asdict(one)
+                row["timestamp"] += 3_600 * number
+                row["chat_id"] += shifted
+                row["parent_chat_id"] += shifted * (one.parent_chat_id != ROOT)
+                row["hash_ids"] = [hashed + 10**8 * number for hashed in one.hash_ids]
+                row.pop("block_size")
+                rows.append(row)
+    path = tmp_path / "changing.jsonl"
+    path.write_bytes(b"\n".join(msgspec.json.encode(row) for row in rows))
+    with open_store(MEMORY) as store:
+        found = fit(store, ingest(store, str(path)).trace, window_s=1_800.0).windows
+    assert found is not None
+    assert all(one.stable is False for one in found.stability)
+    assert len(found.stability) >= 3
+
+
+def test_each_window_is_fitted_to_its_own_past() -> None:
+    """A window's numbers are those of a trace that ends with it."""
+    from kvscope.reuse_models.evidence import load_evidence
+    from kvscope.reuse_models.selection import choose
+
+    path = str(data_folder("sample_traces") / "birth-death.jsonl.gz")
+    with open_store(MEMORY) as store:
+        trace = ingest(store, path).trace
+        found = fit(store, trace, window_s=3_600.0).windows
+        evidence = load_evidence(store, trace)
+    assert found is not None
+    one = found.fits[0]
+    place = evidence.categories.index(one.category)
+    alone = choose(evidence.waits(Span(one.start_s, one.end_s))[place]).exponential
+    assert one.reuse_probability == pytest.approx(alone.reuse_probability_)
+    assert one.rate_per_s == pytest.approx(alone.params_["rate_per_s"])

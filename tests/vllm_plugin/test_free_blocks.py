@@ -1,0 +1,180 @@
+"""The plugin's queue of free blocks by itself, with blocks that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope.learning.online.prefixes import Prefixes
+from kvscope.vllm_plugin.free_blocks import FreeBlocks, Plan
+from tests.vllm_plugin.fakes import FakeBlock
+
+
+def lanes(lane: int, idle_s: float) -> float:
+    """Lower lanes first."""
+    return float(lane)
+
+
+def queue(
+    score: Callable[[int, float], float] = lanes, total: int = 8, leaf: bool = False
+) -> tuple[FreeBlocks, list[FakeBlock]]:
+    """A queue of empty blocks that forgets what is taken, and the blocks."""
+    blocks = [FakeBlock(number) for number in range(total)]
+
+    def forget(block: FakeBlock) -> None:
+        key, block.block_hash = block.block_hash, None
+        free.lost(key)
+
+    def failed(error: Exception) -> None:
+        free.fall_back()
+
+    prefixes = Prefixes() if leaf else None
+    free = FreeBlocks(blocks, total, score, prefixes=prefixes, forget=forget, failed=failed)
+    return free, blocks
+
+
+def cached(free: FreeBlocks, path: str, deep_beyond: int = 99) -> None:
+    """A request took, filled and freed blocks called by the letters: deepest first."""
+    taken = free.popleft_n(len(path))
+    for depth, block in enumerate(taken, start=1):
+        block.hold(path[:depth], depth)
+        free.gained(path[:depth], path[: depth - 1] or None)
+    free.plan = Plan(deep_beyond, 0, 1)
+    free.append_n(taken[::-1])
+    free.plan = None
+
+
+def held(free: FreeBlocks) -> list[str | None]:
+    """What the free blocks hold, in order."""
+    return [block.block_hash for block in free.get_all_free_blocks()]
+
+
+def test_empty_blocks_go_first_and_the_last_one_freed_in_front() -> None:
+    """As vLLM reuses what has no hash."""
+    free, blocks = queue()
+    taken = free.popleft_n(4)
+    assert taken == blocks[:4]
+    free.prepend_n([taken[2], taken[1]])
+    assert [block.block_id for block in free.get_all_free_blocks()] == [2, 1, 4, 5, 6, 7]
+    assert free.num_free_blocks == 6
+
+
+def test_lanes_are_emptied_by_their_scores_and_then_by_age() -> None:
+    """Deep blocks of the younger request before shallow ones of the older."""
+    free, _ = queue()
+    cached(free, "abc", deep_beyond=2)
+    cached(free, "xy", deep_beyond=1)
+    free.popleft_n(3)
+    assert held(free) == ["abc", "xy", "ab", "a", "x"]
+
+
+def test_equal_scores_leave_the_choice_to_age() -> None:
+    """Two lanes of the same worth are one recency list."""
+    free, _ = queue(lambda *_: 0.0, total=5)
+    cached(free, "abc", deep_beyond=2)
+    cached(free, "xy", deep_beyond=1)
+    assert [block.block_hash for block in list(free.lanes[0])] == ["abc", "xy"]
+    assert [free.popleft().block_id for _ in range(5)] == [2, 1, 0, 4, 3]
+
+
+def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
+    """A safe head under needed tails is passed over until they are gone."""
+    free, blocks = queue(total=3, leaf=True)
+    cached(free, "abc")
+    free.remove(blocks[0])
+    free.plan = Plan(0, 0, 1)  # all of it is safe now
+    free.append_n([blocks[0]])
+    free.plan = None
+    assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
+
+
+def test_of_two_alike_one_may_leave() -> None:
+    """What is cached behind them is found through the other."""
+    free, _ = queue(total=3, leaf=True)
+    cached(free, "ab")
+    cached(free, "a", deep_beyond=0)  # computed again, and safe
+    assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
+
+
+def test_a_head_that_was_set_aside_can_be_hit() -> None:
+    """It is free, and a request that finds it takes it out from wherever it is."""
+    free, blocks = queue(total=3, leaf=True)
+    cached(free, "abc")
+    free.remove(blocks[0])
+    free.plan = Plan(0, 0, 1)
+    free.append_n([blocks[0]])
+    assert free.popleft() is blocks[2]
+    assert list(free.set_aside) == [blocks[0]]
+    free.remove(blocks[0])
+    assert free.num_free_blocks == 1
+    assert free.popleft() is blocks[1]
+
+
+def test_a_head_that_was_set_aside_returns_to_its_place_by_age() -> None:
+    """Evict heads in the order in which they were freed, once their children are gone."""
+    free, blocks = queue(total=5, leaf=True)
+    for path in ("pq", "ab", "x"):
+        cached(free, path, deep_beyond=1)  # children in lane 0, heads in lane 1
+    head_p, child_q, head_a, child_b, head_x = blocks
+    assert free.popleft() is child_q
+    assert list(free.set_aside) == [head_a]
+    assert list(free.lanes[1]) == [head_p, head_x]
+    assert free.popleft() is child_b
+    assert list(free.lanes[1]) == [head_p, head_a, head_x]
+    assert [free.popleft() for _ in range(3)] == [head_p, head_a, head_x]
+
+
+def test_a_broken_score_leaves_plain_lru() -> None:
+    """The order is then as if it had always been LRU."""
+
+    def broken(lane: int, idle_s: float) -> float:
+        raise ZeroDivisionError
+
+    free, _ = queue(broken, total=5, leaf=True)
+    cached(free, "abc", deep_beyond=2)
+    cached(free, "xy", deep_beyond=1)
+    assert [free.popleft().block_id for _ in range(5)] == [2, 1, 0, 4, 3]
+
+
+def test_what_is_not_free_cannot_be_removed_nor_more_taken_than_there_is() -> None:
+    """The engine's own mistakes are told as its own queue tells them."""
+    free, blocks = queue(total=2)
+    free.popleft()
+    with pytest.raises(RuntimeError, match="not free"):
+        free.remove(blocks[0])
+    with pytest.raises(ValueError, match="2 blocks wanted, 1 are free"):
+        free.popleft_n(2)
+
+
+def test_those_behind_a_block_are_told_in_order() -> None:
+    """As an offloading manager walks them."""
+    free, blocks = queue(total=4)
+    assert list(free.iter_blocks_after(None)) == blocks
+    assert list(free.iter_blocks_after(blocks[1])) == blocks[2:]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60), st.booleans())
+def test_no_block_is_ever_lost(steps: list[tuple[int, bool]], leaf: bool) -> None:
+    """Taken, filled, freed, hit, and given up by error: every block is free or taken, once."""
+    free, _ = queue(lambda lane, _: float(-lane), total=6, leaf=leaf)
+    used: list[FakeBlock] = []
+    for number, hashed in steps:
+        if number % 2 and free.num_free_blocks:
+            used.append(free.popleft())
+            used[-1].block_hash = None
+        elif used:
+            block = used.pop(number % len(used))
+            if hashed:
+                free.gained(block.hold(str(number), number).block_hash, None)
+                free.plan = Plan(2, 0, 1)
+                free.append(block)
+            else:
+                free.prepend_n([block])
+        if number == 5:
+            free.fall_back()
+        seen = [*free.get_all_free_blocks(), *used]
+        assert sorted(block.block_id for block in seen) == list(range(6))
+        assert free.num_free_blocks == 6 - len(used)

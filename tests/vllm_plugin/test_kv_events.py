@@ -1,0 +1,128 @@
+"""Requests from a stream of KV-cache events, as far as it shows them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvscope.vllm_plugin.kv_events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Chains
+from kvscope.vllm_plugin.recording import Line
+
+SIZE = 16
+
+
+def stored(path: str, above: str | None = None, session: str | None = None) -> BlockStored:
+    """Blocks called by letters were stored behind another."""
+    hashes: list[bytes | int] = [letter.encode() for letter in path]
+    return BlockStored(hashes, above.encode() if above else None, SIZE, "GPU", session)
+
+
+def seen(*batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]]) -> list[Line]:
+    """All lines of the stream."""
+    chains = Chains()
+    lines = [line for ts, events in batches for line in chains.take(Batch(ts, events))]
+    return [*lines, *chains.ended(float("inf"))]
+
+
+def lengths(lines: list[Line]) -> list[tuple[int, int]]:
+    """(prompt, output) in blocks, one token of output for none."""
+    return [(one["input_length"] // SIZE, one["output_length"] // SIZE) for one in lines]
+
+
+def test_chunks_are_prompt_and_single_blocks_output() -> None:
+    """A prompt of five blocks in two chunks, and two blocks of output."""
+    (line,) = seen(
+        (10.0, [stored("abc")]),
+        (10.5, [stored("de", "c")]),
+        (11.0, [stored("f", "e")]),
+        (12.0, [stored("g", "f")]),
+    )
+    assert lengths([line]) == [(5, 2)]
+    assert line["timestamp"] == 0.0
+    assert len(line["hash_ids"]) == 5
+
+
+def test_a_later_turn_is_a_request_of_its_own() -> None:
+    """After a pause, what continues a chain begins with all of it; sessions tell the parent."""
+    one, two = seen(
+        (10.0, [stored("abc", session="s")]),
+        (11.0, [stored("d", "c", session="s")]),
+        (30.0, [stored("ef", "d", session="s")]),
+    )
+    assert lengths([one, two]) == [(3, 1), (6, 0)]
+    assert two["hash_ids"][:3] == one["hash_ids"]
+    assert (one["parent_chat_id"], two["parent_chat_id"], two["turn"]) == (-1, 0, 2)
+    assert two["timestamp"] == 20.0
+
+
+def test_a_turn_that_comes_at_once_is_known_by_its_size() -> None:
+    """An output fills block after block, a prompt several in one step."""
+    lines = seen((1.0, [stored("abc")]), (1.1, [stored("d", "c")]), (1.2, [stored("ef", "d")]))
+    assert lengths(lines) == [(3, 1), (6, 0)]
+
+
+def test_two_requests_part_ways_at_a_shared_head() -> None:
+    """The second one's path goes through the first one's blocks."""
+    one, two = seen((1.0, [stored("abc"), stored("xy", "b")]))
+    assert lengths([one, two]) == [(3, 0), (4, 0)]
+    assert two["hash_ids"][:2] == one["hash_ids"][:2]
+
+
+def test_what_requests_find_begins_them() -> None:
+    """Turns without a pause, each telling what it finds; while one waits for room it tells again.
+
+    What it adds is prompt, even if that is a single block.
+    """
+    lines = seen(
+        (1.0, [stored("abc", session="s")]),
+        (1.2, [stored("abc", session="s")]),
+        (1.3, [stored("abc", session="s")]),
+        (1.4, [stored("abc", session="s"), stored("d", "c", session="s")]),
+        (1.5, [stored("e", "d", session="s")]),
+        (1.6, [stored("abcd", session="s")]),
+    )
+    assert lengths(lines) == [(3, 0), (4, 1), (4, 0)]
+    assert [one["turn"] for one in lines] == [1, 2, 3]
+    assert lines[1]["timestamp"] == pytest.approx(0.2)
+
+
+def test_the_same_prompt_twice_is_two_requests() -> None:
+    """Both computed it, as neither was done when the other began."""
+    assert lengths(seen((1.0, [stored("abc"), stored("abc")]))) == [(3, 0), (3, 0)]
+
+
+def test_what_lies_behind_unknown_blocks_is_counted() -> None:
+    """Blocks stored before the recording began, or removed since, hide what follows them."""
+    chains = Chains()
+    assert chains.take(Batch(1.0, [stored("yz", "x")])) == []
+    assert chains.unknown == 2
+    chains.take(Batch(2.0, [stored("a")]))
+    chains.take(Batch(20.0, [BlockRemoved([b"a"], "GPU")]))
+    chains.take(Batch(21.0, [stored("b", "a"), AllBlocksCleared()]))
+    assert chains.unknown == 3
+
+
+def test_token_ids_are_not_even_read() -> None:
+    """As vLLM packs it, with keys that kvscope does not know."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [b"a", 7],
+        "parent_block_hash": None,
+        "token_ids": [1, 2, 3],
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+    }
+    packed = msgspec.msgpack.encode([5.0, [event, {"type": "AllBlocksCleared"}], 0])
+    batch = msgspec.msgpack.decode(packed, type=Batch)
+    assert "[1, 2, 3]" not in repr(batch)
+    assert isinstance(batch.events[1], AllBlocksCleared)
+    (line,) = seen((batch.ts, batch.events[:1]))
+    assert len(set(line["hash_ids"])) == 2
+
+
+@pytest.mark.parametrize("medium", ["CPU", "STORAGE"])
+def test_other_tiers_are_left_out(medium: str) -> None:
+    """What is offloaded was stored once already."""
+    event = msgspec.structs.replace(stored("ab"), medium=medium)
+    assert seen((1.0, [event])) == []

@@ -1,0 +1,108 @@
+"""How the plugin is told what to do, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope.core.errors import InputError, KvscopeError, UsageError
+from kvscope.vllm_plugin.settings import Settings, settings
+
+FILE = """
+schema = 1
+[policy]
+name = "tlru"
+leaves = "leaf"
+params = { xi_tokens = 1130.0, next_prompt_tokens = 256.0, xi_percentile = 0.0, ttl_s = inf }
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "recommendation.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_environment_names_a_recommendation(written: Path) -> None:
+    """The policy with the very parameters that the file has."""
+    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(written), "KVSCOPE_RECORD": "to"})
+    assert found.policy is not None
+    assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 1130.0)
+    assert found.record == Path("to")
+
+
+def test_a_recommendation_that_no_engine_can_follow(written: Path) -> None:
+    """The line names the file, the policy, and those that can be run."""
+    said = written.read_text().replace('"tlru"', '"etlru"')
+    written.write_text(re.sub("params = .*", "params = { xi_tokens = 300.0 }", said))
+    with pytest.raises(UsageError, match=rf"^{written}: policy.name: etlru .*; take lru, tlru, "):
+        settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
+
+
+def test_the_configuration_goes_before_the_environment(written: Path) -> None:
+    """A file or a policy in `--additional-config`."""
+    elsewhere = {"KVSCOPE_RECOMMENDATION": "missing.toml"}
+    found = settings({"kvscope": {"recommendation": str(written)}}, elsewhere)
+    assert found.policy is not None
+    told = {"kvscope": {"policy": {"name": "ttl", "params": {"ttl_s": 9}}, "record": "to"}}
+    found = settings(told, elsewhere)
+    assert found.policy is not None
+    assert (found.policy.name, found.policy.values) == ("ttl", {"ttl_s": 9})
+    assert found.record == Path("to")
+
+
+def test_a_replay_has_its_own_clock() -> None:
+    """What requests tell, and no other."""
+    assert settings({}, {"KVSCOPE_CLOCK": "requests"}).told_time
+    with pytest.raises(UsageError, match="'sun'"):
+        settings({}, {"KVSCOPE_CLOCK": "sun"})
+
+
+def test_nothing_is_asked_for() -> None:
+    """Neither there nor there."""
+    assert settings(None, {}) == settings({"other": 1}, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("told", "error", "says"),
+    [
+        ({"policies": "tlru"}, UsageError, "unknown key"),
+        (["tlru"], UsageError, "is no table"),
+        ({"policy": {"name": "tlrru"}}, InputError, "did you mean tlru"),
+        ({"policy": {"name": "tlru", "params": {"xi": 3}}}, InputError, "no parameter 'xi'"),
+        (
+            {"policy": {"name": "tlru-learned"}},
+            UsageError,
+            r"policy.name: tlru-learned goes by a table \[ends\], and there is none; take the file",
+        ),
+        ({"recommendation": "missing.toml"}, InputError, "No such file"),
+        (
+            {"policy": {"name": "etlru"}},
+            UsageError,
+            r"^--additional-config kvscope: policy.name: etlru .* cannot run it; take lru, tlru",
+        ),
+    ],
+)
+def test_mistakes_are_told(told: object, error: type[KvscopeError], says: str) -> None:
+    """In one line, with the remedy."""
+    with pytest.raises(error, match=says):
+        settings({"kvscope": told}, {})
+
+
+def test_the_plugin_is_light() -> None:
+    """Nothing of it loads what an inference process should not carry."""
+    code = """
+import sys, pkgutil, importlib, kvscope.vllm_plugin as engine
+for one in pkgutil.iter_modules(engine.__path__):
+    if one.name != "vllm_adapter":
+        importlib.import_module(f"kvscope.vllm_plugin.{one.name}")
+heavy = {"polars", "duckdb", "numba", "streamlit", "scipy", "plotly", "torch", "vllm", "typer"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"

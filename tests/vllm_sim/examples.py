@@ -1,0 +1,98 @@
+"""Small traces for the engine model, and its steps run uncompiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvscope.ingest.formats.base import Request
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.lru import Lru
+from kvscope.store.prompts import Prompts
+from kvscope.vllm_sim.replay import lane_class, machine_for
+from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.settings import EngineSettings, StepCost
+from kvscope.vllm_sim.state import NONE, PARKED, Machine
+from tests.small_traces import built, prompts
+
+SIZE = 4
+SECONDS = StepCost(base_s=1.0)  # every step takes a second
+FOREVER = 10**6
+
+
+def asks(path: str, tokens: int, outputs: int = 1, at: float = 0.0) -> Request:
+    """A request whose blocks are called by the letters of `path`."""
+    return Request(input_tokens=tokens, output_tokens=outputs, arrival_s=at, hash_ids=list(path))
+
+
+def told(*requests: Request) -> Prompts:
+    """The trace of these requests, in blocks of four tokens."""
+    return prompts(built(requests, SIZE))
+
+
+def engine(
+    known: Prompts,
+    blocks: int,
+    policy: LanePolicy | None = None,
+    cost: StepCost = SECONDS,
+    **settings: float,
+) -> Machine:
+    """An idle engine that waits for the requests."""
+    return machine_for(known, policy or Lru(), EngineSettings(blocks, **settings), cost)
+
+
+def run(machine: Machine, policy: LanePolicy | None = None, steps: int = FOREVER) -> Machine:
+    """So many steps, uncompiled."""
+    asked = policy or Lru()
+    stepper(lane_class(asked), asked.evicts == "leaf").py_func(machine, steps, FOREVER)
+    return machine
+
+
+def served(*requests: Request, blocks: int, **settings: float) -> Machine:
+    """The engine after all requests."""
+    return run(engine(told(*requests), blocks, **settings))
+
+
+def queue(machine: Machine, number: int) -> list[int]:
+    """The blocks of one queue, the next to be taken first."""
+    blocks, usable = machine.blocks, int(machine.state[0].blocks)
+    at, found = int(blocks[usable + number].after), []
+    while at < usable:
+        found.append(at)
+        at = int(blocks[at].after)
+    return found
+
+
+def check_books(machine: Machine, leaf: bool) -> None:
+    """Every block is where it should be, once, and all counts are what a recount gives."""
+    state, nodes = machine.state[0], machine.nodes
+    blocks = machine.blocks[: state.blocks]
+    queued = [block for number in range(state.lanes + 1) for block in queue(machine, number)]
+    parked = np.flatnonzero(blocks.queue == PARKED).tolist()
+    assert sorted(queued + parked) == np.flatnonzero(blocks.users == 0).tolist()
+    assert state.free == len(queued) + len(parked)
+    assert state.free + np.count_nonzero(blocks.users) == state.blocks
+    rows = machine.requests[machine.requests.slot != NONE]
+    used = [machine.table[row.slot, : row.held].tolist() for row in rows]
+    assert blocks.users.tolist() == _counts(used, len(blocks))
+    assert all(blocks.content[queue(machine, 0)] == 0)
+    held = np.flatnonzero(nodes.first != NONE)
+    assert sorted(held.tolist()) == sorted(set(blocks.content[blocks.content > 0].tolist()))
+    for node in held:
+        first = int(nodes[node].first)
+        ring, at = [first], int(blocks[first].twin_after)
+        while at != first:
+            ring.append(at)
+            at = int(blocks[at].twin_after)
+        assert sorted(ring) == np.flatnonzero(blocks.content == node).tolist()
+    if leaf:
+        assert nodes.children.tolist() == _counts([nodes.parent[held].tolist()], len(nodes))
+        assert all(
+            nodes[node].parent == 0 or nodes.first[nodes.parent[node]] != NONE for node in held
+        )
+
+
+def _counts(lists: Sequence[list[int]], length: int) -> list[int]:
+    every = [one for members in lists for one in members]
+    return np.bincount(np.array(every, dtype=np.int64), minlength=length).tolist()

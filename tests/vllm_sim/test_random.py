@@ -1,0 +1,121 @@
+"""The engine model on random traces: compiled and not, its books at every step, and its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.core.hits import standard
+from kvscope.ingest.formats.base import Request
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.replay.replay import replay
+from kvscope.replay.traffic import traffic
+from kvscope.vllm_sim import EngineSettings, replay_engine
+from kvscope.vllm_sim.replay import lane_class
+from kvscope.vllm_sim.scheduler import stepper
+from tests.small_traces import SIZES, built, prompts, requests
+from tests.vllm_sim.examples import FOREVER, SECONDS, check_books, engine, run
+
+TABLES = ("blocks", "nodes", "requests", "state", "running", "preempted", "slots")
+POLICIES: tuple[LanePolicy, ...] = (
+    Lru(),
+    TLru({"xi_tokens": 5, "next_prompt_tokens": 1}, leaves="any"),
+    TLru({"xi_tokens": 5, "next_prompt_tokens": 1}, leaves="leaf"),
+)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "max_num_seqs": st.integers(1, 4),
+        "max_num_batched_tokens": st.integers(1, 20),
+        "async_scheduling": st.booleans(),
+        "reserve_full_prompt": st.booleans(),
+        "watermark": st.sampled_from([0.0, 0.3]),
+    }
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[list[Request], int]:
+    """A trace and its block size."""
+    size = draw(SIZES)
+    return draw(requests(size, most=10, chats=draw(st.booleans()))), size
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: f"{one.name}-{one.evicts}")
+@given(traces(), st.integers(1, 12), SETTINGS)
+@settings(deadline=None)  # compiles
+def test_compiled_and_uncompiled_do_the_same(
+    policy: LanePolicy,
+    trace: tuple[list[Request], int],
+    blocks: int,
+    options: dict[str, float],
+) -> None:
+    """To the last link of every queue."""
+    known = prompts(built(*trace))
+    plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
+    run(plain, policy)
+    stepper(lane_class(policy), policy.evicts == "leaf")(compiled, FOREVER, FOREVER)
+    for name in TABLES:
+        left, right = getattr(plain, name), getattr(compiled, name)
+        if left.dtype.names is None:  # stacks: what lies above their top is rest
+            continue
+        for field in left.dtype.names:
+            np.testing.assert_array_equal(left[field], right[field], err_msg=f"{name}.{field}")
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: f"{one.name}-{one.evicts}")
+@given(traces(), st.integers(1, 12), SETTINGS)
+@settings(max_examples=50, deadline=None)
+def test_the_books_are_right_after_every_step(
+    policy: LanePolicy,
+    trace: tuple[list[Request], int],
+    blocks: int,
+    options: dict[str, float],
+) -> None:
+    """In use and free make the pool, nothing counts twice, and a leaf policy leaves no orphan."""
+    leaf = policy.evicts == "leaf"
+    machine = engine(prompts(built(*trace)), blocks, policy, **options)
+    step = stepper(lane_class(policy), leaf).py_func
+    more, steps = True, 0
+    while more:
+        more = step(machine, 1, FOREVER)
+        check_books(machine, leaf)
+        steps += 1
+        assert steps < FOREVER
+    done = machine.requests
+    assert (np.isfinite(done.finished_s) == (done.oversized == 0)).all()
+    assert (machine.blocks.users == 0).all()
+    assert (done.generated[done.oversized == 0] == done.outputs[done.oversized == 0]).all()
+
+
+@given(traces())
+@settings(deadline=None)  # compiles
+def test_a_pool_without_end_finds_all_there_is(trace: tuple[list[Request], int]) -> None:
+    """One at a time and never evicting, the engine hits what any cache could: the ideal."""
+    known = prompts(built(*trace))
+    seen = replay_engine(known, Lru(), EngineSettings.one_at_a_time(10_000), SECONDS)
+    ideal = replay(traffic(known, standard()), Lru(), 10_000)
+    assert seen.hit_blocks.tolist() == ideal.hit_blocks.tolist()
+    assert seen.evictions == 0
+    assert not seen.oversized.any()
+
+
+@given(traces(), st.integers(1, 8), SETTINGS)
+@settings(deadline=None)
+def test_oversized_requests_change_nothing_for_others(
+    trace: tuple[list[Request], int], blocks: int, options: dict[str, float]
+) -> None:
+    """Without them, everybody else is served at the same times."""
+    known = prompts(built(*trace))
+    whole = run(engine(known, blocks, **options))
+    fits = whole.requests.oversized == 0
+    if not fits.any():
+        return
+    without = engine(known, blocks, **options)
+    kept = without._replace(requests=without.requests[fits].copy())
+    run(kept)
+    for name in ("hits", "preemptions", "let_in_s", "first_token_s", "finished_s"):
+        np.testing.assert_array_equal(kept.requests[name], whole.requests[name][fits])

@@ -1,0 +1,264 @@
+"""The engine model's rules by hand-worked examples: blocks of four tokens, steps of a second."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope.core.errors import UsageError
+from kvscope.latency import LatencyProfile
+from kvscope.policies.belady import Belady
+from kvscope.policies.lru import Lru
+from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.ttl import Ttl
+from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
+from tests.vllm_sim.examples import (
+    SECONDS,
+    asks,
+    check_books,
+    engine,
+    queue,
+    run,
+    served,
+    told,
+)
+
+UNHASHED, LANE = 0, 1
+
+
+def test_the_last_token_is_always_computed() -> None:
+    """A prompt of four full blocks finds three of them; one token more, and it finds four."""
+    seen = served(asks("abcd", 16), asks("abcd", 16, at=9), asks("abcde", 17, at=19), blocks=20)
+    assert seen.requests.hits.tolist() == [0, 3, 4]
+
+
+def test_the_last_output_has_no_place() -> None:
+    """Seven tokens and one output fill one block for good, with two outputs they fill two."""
+    one, two = served(asks("ab", 7), blocks=9), served(asks("ab", 7, outputs=2), blocks=9)
+    assert len(queue(one, LANE)) == 1
+    assert len(queue(two, LANE)) == 2
+
+
+def test_freed_blocks_lie_in_vllms_order() -> None:
+    """A partial block goes to the front; of the full ones the deepest is given up first."""
+    seen = served(asks("abc", 10), blocks=6)
+    assert queue(seen, UNHASHED) == [2, 3, 4, 5]
+    assert queue(seen, LANE) == [1, 0]
+
+
+def test_unhashed_blocks_are_taken_before_any_content_is_lost() -> None:
+    """Three blocks of a, one never used: who needs two loses only the deepest of them."""
+    seen = served(asks("abc", 12), asks("xy", 8, at=9), asks("abc", 12, at=19), blocks=4)
+    assert seen.requests.hits.tolist() == [0, 0, 2]
+    assert seen.state[0].evictions == 2  # c for x y, then y for c
+
+
+def test_blocks_that_are_found_cannot_be_taken() -> None:
+    """abcd finds ab, oldest of all and next to be given up, and takes the two others."""
+    seen = served(asks("ab", 8), asks("xy", 8, at=9), asks("abcd", 16, at=19), blocks=4)
+    assert seen.requests.hits.tolist() == [0, 0, 2]
+    content = seen.blocks.content[queue(seen, LANE)]
+    assert len(set(content.tolist())) == 4
+
+
+def test_duplicates_stay() -> None:
+    """The same full prompt twice: its last block is computed again and held twice."""
+    seen = served(asks("ab", 8), asks("ab", 8, at=9), blocks=9)
+    content = seen.blocks.content[queue(seen, LANE)].tolist()
+    assert len(content) == 3
+    assert len(set(content)) == 2
+    last = content[0]
+    assert content.count(last) == 2
+    assert seen.nodes[last].first == 1  # the older one is found
+
+
+def test_a_later_request_of_the_same_step_finds_what_is_being_computed() -> None:
+    """Blocks are hashed when they are scheduled: twins that come together share all but the end."""
+    seen = served(asks("abc", 12), asks("abc", 12), blocks=9)
+    assert seen.requests.hits.tolist() == [0, 2]
+    assert seen.requests.first_token_s.tolist() == [1, 1]
+
+
+def test_long_prompts_are_computed_in_chunks() -> None:
+    """Ten tokens at four a step take three steps, and one output each from then on."""
+    seen = served(asks("abc", 10, outputs=3), blocks=9, max_num_batched_tokens=4)
+    assert seen.requests.first_token_s.tolist() == [3]
+    assert seen.requests.finished_s.tolist() == [5]
+
+
+def test_who_runs_goes_before_who_waits() -> None:
+    """With two tokens a step, one that decodes leaves one token a step to the next prompt."""
+    seen = served(asks("a", 2, outputs=9), asks("x", 3, at=1), blocks=9, max_num_batched_tokens=2)
+    assert seen.requests.first_token_s.tolist() == [1, 4]
+
+
+def test_a_prompt_that_does_not_fit_waits() -> None:
+    """Two prompts of three blocks in four: the second one starts when the first one is done."""
+    seen = served(asks("abc", 12, outputs=5), asks("xyz", 12), blocks=4)
+    assert seen.requests.finished_s.tolist() == [5, 6]
+    assert seen.requests.let_in_s.tolist() == [0, 5]
+
+
+def test_nobody_overtakes() -> None:
+    """A small prompt behind one that does not fit waits too."""
+    seen = served(asks("abc", 12, outputs=5), asks("xyz", 12), asks("u", 4), blocks=4)
+    assert seen.requests.let_in_s.tolist() == [0, 5, 5]
+
+
+def test_only_so_many_run() -> None:
+    """With one slot, the second request starts after the first."""
+    seen = served(asks("a", 4, outputs=3), asks("x", 4), blocks=9, max_num_seqs=1)
+    assert seen.requests.let_in_s.tolist() == [0, 3]
+
+
+def test_the_youngest_is_preempted_and_starts_over() -> None:
+    """Two requests that grow to three blocks each, in four.
+
+    In the third step the first one needs its third block. The second one gives its two back and
+    has to wait until nine tokens fit; it finds its own first block then, outside the count of hits.
+    """
+    first, second = asks("ab", 7, outputs=6), asks("xy", 7, outputs=6)
+    seen = served(first, second, blocks=4)
+    assert seen.requests.preemptions.tolist() == [0, 1]
+    assert seen.requests.hits.tolist() == [0, 0]
+    assert seen.requests.first_token_s.tolist() == [1, 1]
+    assert seen.requests.finished_s.tolist() == [6, 10]  # two outputs known, four to go
+
+
+def test_a_request_can_preempt_itself() -> None:
+    """The youngest one is the one that needs a block."""
+    seen = served(asks("ab", 8, outputs=4), asks("xy", 6, outputs=9), blocks=5)
+    assert seen.requests.preemptions.tolist() == [0, 1]
+
+
+def test_oversized_requests_are_turned_away() -> None:
+    """Five blocks never fit into four, be it for prompt or output; others do not wait for that."""
+    known = told(asks("abcde", 17), asks("ab", 8, outputs=10), asks("x", 4))
+    seen = replay_engine(known, Lru(), EngineSettings(4), SECONDS)
+    assert seen.oversized.tolist() == [True, True, False]
+    assert seen.hit_blocks.tolist() == [0, 0, 0]
+    assert np.isnan(seen.ttft_s).tolist() == [True, True, False]
+    assert seen.queue_s[2] == 0
+
+
+def test_the_watermark_keeps_blocks_free() -> None:
+    """Two prompts of two blocks fit into five, but not with two to spare; alone one may."""
+    two = (asks("ab", 8, outputs=3), asks("xy", 8, outputs=3))
+    assert served(*two, blocks=5).requests.let_in_s.tolist() == [0, 0]
+    held_back = served(*two, blocks=5, watermark=0.4)  # of six blocks two
+    assert held_back.requests.let_in_s.tolist() == [0, 3]
+
+
+def test_a_prompt_may_start_with_its_first_chunk() -> None:
+    """Unless all of the prompt has to fit, four tokens of it are enough to begin."""
+    two = (asks("abc", 12, outputs=2), asks("xyz", 12))
+    settings = {"max_num_batched_tokens": 16}
+    waits = served(*two, blocks=4, **settings)
+    begins = served(*two, blocks=4, reserve_full_prompt=False, **settings)
+    assert waits.requests.let_in_s.tolist() == [0, 2]
+    assert begins.requests.let_in_s.tolist() == [0, 0]
+
+
+def test_overlapped_steps_free_blocks_one_step_later() -> None:
+    """A step is planned before the one in progress ends, so the next one waits for one more."""
+    two = (asks("abc", 12, outputs=2), asks("xyz", 12))
+    assert served(*two, blocks=4).requests.let_in_s.tolist() == [0, 2]
+    late = served(*two, blocks=4, async_scheduling=True)
+    assert late.requests.first_token_s[0] == 1
+    assert late.requests.finished_s[0] == 2
+    assert late.requests.let_in_s[1] == 2
+
+
+def test_safe_blocks_leave_first() -> None:
+    """T-LRU: the deepest block of abcd can be recomputed in time, so it leaves before older z."""
+    policy = TLru({"xi_tokens": 5, "next_prompt_tokens": 0}, leaves="any")
+    known = told(
+        asks("xyz", 12, outputs=2),
+        asks("abcd", 16, at=9),
+        asks("uv", 8, at=19),
+        asks("xyzw", 13, at=29),
+    )
+    assert run(engine(known, 8)).requests.hits.tolist() == [0, 0, 0, 2]
+    assert run(engine(known, 8, policy), policy).requests.hits.tolist() == [0, 0, 0, 3]
+
+
+def test_a_shared_head_stays_while_a_tail_needs_it() -> None:
+    """All of the short second turn is safe, its head s too; as a leaf policy T-LRU keeps s.
+
+    The third request needs five blocks: one is unhashed, d, c and x are safe. Then s leaves, or b.
+    """
+    trace = (
+        asks("sabcd", 20),
+        asks("sx", 8, at=9),
+        asks("uvwyz", 20, at=19),
+        asks("sabcd", 20, at=29),
+    )
+    found = {}
+    for leaves in ("any", "leaf"):
+        policy = TLru({"xi_tokens": 9, "next_prompt_tokens": 0}, leaves=leaves)  # type: ignore[arg-type]
+        machine = run(engine(told(*trace), 7, policy), policy)
+        found[leaves] = machine.requests.hits.tolist()
+        check_books(machine, leaf=leaves == "leaf")
+    assert found == {"any": [0, 1, 0, 0], "leaf": [0, 1, 0, 2]}
+
+
+def test_a_time_to_live_drops_what_nobody_uses() -> None:
+    """Found after eight seconds, gone after twelve."""
+    policy = Ttl({"ttl_s": 10})
+    known = told(asks("ab", 8), asks("ab", 8, at=9), asks("ab", 8, at=22))
+    seen = run(engine(known, 9, policy), policy)
+    assert seen.requests.hits.tolist() == [0, 1, 0]
+    check_books(seen, leaf=False)
+
+
+def test_what_a_policy_does_not_admit_loses_its_content() -> None:
+    """A history of nine tokens is not cached, and what it found is; one of seventeen is cached."""
+    policy = ThresholdLru({"threshold_tokens": 17})
+    known = told(
+        asks("ab", 8), asks("ab", 8, at=9), asks("abcd", 16, at=19), asks("abcd", 16, at=29)
+    )
+    seen = run(engine(known, 9, policy), policy)
+    assert seen.requests.hits.tolist() == [0, 0, 0, 3]
+    check_books(seen, leaf=False)
+
+
+def test_steps_take_the_time_that_the_profile_says() -> None:
+    """A lone prompt has the profile's TTFT, whether it is found in part or not."""
+    profile = LatencyProfile("made", "made", 0.01, 0.001, 0.0001)
+    known = told(asks("abcde", 20), asks("abcde", 20, at=9))
+    seen = replay_engine(known, Lru(), EngineSettings(30), StepCost.of(profile))
+    assert seen.hit_blocks.tolist() == [0, 4]
+    assert seen.ttft_s == pytest.approx(profile.ttft_s(np.array([20, 4]), np.array([0, 16])))
+
+
+def test_a_faster_trace_queues() -> None:
+    """At ten times the rate the second request comes while the first one runs."""
+    known = told(asks("abc", 12, outputs=5), asks("xyz", 12, at=10))
+    slow = replay_engine(known, Lru(), EngineSettings(4), SECONDS)
+    fast = replay_engine(known, Lru(), EngineSettings(4), SECONDS, rate_scale=10)
+    assert slow.queue_s.tolist() == [0, 0]
+    assert fast.queue_s.tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda: EngineSettings(0), "usable_blocks"),
+        (lambda: EngineSettings(5, max_num_seqs=0), "max_num_seqs"),
+        (lambda: EngineSettings(5, watermark=1.0), "watermark"),
+        (lambda: StepCost(0.0), "no time"),
+        (lambda: StepCost(1.0, prefill_token_s=-1.0), "prefill_token_s"),
+        (lambda: replay_engine(told(asks("a", 4)), Belady(), EngineSettings(5), SECONDS), "belady"),
+        (
+            lambda: replay_engine(
+                told(asks("a", 4)), Lru(), EngineSettings(5), SECONDS, rate_scale=0
+            ),
+            "rate scale",
+        ),
+    ],
+)
+def test_impossible_settings_are_refused(wrong: object, named: str) -> None:
+    """The message names what is wrong."""
+    with pytest.raises(UsageError, match=named):
+        wrong()  # type: ignore[operator]
