@@ -22,7 +22,7 @@ FUNCTIONS = (
     ("kvscope.ingest.build", "build", "build"),
     ("kvscope.ingest.pipeline", "write", "load"),
     ("kvscope.characterize.summary", "characterize", "characterize"),
-    ("kvscope.report.analysis", "caching", "curve"),
+    ("kvscope.app.analyze", "caching", "curve"),
 )
 """Modules, the functions in them that are phases, and the names of these."""
 

@@ -7,11 +7,11 @@ from apart import apart
 from job import Job
 from opened import reading
 
+from kvscope.app.analyze import Analysis, resized
 from kvscope.characterize.prefixes import Prefix
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
-from kvscope.report.analysis import Analysis, resized
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit

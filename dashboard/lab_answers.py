@@ -11,12 +11,14 @@ import render
 import replays
 import streamlit as st
 
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.report.charts import distributions, policies
+from kvscope.report.run_names import names
 from kvscope.report.section import Section
 from kvscope.report.sections import simulation, who_pays, xi
-from kvscope.report.simulation import BASELINE, Simulation, names
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 

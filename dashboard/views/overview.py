@@ -11,10 +11,10 @@ import render
 import streamlit as st
 from plain import plain
 
+from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report import report
-from kvscope.report.analysis import Analysis
 from kvscope.report.sections import traffic
 from kvscope.report.words import definition_in_words
 

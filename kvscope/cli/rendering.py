@@ -1,8 +1,9 @@
-"""Sections and tables on a terminal, by rich; what a trace says is shown there, never obeyed."""
+"""Print sections and tables on a terminal, with rich; no printed line ends in blanks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvscope.cli import output
@@ -10,17 +11,21 @@ from kvscope.cli.diagnostics import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table as RichTable
     from rich.text import Text
 
-    from kvscope.report.section import Section
-    from kvscope.report.table import Table
+    from kvscope.report.section import Section, Table
 
-_NO_LIMIT = 10_000  # columns
+_GAP = 3  # blanks between columns where there is room
+
+
+def show_report(lead: str, sections: Sequence[Section]) -> None:
+    """Print what a report is about, then its sections."""
+    _print(output.console(), lead)
+    show_sections(sections)
 
 
 def show_sections(sections: Sequence[Section]) -> None:
-    """Print every section: its title, words, plot and tables."""
+    """Print every section: its title, sentences, plot and tables."""
     console = output.console()
     for section in sections:
         _show(console, section)
@@ -32,78 +37,130 @@ def show_table(table: Table) -> None:
 
 
 def _show(console: Console, section: Section) -> None:
-    from rich.rule import Rule
+    from rich.cells import cell_len
+    from rich.text import Text
 
+    title = one_line(section.title)
+    rule = "─" * max(console.width - cell_len(title) - 1, 0)
     console.print()
-    console.print(Rule(_text(section.title, "bold"), align="left", style="dim"))
+    console.print(Text.assemble((title, "bold"), " ", (rule, "dim")), soft_wrap=True)
     for sentence in section.sentences:
-        console.print(_text(sentence))
+        _print(console, sentence)
     for line in section.plot:
-        console.print(_text(line, "cyan"), soft_wrap=True)
+        console.print(_text(line.rstrip(), "cyan"), soft_wrap=True)
     for table in section.tables:
-        console.print()
+        if section.sentences or section.plot or table is not section.tables[0]:
+            console.print()
         _table(console, table)
+
+
+def _print(console: Console, words: str, style: str = "") -> None:
+    """Print a sentence, wrapped at words; what it indents stays indented."""
+    for line in _text(words, style).wrap(console, console.width):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
 
 
 def _table(console: Console, table: Table) -> None:
     """Print the roomiest form of a table that fits; the closest one folds its first column.
 
-    Never narrower than its figures: one that lost its last digits would be a wrong one.
+    Figures are never cut: one without its last digits would be a wrong one.
     """
     if table.title:
-        console.print(_text(table.title, "bold"))
-    for drawn in _forms(table):
-        natural = console.options.update(max_width=_NO_LIMIT)
-        width = console.measure(drawn, options=natural).maximum
+        _print(console, table.title, "bold")
+    for lines in _forms(table, console.width):
+        width = max(line.cell_len for line in lines)
         if width <= console.width:
             break
-    else:
-        drawn.columns[0].no_wrap = False
-        width -= min(width - console.width, _spare(table))
-    drawn.width = width
-    console.print(drawn, soft_wrap=True)
+    for line in lines:
+        console.print(line, soft_wrap=True)
     if table.note:
-        console.print(_text(table.note, "dim italic"))
+        _print(console, table.note, "dim italic")
 
 
-def _forms(table: Table) -> Iterator[RichTable]:
-    """The table from roomy to close."""
-    yield _drawn(table)
-    yield _drawn(table, bars=False)
-    yield _drawn(table, bars=False, close=True)
-
-
-def _drawn(table: Table, *, bars: bool = True, close: bool = False) -> RichTable:
-    from rich import box
-    from rich.table import Table as RichTable
-
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=not close,
-        padding=(0, 0) if close else (0, 1),
+def _forms(table: Table, width: int) -> Iterator[list[Text]]:
+    """The lines of the table from roomy to close: with bars, without, narrow, and folded."""
+    cells = replace(
+        table,
+        columns=tuple(map(one_line, table.columns)),
+        rows=tuple(tuple(map(one_line, row)) for row in table.rows),
     )
-    # A column without a title, past the first, holds bars made of characters.
-    is_bar = [number > 0 and not title for number, title in enumerate(table.columns)]
-    kept = [number for number, bar in enumerate(is_bar) if bars or not bar]
-    for number in kept:
-        title = _text(table.columns[number])
-        if close:
-            title.plain = title.plain.replace(" ", "\n")
-        left = number == 0 or is_bar[number]
-        drawn.add_column(title, justify="left" if left else "right", no_wrap=True)
+    figures = [at for at, title in enumerate(table.columns) if title or not at]
+    plain = replace(
+        cells,
+        columns=tuple(cells.columns[at] for at in figures),
+        rows=tuple(tuple(row[at] for at in figures) for row in cells.rows),
+        words=tuple(figures.index(at) for at in cells.words),
+    )
+    yield _lines(cells, _GAP)
+    if plain.columns != cells.columns:
+        yield _lines(plain, _GAP)
+    yield _lines(plain, 2, stacked=True)
+    yield _lines(plain, 1, stacked=True)
+    natural = max(line.cell_len for line in _lines(plain, 1, stacked=True))
+    yield _lines(plain, 1, stacked=True, narrower=natural - width)
+
+
+def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) -> list[Text]:
+    """The table with `gap` blanks between columns.
+
+    `stacked` titles have a line a word; the first column is up to `narrower` characters less
+    wide than its names, which then take several lines.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    titles = [title.split() if stacked else [title] for title in table.columns]
+    height = max(len(words) for words in titles)
+    head = [
+        [*[""] * (height - len(words)), *words] if at else [*words, *[""] * (height - len(words))]
+        for at, words in enumerate(titles)
+    ]
+    names = [row[0] for row in table.rows]
+    first = max(map(cell_len, [*head[0], *names]), default=0)
+    longest_word = max(
+        (cell_len(word) for name in [*head[0], *names] for word in name.split()), default=0
+    )
+    first = max(first - max(narrower, 0), longest_word)
+    widths = [
+        first,
+        *(
+            max(map(cell_len, [*head[at], *(row[at] for row in table.rows)]), default=0)
+            for at in range(1, len(table.columns))
+        ),
+    ]
+    is_left = [not at or not title or at in table.words for at, title in enumerate(table.columns)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell + " " * (width - cell_len(cell))
+            if is_left[at]
+            else " " * (width - cell_len(cell)) + cell
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return (" " * gap).join(padded).rstrip()
+
+    made = [Text(line([words[at] for words in head]), "bold") for at in range(height)]
+    made.append(Text("─" * (sum(widths) + gap * (len(widths) - 1)), "dim"))
     for row in table.rows:
-        drawn.add_row(*(_text(row[number]) for number in kept))
-    return drawn
+        folded = _folded(row[0], first)
+        made += [Text(line([part, *[""] * (len(row) - 1)])) for part in folded[:-1]]
+        made.append(Text(line([folded[-1], *row[1:]])))
+    return made
 
 
-def _spare(table: Table) -> int:
-    """How many characters narrower the first column can be without cutting a word."""
+def _folded(name: str, width: int) -> list[str]:
+    """A name in lines of at most `width` characters, broken between words."""
     from rich.cells import cell_len
 
-    names = [*table.columns[0].split(), *(one_line(row[0]) for row in table.rows)]
-    words = [word for name in names for word in name.split()]
-    return max(map(cell_len, names), default=0) - max(map(cell_len, words), default=0)
+    lines = [""]
+    for word in name.split(" ") if cell_len(name) > width else [name]:
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def _text(text: str, style: str = "") -> Text:

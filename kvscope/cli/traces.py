@@ -15,7 +15,7 @@ from kvscope.core import units
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
-    from kvscope.report.table import Table
+    from kvscope.report.section import Table
     from kvscope.store.db import Store
 
 app = typer.Typer(invoke_without_command=True)
@@ -84,7 +84,7 @@ def _existing(db: str) -> Store:
 
 
 def _table(known: list[Trace]) -> Table:
-    from kvscope.report.table import Table
+    from kvscope.report.section import Table
 
     rows = tuple(
         (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from kvscope.app.tune import Tuned
 from kvscope.cli.run_records import setting_record
-from kvscope.report.tuning import Tuned
 from kvscope.tune.bootstrap import Gain
 from kvscope.tune.objective import Trial
 from kvscope.tune.result import Judged, Least

@@ -16,7 +16,8 @@ from kvscope.core.errors import UsageError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-_DAY_S = 86_400
+_HOUR_S, _DAY_S = 3_600, 86_400
+_MANY_DAYS = 10  # beyond which hours do not matter
 # Exact, so that 0.1ms is the float nearest to 0.0001.
 _SECONDS: Mapping[str, Fraction] = {
     "us": Fraction(1, 1_000_000),
@@ -115,6 +116,31 @@ def format_duration(seconds: float) -> str:
     return f"{_short(rounded / float(_SECONDS[unit]))}{unit}"
 
 
+def duration_in_words(seconds: float) -> str:
+    """Return `seconds` as people say them: 46.9 ms, 1.29 s, 2 min 56 s, 1 h 41 min, 223 days.
+
+    Not meant to be parsed again; `format_duration` is.
+    """
+    if not math.isfinite(seconds):
+        return _not_finite(seconds)
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    rounded = float(f"{seconds:.3g}")  # before the choice of a unit, as in `format_duration`
+    if rounded < _SECONDS["min"]:
+        fits = [unit for unit in ("ms", "s") if rounded >= _SECONDS[unit]]
+        unit = fits[-1] if fits else "us" if rounded else "s"
+        return f"{sign}{_short(rounded / float(_SECONDS[unit]))} {unit.replace('us', 'µs')}"
+    whole = round(seconds)
+    if whole < _HOUR_S:
+        return sign + _two_units(whole, 60, "min", "s")
+    minutes = round(seconds / 60)
+    if minutes < _DAY_S // 60:
+        return sign + _two_units(minutes, 60, "h", "min")
+    hours = round(seconds / _HOUR_S)
+    if hours < _MANY_DAYS * 24:
+        return sign + _two_units(hours, 24, "days" if hours >= 48 else "day", "h")
+    return f"{sign}{seconds / _DAY_S:,.0f} days"
+
+
 def format_size(size_bytes: float) -> str:
     """`size_bytes` in GiB (4.88 GiB); below 0.01 GiB in the largest unit that fits."""
     if not math.isfinite(size_bytes):
@@ -204,6 +230,12 @@ def _number(text: str) -> Fraction | None:
 
 def _refused(text: str, kind: str, examples: str) -> UsageError:
     return UsageError(f"{text!r} is not {kind}", remedy=f"write for example {examples}")
+
+
+def _two_units(count: int, per_large: int, large: str, small: str) -> str:
+    """`count` of the small unit as so many of the large one and the rest: 2 min 56 s."""
+    whole, rest = divmod(count, per_large)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def _short(value: float) -> str:

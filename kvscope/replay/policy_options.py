@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING
@@ -13,16 +13,25 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.policies.base import Parameter, Policy
-    from kvscope.replay.variants import Variant
+    from kvscope.policies.base import Leaves, Parameter, Policy
 
 ALL = "all"
+FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,tlru,wa,belady,tail-belady"  # where nobody says which policies to look at
 CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # nor which may replace LRU
 _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 
 Values = dict[type["Policy"], dict[str, list[float | str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A policy with the parameter values that were chosen; the rest is estimated from the trace."""
+
+    policy: type[Policy]
+    given: Mapping[str, float] = field(default_factory=dict)
+    leaves: Leaves | None = None
 
 
 def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:
@@ -81,6 +90,19 @@ def parse_value(parameter: Parameter, text: str) -> float:
     return units.parse_duration(text) if name.endswith("_s") else _number(text)
 
 
+def format_value(name: str, value: float) -> str:
+    """Return a parameter's value in the unit that its name says, as `parse_value` reads it."""
+    if name.endswith("_per_s"):
+        return units.format_rate(value)
+    if name.endswith("_percentile"):
+        return units.format_percentile(value) if value else "off"
+    if name.endswith("_share"):
+        return units.format_share(value)
+    if name.endswith("_tokens"):
+        return units.format_count(value)
+    return units.format_duration(value) if name.endswith("_s") else f"{value:g}"
+
+
 def _assign(values: Values, assignment: str) -> None:
     """Add what one `--param` says to `values`."""
     place, equals, text = assignment.partition("=")
@@ -121,8 +143,6 @@ def _policy(name: str, where: str) -> type[Policy]:
 
 
 def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> list[Variant]:
-    from kvscope.replay.variants import Variant
-
     variants = []
     for chosen in product(*(dict.fromkeys(of_one) for of_one in values.values())):
         given = dict(zip(values, chosen, strict=True))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from kvscope.app.analyze import Analysis, Caching
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report import html
-from kvscope.report.analysis import Analysis, Caching
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections import caching, reuse, space, time, traffic
 from kvscope.report.sections.sizes import size_cells, size_columns
-from kvscope.report.table import Table
 from kvscope.report.text_plots import bar
 from kvscope.report.words import counted, definition_in_words
 

@@ -1,23 +1,39 @@
-"""A section of an analysis: words, tables, plots, the same in the terminal and in the report."""
+"""A section of a report: sentences, tables and plots, the same for terminal, HTML and dashboard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvscope.report.table import Table
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """One subject of an analysis.
+class Table:
+    """A titled table; every cell is text already.
 
-    `sentences` say in words what was found, `plot` shows it in lines of characters for a terminal,
-    `figures` make the charts of the report when they are called; plotly loads only then.
+    The first column names the row; the others are figures, aligned right, except the columns
+    numbered in `words`. A further column without a title holds bars made of characters. `note`
+    explains columns.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    words: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One subject of a report.
+
+    `plot` is drawn in lines of characters on a terminal; `figures` build the charts of the HTML
+    report and the dashboard when they are called, so that plotly loads only then.
     """
 
     title: str
@@ -25,3 +41,29 @@ class Section:
     tables: tuple[Table, ...] = ()
     plot: tuple[str, ...] = ()
     figures: tuple[Callable[[], Figure], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The title as `--section` takes it: "Reuse gaps" is reuse-gaps."""
+        return self.title.partition(":")[0].lower().replace(" ", "-")
+
+
+def select(
+    screen: Sequence[Section], sections: Sequence[Section], *, full: bool, names: Sequence[str]
+) -> list[Section]:
+    """Return what a command prints: its one screen, all `sections`, or those of these names.
+
+    Raises UsageError for a name that this report has not.
+    """
+    if full:
+        return list(sections)
+    if not names:
+        return list(screen)
+    known = {section.name: section for section in sections}
+    if missing := [name for name in names if name not in known]:
+        raise UsageError(
+            f"this report has no section {missing[0]!r}",
+            where="--section",
+            remedy=f"name one of {', '.join(known)}",
+        )
+    return [known[name] for name in names]

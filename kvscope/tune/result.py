@@ -13,8 +13,9 @@ from kvscope.core.runs import RunSetting
 from kvscope.replay.summary import CategoryOutcome
 from kvscope.replay.variants import Found
 from kvscope.tune.bootstrap import Drawn, Gain
-from kvscope.tune.objective import Target, Trial
+from kvscope.tune.objective import Trial
 from kvscope.tune.split import Split
+from kvscope.tune.target import Target
 
 Verdict = Literal["switch", "keep-lru", "add-capacity", "unreachable"]
 T = TypeVar("T")

@@ -25,8 +25,9 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.tlru import TLru
 from kvscope.replay.curve import first_counted
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import by_category
-from kvscope.replay.variants import Variant, bind, found_values
+from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
 from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import Bootstrap, surely_better

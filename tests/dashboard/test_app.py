@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.app.analyze import analyze
 from kvscope.cli.app import run
 from kvscope.core import units
 from kvscope.report import report
-from kvscope.report.analysis import analyze
 from kvscope.report.sections import space
 from kvscope.store import traces
 from kvscope.store.db import open_store

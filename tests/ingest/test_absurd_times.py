@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvscope.app.analyze import analyze
 from kvscope.core.errors import InputError
 from kvscope.ingest.pipeline import IngestOptions, ingest
-from kvscope.report.analysis import analyze
 from kvscope.report.report import headline, sections
 from kvscope.store.db import MEMORY, open_store
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.app.analyze import Analysis, AnalyzeOptions, Caching, analyze
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import report
-from kvscope.report.analysis import Analysis, AnalyzeOptions, Caching, analyze
 from kvscope.report.section import Section
 from kvscope.store.db import MEMORY, Store, open_store
 

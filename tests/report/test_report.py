@@ -7,10 +7,10 @@ import re
 
 import pytest
 
+from kvscope.app.analyze import Analysis, AnalyzeOptions, analyze
 from kvscope.core.kv_size import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import report
-from kvscope.report.analysis import Analysis, AnalyzeOptions, analyze
 from kvscope.store.db import MEMORY, open_store
 
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvscope.app.analyze import Analysis, analyze
 from kvscope.characterize.lifetimes import Lifetimes
 from kvscope.characterize.summary import Characterization
 from kvscope.ingest.pipeline import ingest
-from kvscope.report.analysis import Analysis, analyze
 from kvscope.store.db import MEMORY, open_store
 from kvscope.synth.registry import by_name
 from kvscope.synth.samples import write_jsonl

@@ -22,8 +22,8 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
 from kvscope.tune.flags import flags
-from kvscope.tune.objective import Target
 from kvscope.tune.result import Tuning
+from kvscope.tune.target import Target
 from kvscope.validate.policies import recommended
 from kvscope.vllm_plugin.settings import settings as plugin_settings
 from tests.policies.drawn_trees import drawn_ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from kvscope.report.analysis import Caching
+from kvscope.app.analyze import Caching
 from kvscope.report.charts import style
 
 

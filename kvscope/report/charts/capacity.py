@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from kvscope.app.requests import BASELINE
 from kvscope.core.runs import Run
 from kvscope.replay.curve import HitCurve
 from kvscope.report.charts import style
 from kvscope.report.charts.policies import policy_line
-from kvscope.report.simulation import BASELINE, hit_rate, is_plain_lru, names
+from kvscope.report.run_names import hit_rate, is_plain_lru, names
 
 _POINTS = 300
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import plotly.graph_objects as go
 
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core.runs import Run
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.policy_options import CONTENDERS
 from kvscope.report.charts import style
-from kvscope.report.simulation import BASELINE, Simulation, hit_rate, is_plain_lru, names
+from kvscope.report.run_names import hit_rate, is_plain_lru, names
 
 _CURVE_POINTS = 200
 _SEEN_MOST = (BASELINE, *CONTENDERS.split(","))  # so they get solid lines

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
+from kvscope.app.requests import BASELINE
+from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.report.charts import style, xi
 from kvscope.report.charts import trade_off as trade_offs
 from kvscope.report.charts.policies import policy_line
 from kvscope.report.charts.trade_off import Point
-from kvscope.report.simulation import BASELINE
-from kvscope.report.tuning import Tuned
 from kvscope.tune.result import Judged
 from kvscope.tune.search import XI
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvscope.app.analyze import Analysis, Caching
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
-from kvscope.report.analysis import Analysis, Caching
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.sizes import size_cells, size_columns
-from kvscope.report.table import Table
 from kvscope.report.text_plots import bar
 from kvscope.report.words import definition_in_words
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kvscope.core import units
 from kvscope.latency.calibration import ENOUGH, Calibration, CellFit
-from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Section, Table
 
 _NAMES = (
     ("base_s", "b, a request", 1.0, "ms"),

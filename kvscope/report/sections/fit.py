@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from kvscope.core import units
 from kvscope.report import html
 from kvscope.report.report import trace_in_words
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.fit_conversations import conversations, next_prompts
 from kvscope.report.sections.fit_ends import returns
 from kvscope.report.sections.fit_models import models, stability
-from kvscope.report.table import Table
 from kvscope.report.text_plots import sparkline, thinned
 from kvscope.report.words import counted
 from kvscope.reuse_models.results import CategoryFit, Fit, ModelFit, StabilityFit, Windows

@@ -7,8 +7,7 @@ from functools import partial
 from kvscope.core import units
 from kvscope.learning.chances import FEATURES
 from kvscope.learning.ends.prediction_quality import Foreseen
-from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Section, Table
 from kvscope.report.text_plots import bar, sparkline
 from kvscope.tune.end_gain import EndGain, EndsFit
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kvscope.core import units
-from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Section, Table
 from kvscope.report.words import interval_in_words
 from kvscope.reuse_models.results import Fit, ModelFit, StabilityFit, Windows
 

@@ -7,8 +7,7 @@ from functools import partial
 
 from kvscope.characterize.prefixes import Prefix
 from kvscope.core import units
-from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Section, Table
 
 _LISTED = 10
 _HEAD = 4  # continuations that make a stretch a head that prompts share, and no turn

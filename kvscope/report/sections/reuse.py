@@ -10,9 +10,8 @@ from kvscope.characterize.summary import Characterization
 from kvscope.characterize.traffic import Contribution
 from kvscope.core import units
 from kvscope.core.percentiles import Quantiles
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.traffic import share
-from kvscope.report.table import Table
 from kvscope.report.text_plots import bar
 from kvscope.report.words import DEFAULT_HITS, counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
-from kvscope.report.simulation import hit_rate
+from kvscope.report.run_names import hit_rate
 
 NONE = "-"
 

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.report import html
 from kvscope.report.report import trace_in_words
-from kvscope.report.section import Section
+from kvscope.report.run_names import Contest, contest, hit_rate, names
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import (
     NONE,
     apart_in_ms,
@@ -25,8 +27,6 @@ from kvscope.report.sections.run_cells import (
     size_columns,
 )
 from kvscope.report.sections.tiers import tier_sections
-from kvscope.report.simulation import Contest, Simulation, contest, hit_rate, names, ordered
-from kvscope.report.table import Table
 from kvscope.report.words import definition_in_words
 
 _STAR = "* knows the future: a ceiling, not a choice"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvscope.app.analyze import Analysis
 from kvscope.core import units
-from kvscope.report.analysis import Analysis
 
 
 def size_columns(analysis: Analysis) -> tuple[str, ...]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvscope.app.analyze import Analysis
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.spatial import Spatial
 from kvscope.characterize.traffic import RequestSize
 from kvscope.core import units
-from kvscope.report.analysis import Analysis
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.sizes import size_cells, size_columns
 from kvscope.report.sections.traffic import PLOT_WIDTH
-from kvscope.report.table import Table
 from kvscope.report.text_plots import heat_map, sparkline, thinned
 from kvscope.report.words import DEFAULT_HITS
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run, TierOutcome
-from kvscope.report.section import Section
+from kvscope.report.run_names import names
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import NONE, in_ms, size_cells, size_columns
-from kvscope.report.simulation import Simulation, names
-from kvscope.report.table import Table
 
 
 def tier_sections(found: Simulation) -> list[Section]:

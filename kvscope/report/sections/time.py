@@ -10,9 +10,8 @@ from kvscope.characterize.lifetimes import LifetimeDistribution, Lifetimes
 from kvscope.characterize.stability import Quantity, Stability, Variation
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.traffic import PLOT_WIDTH
-from kvscope.report.table import Table
 from kvscope.report.text_plots import sparkline, thinned
 
 _BY_CATEGORY: dict[Quantity, str] = {

@@ -8,8 +8,7 @@ from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization
 from kvscope.characterize.turns import ConversationTurns, NextTurns
 from kvscope.core import units
-from kvscope.report.section import Section
-from kvscope.report.table import Table
+from kvscope.report.section import Section, Table
 from kvscope.report.text_plots import sparkline, thinned
 from kvscope.report.words import DEFAULT_HITS, counted
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
+from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.report import html
 from kvscope.report.report import trace_in_words
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms, in_s, size_cells, size_columns
 from kvscope.report.sections.sizes import multiple
-from kvscope.report.table import Table
-from kvscope.report.tuning import Tuned, change, interval
 from kvscope.report.words import counted
-from kvscope.tune.bootstrap import objective_of
+from kvscope.tune.bootstrap import FEWEST, Gain, objective_of
 from kvscope.tune.flags import Flags
 from kvscope.tune.objective import Trial
 from kvscope.tune.result import Judged, Least, Scaled
@@ -304,3 +304,20 @@ def _scaled(other: Scaled) -> str:
         f"{speed}, LRU {lru},"
         f" {other.policy} at {units.format_count(other.capacity_blocks)} blocks {then}."
     )
+
+
+def change(gain: Gain) -> str:
+    """A gain as the change that it is: -24.1%."""
+    return _percent(-gain.value)
+
+
+def interval(gain: Gain) -> str:
+    """The change's interval: -30.2% to -17.9%."""
+    if math.isinf(gain.low):
+        return f"unknown: fewer than {FEWEST} conversations"
+    return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
+
+
+def _percent(change: float) -> str:
+    text = f"{change:+.1%}"
+    return "0.0%" if text in {"+0.0%", "-0.0%"} else text

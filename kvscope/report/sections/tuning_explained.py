@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvscope.app.tune import Tuned
 from kvscope.core import units
-from kvscope.report.section import Section
+from kvscope.replay.policy_options import format_value
+from kvscope.report.section import Section, Table
 from kvscope.report.sections import who_pays
 from kvscope.report.sections.run_cells import NONE, in_ms, size_cells, size_columns
-from kvscope.report.simulation import value_in_words
-from kvscope.report.table import Table
 from kvscope.report.text_plots import bar
-from kvscope.report.tuning import Tuned
 from kvscope.tune.objective import Trial
 from kvscope.tune.search import XI
 
@@ -47,7 +46,7 @@ def _xi(found: Tuned) -> list[Section]:
         slowest = max(trial.target_s for trial in trials)
         rows = tuple(
             (
-                value_in_words(XI, trial.policy.values[XI]),
+                format_value(XI, trial.policy.values[XI]),
                 in_ms(float(found.profile.ttft_s(int(trial.policy.values[XI]), 0)) * 1e3),
                 units.format_duration(trial.target_s),
                 units.format_share(trial.violation_share),

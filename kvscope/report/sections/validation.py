@@ -10,12 +10,11 @@ import numpy as np
 
 from kvscope.core import units
 from kvscope.core.trace import Trace
+from kvscope.replay.policy_options import format_value
 from kvscope.report import html
 from kvscope.report.report import trace_in_words
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms, in_s
-from kvscope.report.simulation import value_in_words
-from kvscope.report.table import Table
 from kvscope.report.words import counted
 from kvscope.validate.result import EngineFacts, Figures, Kept, RunFacts, Validation
 
@@ -145,7 +144,7 @@ def _called(run: RunFacts) -> str:
 
 def _with_params(run: RunFacts) -> str:
     told = [
-        f"{name}={value_in_words(name, value)}"
+        f"{name}={format_value(name, value)}"
         for name, value in run.params.items()
         if math.isfinite(value)
     ]

@@ -8,9 +8,8 @@ from functools import partial
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome, Run
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms
-from kvscope.report.table import Table
 from kvscope.report.words import counted
 
 TITLE = "Who gains and who pays"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
-from kvscope.replay.workload import profile_of
-from kvscope.report.section import Section
+from kvscope.replay.setting import profile_of
+from kvscope.report.section import Section, Table
 from kvscope.report.sections.run_cells import in_ms, run_cells, run_columns
-from kvscope.report.simulation import BASELINE, Simulation
-from kvscope.report.table import Table
 from kvscope.tune.search import XI
 
 _ABOUT = (
