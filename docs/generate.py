@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the program itself, so that the two cannot disagree.
+"""Write docs/cli.md and docs/schemas/ from the program itself, so that they cannot disagree.
 
 python -m docs.generate
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from kvscope.app.schemas import write_schemas
 from kvscope.cli.app import COMMANDS, run
 
 TARGET = Path(__file__).parent / "cli.md"
@@ -65,3 +66,4 @@ def _section(command: list[str]) -> str:
 
 if __name__ == "__main__":
     TARGET.write_text(reference(), encoding="utf-8")
+    write_schemas(TARGET.parent / "schemas")

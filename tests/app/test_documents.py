@@ -1,0 +1,115 @@
+"""The documents of `--json`: what they all begin with, plain JSON, and their schemas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from kvscope import __version__
+from kvscope.app.documents.base import Document, to_dict, to_json, trace_facts
+from kvscope.app.documents.lists import TracesDocument, traces_document
+from kvscope.app.schemas import DOCUMENTS, schema, write_schemas
+from kvscope.cli.app import COMMANDS, run
+from tests.cli.test_output import TRACE
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
+
+
+@dataclass(frozen=True)
+class _Point:
+    capacity_blocks: int
+    token_hit_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured(Document):
+    curve: list[_Point]
+    best: Any
+    worst: Any
+    sizes: Any
+
+
+def test_what_documents_begin_with() -> None:
+    """Version, schema, command, and the trace or null."""
+    document = to_dict(traces_document([TRACE]))
+    assert list(document)[:4] == ["kvscope", "schema", "command", "trace"]
+    assert document["kvscope"] == __version__
+    assert document["schema"] == 1
+    assert document["command"] == "traces"
+    assert document["trace"] is None
+    assert to_dict(Document(trace=trace_facts(TRACE)))["trace"] == {
+        "name": "conv",
+        "format": "mooncake",
+        "block_size": 512,
+        "requests": 2,
+        "accesses": 5,
+        "distinct_blocks": 4,
+        "span_s": 1.5,
+        "input_tokens": 2048,
+        "output_tokens": 7,
+        "lineage": "inferred",
+        "bad_lines": 0,
+    }
+
+
+def test_values_are_plain_json() -> None:
+    """Dataclasses and numpy values are JSON's own; what is not finite is null."""
+    document = json.loads(
+        to_json(
+            _Measured(
+                curve=[_Point(8, 0.5), _Point(16, float("nan"))],
+                best=np.float64(0.25),
+                worst=np.float64("inf"),
+                sizes=np.array([1, 2]),
+            )
+        )
+    )
+    assert document["curve"][1] == {"capacity_blocks": 16, "token_hit_rate": None}
+    assert document["best"] == 0.25
+    assert document["worst"] is None
+    assert document["sizes"] == [1, 2]
+
+
+def test_json_is_ascii() -> None:
+    """Names of any script and broken ones get through whatever stdout's encoding is."""
+    names = ("é 𝄞", "plain")
+    text = to_json(traces_document([replace(TRACE, name=name) for name in names]))
+    assert text.isascii()
+    assert [trace["name"] for trace in json.loads(text)["traces"]] == list(names)
+
+
+def test_every_document_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command that takes `--json` prints a document whose schema is known by its name."""
+    for name, _ in COMMANDS:
+        run([name, "--help"])
+        takes_json = "--json" in capsys.readouterr().out
+        assert takes_json == (name in DOCUMENTS) or name in {"traces", "runs"}, name
+    for name, kind in DOCUMENTS.items():
+        assert schema(name)["$defs"][kind.__name__]["properties"]["command"] == {"enum": [name]}
+
+
+def test_published_schemas_are_current(tmp_path: Path) -> None:
+    """docs/schemas holds what `make docs` writes."""
+    written = write_schemas(tmp_path)
+    assert {path.name for path in written} == {path.name for path in PUBLISHED.iterdir()}
+    for path in written:
+        assert path.read_text() == (PUBLISHED / path.name).read_text(), "run `make docs`"
+
+
+def test_schemas_are_valid_and_refuse() -> None:
+    """Each is a schema itself; a missing field and a wrong type are refused."""
+    for command in DOCUMENTS:
+        Draft202012Validator.check_schema(schema(command))
+    known = Draft202012Validator(schema("traces"))
+    document = to_dict(TracesDocument(traces=()))
+    known.validate(document)
+    known.validate(document | {"new": 1})
+    for wrong in (document | {"traces": None}, {"traces": []}, document | {"schema": 2}):
+        with pytest.raises(ValidationError):
+            known.validate(wrong)

@@ -1,0 +1,42 @@
+"""What holds in every test: documents of `--json` are valid by their schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from kvscope.cli import output
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _valid_documents() -> Iterator[None]:
+    """Check each document that a command prints in this process before it is printed."""
+    emit_json = output.emit_json
+
+    def checked(document: Any) -> None:
+        from kvscope.app.documents.base import to_dict
+
+        plain = to_dict(document)
+        _validator(plain["command"]).validate(plain)
+        emit_json(document)
+
+    output.emit_json = checked
+    yield
+    output.emit_json = emit_json
+
+
+@cache
+def _validator(command: str) -> Any:
+    """Return a validator that also refuses fields that the schema does not have."""
+    from jsonschema import Draft202012Validator
+
+    from kvscope.app.schemas import schema
+
+    strict = schema(command)
+    for part in strict["$defs"].values():
+        if "properties" in part:
+            part["additionalProperties"] = False
+    return Draft202012Validator(strict)
