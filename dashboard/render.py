@@ -12,8 +12,7 @@ from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from kvscope.report.glossary import meaning
-from kvscope.report.section import Section
-from kvscope.report.section import Table
+from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
 _MOST_KEPT = 64  # sections with their charts

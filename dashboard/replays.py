@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import prepared
 from job import Job
+from kvscope.report.run_names import names
 from opened import reading, writing
 
 from kvscope.app.simulate import Simulation, ordered
@@ -25,8 +26,7 @@ from kvscope.replay.capacity_options import over_tiers
 from kvscope.replay.lru_point import LruAnywhere
 from kvscope.replay.variants import Found, Variant, bind, found_values
 from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
-from kvscope.report.charts.distributions import Distribution, distribution
-from kvscope.report.run_names import names
+from kvscope.report.ttft import Distribution, distribution
 from kvscope.tune import capacity as xi
 from kvscope.tune.objective import Target
 

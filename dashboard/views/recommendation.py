@@ -17,7 +17,7 @@ from plain import plain
 from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.core.trace import Trace
-from kvscope.report.sections import tuning as sections
+from kvscope.report import recommendation
 from kvscope.tune.file import Recommendation, read_recommendation
 from kvscope.tune.flags import Flags, flags
 from kvscope.tune.objective import Target
@@ -75,10 +75,10 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
         return
     if asked != now:
         st.info("This is what was asked before; Tune answers what stands above.")
-    verdict, *rest = sections.sections(found, explain=True)
+    verdict, *rest = recommendation.sections(found)
     render.show([verdict])
     _flags(found.flags)
-    st.caption(sections.ON_TOP)
+    st.caption(recommendation.ADD_RUNNING)
     _instead(found)
     st.download_button(
         "Download recommendation.toml",
@@ -94,7 +94,7 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
 def _flags(told: Flags) -> None:
     """What to tell each engine, with a button that copies it."""
     plugin = bool(told.vllm) and told.vllm_needs_plugin
-    vllm = f"{sections.PLUGIN} {told.vllm}" if plugin else told.vllm
+    vllm = f"{recommendation.PLUGIN} {told.vllm}" if plugin else told.vllm
     named = "vLLM, with kvscope's plugin and the file" if plugin else "vLLM"
     for engine, text in (("SGLang", told.sglang), (named, vllm)):
         if text:

@@ -120,6 +120,6 @@ def _emit_json(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None
 
 def _print(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
     from kvscope.cli.rendering import show_sections
-    from kvscope.report.sections.simulation import kept
+    from kvscope.report.policies import stored as stored_sections
 
-    show_sections(kept(trace, runs, model))
+    show_sections(stored_sections(trace, runs, model))

@@ -228,7 +228,7 @@ def _report(
     else:
         _print(found)
     if html is not None:
-        from kvscope.report.sections.simulation import html_report
+        from kvscope.report.policies import html_report
 
         Path(html).write_text(html_report(found), encoding="utf-8")
         note(f"report written to {html}")
@@ -251,9 +251,7 @@ def _document(found: Simulation, values: Mapping[str, Found]) -> dict[str, Any]:
 
 
 def _print(found: Simulation) -> None:
-    from kvscope.cli.rendering import show_sections
-    from kvscope.report.report import trace_in_words
-    from kvscope.report.sections.simulation import sections
+    from kvscope.cli.rendering import show_report
+    from kvscope.report.policies import screen
 
-    output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
-    show_sections(sections(found))
+    show_report(found.trace, screen(found))

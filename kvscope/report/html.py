@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from kvscope import __version__
-from kvscope.report.section import Section
-from kvscope.report.section import Table
+from kvscope.report.section import Section, Table
 
 _STYLE = """
 :root { color-scheme: light; }
