@@ -11,7 +11,7 @@ import held
 import opened
 import prepared
 import streamlit as st
-from kvscope.report.report import trace_in_words
+from kvscope.report.words import trace_in_words
 
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError

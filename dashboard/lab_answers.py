@@ -10,7 +10,7 @@ import frame
 import render
 import replays
 import streamlit as st
-from kvscope.report.run_names import names
+from kvscope.report.runs import names
 
 from kvscope.app.simulate import BASELINE, Simulation
 from kvscope.core import units

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import prepared
 from job import Job
-from kvscope.report.run_names import names
+from kvscope.report.runs import names
 from opened import reading, writing
 
 from kvscope.app.simulate import Simulation, ordered
