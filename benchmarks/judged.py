@@ -17,9 +17,10 @@ from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, Tables, history, replay
 from kvscope.replay.traffic import traffic
-from kvscope.replay.variants import Variant, bind, found_values
+from kvscope.replay.variants import bind, found_values
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 

@@ -19,7 +19,8 @@ from kvscope.core.jit import kernel
 from kvscope.latency import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.run_cache import spread
-from kvscope.replay.workload import WINDOWS, Asked, Workload, setting_of, sweep
+from kvscope.replay.setting import setting_of
+from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.store.prompts import load_prompts

@@ -11,13 +11,13 @@ import held
 import opened
 import prepared
 import streamlit as st
-from kvscope.report.words import trace_in_words
 
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
 from kvscope.core.trace import Trace
 from kvscope.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
+from kvscope.report.words import trace_in_words
 
 NO_MODEL = "none"
 

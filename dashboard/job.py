@@ -11,6 +11,7 @@ import deep
 import streamlit as st
 from plain import plain
 
+from kvscope.app.monitor import Unit
 from kvscope.core.errors import KvscopeError
 from kvscope.tune.search import Stopped
 
@@ -45,7 +46,9 @@ class Job:
             raise Stopped("stopped before it was finished")
 
     @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    def steps(
+        self, label: str, total: int | None = None, *, unit: Unit = "steps"
+    ) -> Iterator[Callable[[int], None]]:
         """Work called `label`; the callable says how much of it was done."""
         self.label, self.done, self.total = label, 0, total
 
@@ -53,6 +56,10 @@ class Job:
             self.done += amount
 
         yield advance
+
+    def note(self, text: str) -> None:
+        """Show the sentence under the result."""
+        self.notes.append(text)
 
     def soon(self) -> None:
         """Wait a moment for its end: what is done by then shows no progress."""

@@ -10,12 +10,13 @@ import frame
 import render
 import replays
 import streamlit as st
-from kvscope.report.runs import names
 
-from kvscope.app.simulate import BASELINE, Simulation
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.report import policies, ttft, xi
+from kvscope.report.runs import names
 from kvscope.report.section import Section
 
 PERCENTILES = ("p50", "p90", "p95", "p99")

@@ -15,7 +15,7 @@ import streamlit as st
 from opened import reading
 from plain import plain
 
-from kvscope.app.analyze import Analysis, Begun, analyze
+from kvscope.app.analyze import Analysis, StartedCaching, analyze
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
 from kvscope.core.errors import KvscopeError
@@ -62,7 +62,9 @@ class Prepared(job.Job):
                     return
                 prompts = load_prompts(store, self._trace)
                 self._tell("lru", lru_anywhere(prompts))
-                found = analyze(store, self._trace, begun=Begun(prompts), step=self._step)
+                found = analyze(
+                    store, self._trace, started=StartedCaching(prompts), step=self._step
+                )
                 self._tell("analysis", found)
                 self._step("prefixes")
                 self._tell("prefixes", hot_prefixes(store, self._trace))

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+import opened
 import prepared
 from job import Job
-from kvscope.report.runs import names
-from opened import reading, writing
 
-from kvscope.app.simulate import Simulation, ordered
-from kvscope.characterize.windows import round_windows
-from kvscope.core.errors import StoreBusyError
+from kvscope.app.requests import Capacities, SimulateRequest
+from kvscope.app.simulate import Simulation, simulate, workload_for
+from kvscope.app.simulate import replay as replayed_runs
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay import run_cache as kept
 from kvscope.replay.capacity_models import replayed
 from kvscope.replay.capacity_options import over_tiers
-from kvscope.replay.lru_point import LruAnywhere
-from kvscope.replay.variants import Found, Variant, bind, found_values
-from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.workload import Asked
+from kvscope.report.runs import names
 from kvscope.report.ttft import Distribution, distribution
 from kvscope.tune import capacity as xi
-from kvscope.tune.objective import Target
+from kvscope.tune.target import Target
 
 USUAL_POINTS = 5
 
@@ -45,28 +42,24 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """What came of it; `complete` is False where it was stopped. `ttft` fills as it is looked at.
-
-    The workload is kept, since stored runs have percentiles but not each request's TTFT.
-    """
+    """What came of it. `ttft` has each request's TTFT by capacity, and fills as it is looked at."""
 
     found: Simulation
-    complete: bool
-    workload: Workload
-    values: Mapping[str, Found]
     ttft: dict[int, tuple[Distribution, ...]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no replay was stopped."""
+        return not self.found.unfinished
 
 
 def replay(job: Job, asking: Asking) -> Replays:
     """The runs asked for, from the store or replayed and kept."""
-    workload, values = _ready(asking, prepared.lru_for(job, asking.trace))
-    policies = [bind(variant, values) for variant in asking.variants]
-    if asking.setting.tiers:
-        asked = [over_tiers(workload, policy, values) for policy in policies]
-    else:
-        grid = kept.grid(workload, asking.capacities_blocks, None, USUAL_POINTS)
-        asked = [Asked(policy, at) for at in grid for policy in policies]
-    made = _made(job, asking.trace, workload, values, asked)
+    lru = prepared.lru_for(job, asking.trace)
+    request = SimulateRequest(
+        asking.setting, asking.variants, Capacities(blocks=asking.capacities_blocks)
+    )
+    made = Replays(simulate(opened, asking.trace, lru.prompts, request, job))
     with job.steps("spreading TTFT over the requests", len(made.found.capacities)) as advance:
         for at in made.found.capacities:
             if job.stop.is_set():  # what is missing is made when it is looked at
@@ -82,14 +75,14 @@ def over_xi(job: Job, asking: Asking) -> Replays:
     Where none is named, it is the one with which LRU gets half of the hits that there are.
     """
     lru = prepared.lru_for(job, asking.trace)
-    workload, values = _ready(asking, lru)
+    workload = workload_for(asking.trace, lru.prompts, asking.setting)
     half = max(lru.curve.capacity_for(lru.curve.ideal / 2), 1)
     at = next(iter(asking.capacities_blocks), half)
     target = Target(asking.setting.slo_s or 0.0)
     with job.steps("looking where xi matters"):
         policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
     asked = [Asked(policy, at) for policy in policies]
-    return _made(job, asking.trace, workload, values, asked)
+    return Replays(replayed_runs(opened, asking.trace, workload, asked, job))
 
 
 def middle(found: Simulation) -> int:
@@ -109,52 +102,16 @@ def spread(made: Replays, capacity_blocks: int) -> tuple[Distribution, ...]:
     return made.ttft[capacity_blocks]
 
 
-def _ready(asking: Asking, lru: LruAnywhere) -> tuple[Workload, Mapping[str, Found]]:
-    workload = Workload(lru.prompts, asking.setting, round_windows(asking.trace, WINDOWS))
-    return workload, found_values(workload.turns, workload.profile, asking.setting.slo_s)
-
-
-def _made(
-    job: Job,
-    trace: Trace,
-    workload: Workload,
-    values: Mapping[str, Found],
-    asked: Sequence[Asked],
-) -> Replays:
-    setting = workload.setting
-    with reading() as store:
-        wanted = kept.wanted(store, trace, setting, asked)
-    runs = list(wanted.known)
-    with job.steps("compiling and preparing"):
-        workload.prepare([one.policy for one in wanted.missing])
-    with job.steps("replaying", len(wanted.missing)) as advance:
-        for run in sweep(workload, wanted.missing, stop=job.stop):
-            runs.append(_keep(job, trace, run))
-            advance(1)
-    one_cache = setting.capacity_model == "cache" and not setting.tiers
-    curve = workload.curve if one_cache else None
-    found = Simulation(trace, None, setting, ordered(runs), curve)
-    return Replays(found, len(runs) == wanted.count, workload, values)
-
-
-def _keep(job: Job, trace: Trace, run: Run) -> Run:
-    try:
-        with writing() as store:
-            return kept.keep(store, trace, run)
-    except StoreBusyError as error:
-        if not job.notes:
-            job.notes.append(f"Shown, but not kept: {error}")
-        return run
-
-
 def _ttft_ms(made: Replays, run: Run) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    workload = made.found.workload
+    assert workload is not None  # noqa: S101  (for mypy: `replay` and `over_xi` have it)
     policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
     asked = (
-        over_tiers(made.workload, policy, made.values)
+        over_tiers(workload, policy, made.found.estimates)
         if run.setting.tiers
         else Asked(policy, run.capacity_blocks)
     )
-    made.workload.prepare([policy])
-    served = replayed(made.workload, asked).served
+    workload.prepare([policy])
+    served = replayed(workload, asked).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)] * 1e3

@@ -37,7 +37,8 @@ the keys `kvscope` (version), `schema`, `command` and `trace`, then the command'
 def reference() -> str:
     """The whole page."""
     sections = [_INTRODUCTION, _section([])]
-    for name, command in COMMANDS:
+    for name, lazy in COMMANDS:
+        command = lazy.load()
         sections.append(_section([name]))
         if isinstance(command, typer.Typer):
             sections += [_section([name, str(sub.name)]) for sub in command.registered_commands]

@@ -21,8 +21,8 @@ from kvscope.core.trace import Trace
 from kvscope.policies.belady import Belady
 from kvscope.policies.wa import Wa
 from kvscope.replay.lru_point import LruAnywhere
-from kvscope.replay.variants import Variant
-from kvscope.replay.workload import setting_of
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.setting import setting_of
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
 from kvscope.report.sizes import Unit, multiple

@@ -18,9 +18,8 @@ from kvscope.core.runs import CapacityModel, RunSetting, TierMode
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.capacity_options import modelled, policies_for
-from kvscope.replay.policy_options import ALL, parse_variants
-from kvscope.replay.variants import Variant
-from kvscope.replay.workload import setting_of
+from kvscope.replay.policy_options import ALL, Variant, parse_variants
+from kvscope.replay.setting import setting_of
 from kvscope.tune.capacity import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]

@@ -14,13 +14,17 @@ import streamlit as st
 import tuned
 from plain import plain
 
+from kvscope.app.requests import Capacities, TuneRequest
 from kvscope.app.tune import Tuned
 from kvscope.core import units
+from kvscope.core.hits import standard
 from kvscope.core.trace import Trace
+from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
+from kvscope.replay.setting import setting_of
 from kvscope.report import recommendation
 from kvscope.tune.file import Recommendation, read_recommendation
 from kvscope.tune.flags import Flags, flags
-from kvscope.tune.objective import Target
+from kvscope.tune.target import Target
 
 
 def page() -> None:
@@ -42,7 +46,7 @@ def page() -> None:
 
 
 def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Tuned | None]:
-    return asking, tuned.recommend(one, asking)
+    return asking, tuned.recommend(one, *asking)
 
 
 def _asking(trace: Trace) -> tuned.Asking | None:
@@ -65,8 +69,21 @@ def _asking(trace: Trace) -> tuned.Asking | None:
     if not slo:
         return None
     chosen = frame.chosen()
-    target = Target(slo, units.parse_percentile(rank))
-    return tuned.Asking(trace, target, blocks, chosen.model, chosen.hbm_bytes, chosen.profile)
+    request = TuneRequest(
+        target=Target(slo, units.parse_percentile(rank)),
+        setting=setting_of(standard(), chosen.profile, slo_s=slo),
+        profile=chosen.profile,
+        variants=tuple(parse_variants(parse_policies(CONTENDERS), [])),
+        capacities=Capacities(blocks=(blocks,) if blocks else ()),
+        model=chosen.model,
+        hbm_bytes=chosen.hbm_bytes,
+        given=frozenset(
+            {"--latency", "--percentile"}
+            | ({"--model"} if chosen.model else set())
+            | ({"--capacity"} if blocks else set())
+        ),
+    )
+    return trace, request
 
 
 def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) -> None:

@@ -1,4 +1,4 @@
-"""Everything `kvscope analyze` tells of a trace, gathered once for terminal, JSON and report."""
+"""Analyze a trace: what it consists of, what caching can give, and how large the cache must be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.requests import AnalyzeRequest
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.summary import Characterization, Step, characterize
@@ -108,62 +109,52 @@ class Analysis:
     caching: Caching | None
 
 
-@dataclass(frozen=True, slots=True)
-class AnalyzeOptions:
-    """What may be asked of an analysis beyond the trace itself."""
+class StartedCaching:
+    """The part of an analysis that needs only a trace's paths, under way in a thread of its own.
 
-    definition: HitDefinition = standard()
-    model: ModelKv | None = None
-    hbm_bytes: int | None = None
-    capacities_blocks: tuple[int, ...] = ()
-
-
-class Begun:
-    """An analysis under way: what needs only a trace's paths is worked out on a core beside.
-
-    So it can begin while the trace is still being stored. `caching` waits for it.
+    So it can run while the trace is still being stored. `caching` waits for it.
     """
 
-    def __init__(self, paths: PromptPaths, options: AnalyzeOptions | None = None) -> None:
+    def __init__(self, paths: PromptPaths, request: AnalyzeRequest | None = None) -> None:
         self.paths = paths
-        self.options = options or AnalyzeOptions()
-        self.caching = beside(caching, paths, self.options)
+        self.request = request or AnalyzeRequest()
+        self.caching = beside(caching, paths, self.request)
 
 
 def analyze(
     store: Store,
     trace: Trace,
-    options: AnalyzeOptions | None = None,
+    request: AnalyzeRequest | None = None,
     *,
-    begun: Begun | None = None,
+    started: StartedCaching | None = None,
     step: Step | None = None,
 ) -> Analysis:
-    """Characterize `trace` and draw LRU's curve over it.
+    """Characterize `trace` and compute LRU's curve over it.
 
-    What was `begun` goes on with its own options. `step` is told what comes next, as in
-    `characterize`.
+    What was `started` keeps the request that it was started with. `step` is called with the name of
+    each step, as in `characterize`. Raises UsageError for a capacity that holds no block.
     """
-    if begun is None and trace.has_hashes:
-        begun = Begun(load_prompts(store, trace), options)
-    asked = begun.options if begun is not None else options or AnalyzeOptions()
-    found = characterize(store, trace, begun.paths if begun else None, step=step)
+    if started is None and trace.has_hashes:
+        started = StartedCaching(load_prompts(store, trace), request)
+    request = started.request if started else request or AnalyzeRequest()
+    characterization = characterize(store, trace, started.paths if started else None, step=step)
     return Analysis(
         trace=trace,
-        model=asked.model,
-        hbm_bytes=asked.hbm_bytes,
-        characterization=_sized(found, asked),
-        caching=begun.caching() if begun else None,
+        model=request.model,
+        hbm_bytes=request.hbm_bytes,
+        characterization=_sized(characterization, request),
+        caching=started.caching() if started else None,
     )
 
 
 def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:
     """An analysis that was made without a model, with what this one makes of all sizes."""
-    options = AnalyzeOptions(model=model, hbm_bytes=hbm_bytes)
+    request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
     block_size = found.trace.block_size
 
     def point(one: CurvePoint) -> CurvePoint:
         return _point(
-            block_size, options, one.capacity_blocks, one.token_hit_rate, one.block_hit_rate
+            block_size, request, one.capacity_blocks, one.token_hit_rate, one.block_hit_rate
         )
 
     given = found.caching
@@ -171,7 +162,7 @@ def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> An
         found,
         model=model,
         hbm_bytes=hbm_bytes,
-        characterization=_sized(found.characterization, options),
+        characterization=_sized(found.characterization, request),
         caching=given
         and replace(
             given,
@@ -182,16 +173,16 @@ def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> An
     )
 
 
-def _sized(found: Characterization, options: AnalyzeOptions) -> Characterization:
+def _sized(found: Characterization, request: AnalyzeRequest) -> Characterization:
     """The same, with what the model makes of sizes in blocks and tokens."""
-    if options.model is None:
+    if request.model is None:
         return found
     sizes = tuple(
-        _request_size(size, options.model, options.hbm_bytes) for size in found.request_sizes
+        _request_size(size, request.model, request.hbm_bytes) for size in found.request_sizes
     )
     alive = found.working_set
     if alive is not None:
-        alive = _working_set(alive, options.model, found.trace.block_size, options.hbm_bytes)
+        alive = _working_set(alive, request.model, found.trace.block_size, request.hbm_bytes)
     return replace(found, request_sizes=sizes, working_set=alive)
 
 
@@ -219,9 +210,10 @@ def _working_set(
     )
 
 
-def caching(prompts: PromptPaths, options: AnalyzeOptions) -> Caching:
+def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
     """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
-    definition = options.definition
+    definition = request.definition
+    named = request.capacities.in_blocks(request.model, prompts.block_size)
     ideal = cache(partial(ideal_blocks, prompts))
     distances = cache(partial(_distances, prompts))
     runs = distances(_walked(definition))
@@ -232,7 +224,7 @@ def caching(prompts: PromptPaths, options: AnalyzeOptions) -> Caching:
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
         rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
         return tuple(
-            _point(prompts.block_size, options, int(c), float(t), float(b)) for c, t, b in rates
+            _point(prompts.block_size, request, int(c), float(t), float(b)) for c, t, b in rates
         )
 
     # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
@@ -254,8 +246,8 @@ def caching(prompts: PromptPaths, options: AnalyzeOptions) -> Caching:
             Landmark(share, point)
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
-        asked=points(np.array(options.capacities_blocks, dtype=np.int64)),
-        misses=_misses(prompts, explained, explained_runs, [*at, *options.capacities_blocks]),
+        asked=points(np.array(named, dtype=np.int64)),
+        misses=_misses(prompts, explained, explained_runs, [*at, *named]),
         misses_definition=explained,
         lru=headline,
         lru_by_token=(
@@ -291,15 +283,15 @@ def _hit_rate(prompts: PromptPaths, definition: HitDefinition, ideal: NDArray[np
 
 
 def _point(
-    block_size: int, options: AnalyzeOptions, capacity: int, by_token: float, by_block: float
+    block_size: int, request: AnalyzeRequest, capacity: int, by_token: float, by_block: float
 ) -> CurvePoint:
     tokens = capacity * block_size
-    size = options.model.bytes_for(tokens) if options.model else None
+    size = request.model.bytes_for(tokens) if request.model else None
     return CurvePoint(
         capacity_blocks=capacity,
         capacity_tokens=tokens,
         capacity_bytes=size,
-        hbm_multiple=size / options.hbm_bytes if size is not None and options.hbm_bytes else None,
+        hbm_multiple=size / request.hbm_bytes if size is not None and request.hbm_bytes else None,
         token_hit_rate=by_token,
         block_hit_rate=by_block,
     )

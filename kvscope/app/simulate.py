@@ -1,17 +1,28 @@
-"""Replays of a trace with several policies at several capacities."""
+"""Simulate a trace: replays with several policies at several capacities, kept in the store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.requests import SimulateRequest
+from kvscope.app.stores import Stores
+from kvscope.characterize.windows import round_windows
+from kvscope.core.errors import StoreBusyError
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES
+from kvscope.replay import run_cache
+from kvscope.replay.capacity_options import over_tiers
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.policy_options import format_value
+from kvscope.replay.variants import Found, bind, found_values, used
+from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
+from kvscope.store.prompts import Prompts
 
-BASELINE = "lru"
+DEFAULT_POINTS = 5
 
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
@@ -20,7 +31,9 @@ _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 class Simulation:
     """The runs of one setting over one trace, in the order of `ordered`.
 
-    `curve` is LRU's exact hit rate at every capacity, None where it was not asked for.
+    `curve` is LRU's exact hit rate at every capacity, None where the setting has none.
+    `estimates` are the parameters that follow from the trace. `unfinished` counts the replays that
+    were wanted but stopped. `workload` is what was replayed, for a look at single requests.
     """
 
     trace: Trace
@@ -28,6 +41,9 @@ class Simulation:
     setting: RunSetting
     runs: tuple[Run, ...]
     curve: HitCurve | None = None
+    estimates: Mapping[str, Found] = field(default_factory=dict)
+    unfinished: int = 0
+    workload: Workload | None = None
 
     @property
     def capacities(self) -> list[int]:
@@ -35,12 +51,86 @@ class Simulation:
         return sorted({run.capacity_blocks for run in self.runs})
 
     def at(self, capacity_blocks: int) -> list[Run]:
-        """The runs at one capacity."""
+        """Return the runs at one capacity."""
         return [run for run in self.runs if run.capacity_blocks == capacity_blocks]
 
 
+def simulate(
+    stores: Stores,
+    trace: Trace,
+    prompts: Prompts,
+    request: SimulateRequest,
+    monitor: Monitor | None = None,
+) -> Simulation:
+    """Return the runs that `request` wants: from the store, or replayed and stored.
+
+    Once the monitor's `stop` is set, the replays under way are finished and kept, and the others
+    counted as unfinished. Raises UsageError for a capacity that holds no block.
+    """
+    setting, monitor = request.setting, monitor or Silent()
+    if setting.tiers and request.model is not None:
+        setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
+    named = request.capacities.in_blocks(request.model, trace.block_size)
+    workload = workload_for(trace, prompts, setting)
+    estimates = found_values(workload.turns, workload.profile, setting.slo_s)
+    for name, estimate in used(request.variants, estimates).items():
+        monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
+    policies = [bind(variant, estimates) for variant in request.variants]
+    if setting.tiers:
+        wanted = [over_tiers(workload, policy, estimates) for policy in policies]
+    else:
+        capacities = run_cache.grid(workload, named, request.points, DEFAULT_POINTS)
+        wanted = [Asked(policy, blocks) for blocks in capacities for policy in policies]
+    simulation = replay(stores, trace, workload, wanted, monitor)
+    return replace(simulation, model=request.model, estimates=estimates)
+
+
+def workload_for(trace: Trace, prompts: Prompts, setting: RunSetting) -> Workload:
+    """Return the trace under `setting`, ready for replays. Raises as `Workload` does."""
+    return Workload(prompts, setting, round_windows(trace, WINDOWS))
+
+
+def replay(
+    stores: Stores, trace: Trace, workload: Workload, wanted: Sequence[Asked], monitor: Monitor
+) -> Simulation:
+    """Return the wanted runs: from the store, or replayed and stored as each one finishes.
+
+    A run that cannot be stored, since another process writes the store, is returned all the same.
+    """
+    setting = workload.setting
+    with stores.reading() as store:
+        pending = run_cache.wanted(store, trace, setting, wanted)
+    runs = list(pending.known)
+    if runs:
+        monitor.note(f"{len(runs):,} of {pending.count:,} runs were in the store already")
+    with monitor.steps("compiling and preparing"):
+        workload.prepare([one.policy for one in pending.missing])
+    busy: StoreBusyError | None = None
+    with monitor.steps("replaying", len(pending.missing)) as advance:
+        for run in sweep(workload, pending.missing, stop=monitor.stop):
+            try:
+                with stores.writing() as store:
+                    runs.append(run_cache.keep(store, trace, run))
+            except StoreBusyError as error:
+                busy = error
+                runs.append(run)
+            advance(1)
+    if busy is not None:
+        monitor.note(f"not all runs were stored: {busy}")
+    one_cache = setting.capacity_model == "cache" and not setting.tiers
+    return Simulation(
+        trace,
+        None,
+        setting,
+        ordered(runs),
+        workload.curve if one_cache else None,  # LRU's in a cache of one tier
+        unfinished=pending.count - len(runs),
+        workload=workload,
+    )
+
+
 def ordered(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Smallest capacity first, then as the registry lists policies, then by parameters."""
+    """Return runs by capacity, then as the registry lists policies, then by parameters."""
     return tuple(
         sorted(
             runs,

@@ -1,11 +1,13 @@
-"""What `kvscope tune` found, gathered for terminal, report and dashboard."""
+"""Tune: recommend policy, parameters and capacity for an SLO, and write recommendation.toml."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.requests import TuneRequest
+from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import Percentiles
@@ -13,14 +15,20 @@ from kvscope.core.runs import Outcome
 from kvscope.core.trace import Trace
 from kvscope.latency import LatencyProfile
 from kvscope.learning.fitted import Fit
+from kvscope.learning.offline.single_fit import fit_for
+from kvscope.learning.returns.file import Fitted
 from kvscope.policies.base import Policy
-from kvscope.replay.policy_options import FORESEEING, format_value
+from kvscope.replay.derived_traces import isolate
+from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
+from kvscope.replay.traffic import traffic
+from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import surely_better
 from kvscope.tune.file import write_recommendation
 from kvscope.tune.flags import Flags, flags
-from kvscope.tune.objective import Trial, times_ms
+from kvscope.tune.objective import JUDGED, SCALES, WARMUP, Question, Trial, times_ms
 from kvscope.tune.result import Judged, Tuning
 from kvscope.tune.search import XI
+from kvscope.tune.tuner import tune as tune_policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +77,6 @@ class Tuned:
         """The flags for what is recommended."""
         return self.flags_for(self.tuning.recommended)
 
-    def write(self, path: Path, fitted: Fit | None = None) -> None:
-        """Write recommendation.toml, with what was `fitted` for a policy that has a table."""
-        write_recommendation(
-            path,
-            self.tuning,
-            trace=self.trace.name,
-            block_size=self.trace.block_size,
-            profile=self.profile,
-            flags=self.flags,
-            capacity_bytes=self.bytes_in(self.tuning.recommended.trial.capacity_blocks),
-            fitted=fitted,
-        )
-
     def next_best_for_sglang(self) -> Judged | None:
         """The first contender that is surely better than LRU and that SGLang has."""
         for one in self.tuning.contenders:
@@ -116,11 +111,80 @@ class Tuned:
         return " ".join([policy.name + star, *told])
 
 
-def assumptions(tuned: Tuned, given: Mapping[str, object], policies: str) -> tuple[Assumption, ...]:
-    """What of the options in `given` nobody gave, what was taken, and why.
+def tune(
+    trace: Trace, prompts: Prompts, request: TuneRequest, monitor: Monitor | None = None
+) -> Tuned:
+    """Return the recommendation for `request`, and all that it rests on.
 
-    `policies` are those that compete where none is named.
+    Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
+    split, UsageError for shares that cannot split it and for a capacity that holds no block.
     """
+    monitor = monitor or Silent()
+    capacities = request.capacities.in_blocks(request.model, trace.block_size)
+    lowest, highest = _blocks_in_range(request, trace)
+    question = Question(
+        target=request.target,
+        variants=request.variants,
+        capacity_blocks=capacities[0] if capacities else None,
+        lowest_blocks=lowest,
+        highest_blocks=highest,
+        warmup=WARMUP if request.warmup is None else request.warmup,
+        judged=JUDGED if request.judge is None else request.judge,
+        scales=() if "--latency" in request.given else SCALES,
+    )
+    tuning = tune_policies(
+        prompts,
+        request.setting,
+        question,
+        round_windows(trace),
+        lineage=trace.lineage,
+        progress=monitor.steps,
+        stop=monitor.stop,
+    )
+    tuned = Tuned(trace, request.model, request.hbm_bytes, request.profile, tuning)
+    return replace(tuned, assumptions=_assumptions(tuned, request.given))
+
+
+def engine_fit(tuned: Tuned, prompts: Prompts) -> Fit | None:
+    """Return the table that the recommended policy needs in an engine, fitted to the whole trace.
+
+    None for a policy without one. An engine goes on fitting where it can, as the replays did that
+    the policy was judged by.
+    """
+    recommended, setting = tuned.tuning.recommended.trial, tuned.tuning.setting
+    if recommended.policy.table is None:
+        return None
+    whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
+    fitted = fit_for(
+        traffic(whole, setting.definition), recommended.policy, recommended.capacity_blocks
+    )
+    return replace(fitted, refits=True) if isinstance(fitted, Fitted) else fitted
+
+
+def write_recommended(path: Path, tuned: Tuned, prompts: Prompts) -> None:
+    """Write recommendation.toml to `path`, with what an engine needs for the policy."""
+    blocks = tuned.tuning.recommended.trial.capacity_blocks
+    write_recommendation(
+        path,
+        tuned.tuning,
+        trace=tuned.trace.name,
+        block_size=tuned.trace.block_size,
+        profile=tuned.profile,
+        flags=tuned.flags,
+        capacity_bytes=tuned.bytes_in(blocks),
+        fitted=engine_fit(tuned, prompts),
+    )
+
+
+def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | None]:
+    if request.range_bytes is None or request.model is None:
+        return 0, None
+    low, high = (request.model.blocks_in(size, trace.block_size) for size in request.range_bytes)
+    return low, high
+
+
+def _assumptions(tuned: Tuned, given: frozenset[str]) -> tuple[Assumption, ...]:
+    """Return what was taken for the options that are not `given`, and why."""
     tuning, profile = tuned.tuning, tuned.profile
     line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
     taken = (
@@ -129,19 +193,21 @@ def assumptions(tuned: Tuned, given: Mapping[str, object], policies: str) -> tup
         (
             "--capacity",
             f"{tuning.capacity_blocks:,} blocks",
-            "LRU gets half of the hits there are, in the part to choose on",
+            "LRU gets half of the possible hits, in the training window",
         ),
         ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
         (
             "--warmup, --judge",
             f"{tuning.split.warmup_requests:,} and {tuning.split.judged_requests:,} requests",
-            "a warm cache, and enough requests on either side",
+            "a warm cache, and enough requests in both windows",
         ),
-        ("--policies", policies, "they see no more than an engine does"),
+        ("--policies", CONTENDERS, "they see no more than an engine does"),
     )
-    names = [one for one in ("next_prompt_tokens", "turn_rate_per_s") if one in tuning.found]
-    found = [
-        Assumption(name, format_value(name, tuning.found[name].value), "of the part to choose on")
-        for name in names
+    estimated = [
+        Assumption(
+            name, format_value(name, tuning.found[name].value), "mean of the training window"
+        )
+        for name in ("next_prompt_tokens", "turn_rate_per_s")
+        if name in tuning.found
     ]
-    return (*(Assumption(*one) for one in taken if given[one[0]] is None), *found)
+    return (*(Assumption(*row) for row in taken if row[0] not in given), *estimated)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvscope.cli import asked, output
+from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import (
@@ -29,10 +28,9 @@ from kvscope.cli.options import (
 )
 from kvscope.cli.values import amount, listed, parsed_by, positive
 from kvscope.core import units
-from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.app.analyze import Analysis
+    from kvscope.app.analyze import Analysis, StartedCaching
     from kvscope.store.prompts import PromptPaths
 
 CapacityBlocks = Annotated[
@@ -77,31 +75,34 @@ def analyze(
 
     A path is ingested first if the store does not have it yet.
     """
-    definition = asked.definition(compat, outputs, warmup)
-    kv = asked.model(model, kv_dtype)
-    if kv is None and (hbm or capacity):
-        option = "--hbm" if hbm else "--capacity"
-        raise UsageError("needs a model", where=option, remedy="name one with --model")
-    from kvscope.app.analyze import AnalyzeOptions, Begun
-    from kvscope.app.analyze import analyze as characterized
+    from kvscope.app.requests import analyze_request
+
+    request = analyze_request(
+        compat=compat,
+        outputs=outputs,
+        warmup=warmup,
+        model=model,
+        kv_dtype=kv_dtype,
+        hbm_bytes=hbm,
+        capacity_blocks=capacity_blocks,
+        capacity_bytes=capacity,
+    )
     from kvscope.store.db import open_store
 
-    begun: list[Begun] = []
+    started: list[StartedCaching] = []
 
-    def options(block_size: int) -> AnalyzeOptions:
-        capacities = asked.capacities(capacity_blocks, capacity, kv, block_size)
-        return AnalyzeOptions(definition, kv, hbm, tuple(capacities))
+    def start(paths: PromptPaths) -> None:
+        from kvscope.app.analyze import StartedCaching
 
-    def begin(paths: PromptPaths) -> None:
-        with suppress(UsageError):  # raised again once the trace is stored, and not lost
-            begun.append(Begun(paths, options(paths.block_size)))
+        started.append(StartedCaching(paths, request))
 
     with open_store(db) as store:
-        found = load_trace(store, trace, reading, begin)
-        under_way = begun[0] if begun else None
-        analysis = characterized(store, found, options(found.block_size), begun=under_way)
+        stored = load_trace(store, trace, reading, start)
+        from kvscope.app.analyze import analyze as characterized
+
+        analysis = characterized(store, stored, request, started=next(iter(started), None))
     if as_json:
-        output.emit_json("analyze", found, _document(analysis))
+        output.emit_json("analyze", stored, _document(analysis))
     else:
         _print(analysis)
     if html is not None:

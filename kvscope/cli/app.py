@@ -1,7 +1,7 @@
-"""The command `kvscope`: the registry of its commands, the global options, and `main`.
+"""The command `kvscope`: the list of its commands, the global options, and `main`.
 
-A new command is one file and one line in `COMMANDS`. Command modules are imported at every start,
-`--help` included: what is heavy (duckdb, numba, polars, ...) they import inside their functions.
+A new command is one file and one line in `COMMANDS`. Its module is imported when the command is
+called, so `kvscope --help` and a mistyped command load none of them.
 """
 
 from __future__ import annotations
@@ -9,76 +9,142 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
 from kvscope import __version__
-from kvscope.cli import (
-    analyze,
-    calibrate,
-    dashboard,
-    diagnostics,
-    export,
-    fit,
-    ingest,
-    output,
-    record,
-    runs,
-    simulate,
-    synth,
-    traces,
-    tune,
-    validate,
-)
+from kvscope.cli import diagnostics, output
 from kvscope.cli.options import Debug
 from kvscope.core.errors import ExitCode
 
-Command = Callable[..., Any] | typer.Typer
 
-# name, and the function or (for a command with sub-commands) the Typer app behind it
-COMMANDS: tuple[tuple[str, Command], ...] = (
-    ("analyze", analyze.analyze),
-    ("fit", fit.fit),
-    ("simulate", simulate.simulate),
-    ("tune", tune.tune),
-    ("calibrate", calibrate.calibrate),
-    ("validate", validate.validate),
-    ("dashboard", dashboard.dashboard),
-    ("runs", runs.app),
-    ("ingest", ingest.ingest),
-    ("traces", traces.app),
-    ("export", export.export),
-    ("synth", synth.synth),
-    ("record", record.record),
+class Lazy(NamedTuple):
+    """A command whose module is imported when it is called.
+
+    `place` is `module:attribute` below `kvscope.cli`: a function, or the Typer app of a command
+    with sub-commands. `summary` is the first sentence of its help.
+    """
+
+    place: str
+    summary: str
+
+    def load(self) -> Callable[..., Any] | typer.Typer:
+        """Import the command."""
+        module, _, attribute = self.place.partition(":")
+        loaded: Callable[..., Any] = getattr(import_module(f"kvscope.cli.{module}"), attribute)
+        return loaded
+
+
+Command = Callable[..., Any] | typer.Typer | Lazy
+
+COMMANDS: tuple[tuple[str, Lazy], ...] = (
+    ("analyze", Lazy("analyze:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
+    ("fit", Lazy("fit:fit", "Fit models of reuse and of conversations.")),
+    ("simulate", Lazy("simulate:simulate", "Replay a trace under eviction policies.")),
+    ("tune", Lazy("tune:tune", "Recommend policy, parameters and capacity for an SLO.")),
+    ("calibrate", Lazy("calibrate:calibrate", "Measure TTFT on an engine; write a profile.")),
+    ("validate", Lazy("validate:validate", "Replay the trace on a real engine; compare.")),
+    ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
+    ("runs", Lazy("runs:app", "List, compare or remove stored replays.")),
+    ("ingest", Lazy("ingest:ingest", "Read traces into the store.")),
+    ("traces", Lazy("traces:app", "List or remove stored traces.")),
+    ("export", Lazy("export:export", "Write a stored trace in another format.")),
+    ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
+    ("record", Lazy("record:record", "Record a running vLLM as a trace.")),
+    ("policies", Lazy("catalog:policies", "List the eviction policies.")),
+    ("models", Lazy("catalog:models", "List the model presets.")),
+    ("latencies", Lazy("catalog:latencies", "List the latency presets.")),
+    ("formats", Lazy("catalog:formats", "List the trace formats.")),
 )
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
-def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> typer.Typer:
-    """The command line with `commands` below it."""
+class _LoadedWhenCalled(MutableMapping[str, Any]):
+    """Click's commands by name, each built when it is first looked up."""
+
+    def __init__(self, commands: Sequence[tuple[str, Command]]) -> None:
+        self._commands = dict(commands)
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            self._built[name] = _built(name, self._commands[name])
+        return self._built[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._built[name] = self._commands[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def summary(self, name: str, limit: int) -> str:
+        """Return the line that `kvscope --help` prints for a command, cut to `limit` columns."""
+        command = self._commands[name]
+        if isinstance(command, Lazy):
+            return command.summary
+        return str(self[name].get_short_help_str(limit))
+
+
+class _Group(TyperGroup):
+    """The root command; its help lists the commands without importing them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the table of commands, in the order of `COMMANDS`."""
+        commands = self.commands
+        assert isinstance(commands, _LoadedWhenCalled)  # noqa: S101  (set by `build`)
+        limit = formatter.width - 6 - max(map(len, commands))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, commands.summary(name, limit)) for name in commands])
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of `COMMANDS`."""
+        return list(self.commands)
+
+
+def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> Any:
+    """Build the command line with `commands` below it."""
     app = typer.Typer(
         name="kvscope",
+        cls=_Group,
         callback=_kvscope,
         invoke_without_command=True,
         context_settings=_HELP_NAMES,
         rich_markup_mode=None,  # plain help: importing rich for it doubles the time it takes
         pretty_exceptions_enable=False,
     )
-    for name, command in commands:
-        if isinstance(command, typer.Typer):
-            app.add_typer(_with_debug_inside(command), name=name)
-        else:
-            app.command(name)(_with_debug(command))
-    return app
+    group: Any = typer.main.get_command(app)
+    group.commands = _LoadedWhenCalled(commands)
+    return group
+
+
+def _built(name: str, command: Command) -> Any:
+    """Build Click's command of the function or Typer app behind a name."""
+    loaded = command.load() if isinstance(command, Lazy) else command
+    settings: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+    if isinstance(loaded, typer.Typer):
+        outer = typer.Typer(**settings, context_settings=_HELP_NAMES)
+        outer.add_typer(_with_debug_inside(loaded), name=name)
+        return typer.main.get_group(outer).commands[name]
+    single = typer.Typer(**settings)
+    single.command(name, context_settings=_HELP_NAMES)(_with_debug(loaded))
+    return typer.main.get_command(single)
 
 
 def main(
     arguments: Sequence[str] | None = None, commands: Sequence[tuple[str, Command]] = COMMANDS
 ) -> None:
-    """Run the command line `arguments` (default: this process's) and exit with its code."""
+    """Run the command line `arguments` (default: those of this process); exit with its code."""
     diagnostics.prepare_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments, commands))
 
@@ -86,9 +152,7 @@ def main(
 def run(arguments: Sequence[str], commands: Sequence[tuple[str, Command]] = COMMANDS) -> ExitCode:
     """Run the command line `arguments` and return its exit code. Never raises."""
     return diagnostics.guarded(
-        lambda: typer.main.get_command(build(commands)).main(
-            list(arguments), prog_name="kvscope", standalone_mode=False
-        )
+        lambda: build(commands).main(list(arguments), prog_name="kvscope", standalone_mode=False)
     )
 
 
@@ -119,7 +183,7 @@ def _kvscope(
 
 
 def _with_debug(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`command` with the option `--debug`, so that it may also stand behind the command's name."""
+    """Return `command` with `--debug`, so that the option may also follow the command's name."""
     signature = inspect.signature(command, eval_str=True)
     if "debug" in signature.parameters:  # a group may be built into several apps
         return command

@@ -95,7 +95,7 @@ def guarded(command: Callable[[], object]) -> ExitCode:
         sys.stdout.flush()  # here, while a full disk or a reader that left can still be told apart
     except OSError as failure:
         _discard_stdout()
-        return ExitCode.FAILED if isinstance(failure, BrokenPipeError) else _failed(failure)
+        return ExitCode.DONE if isinstance(failure, BrokenPipeError) else _failed(failure)
     return code
 
 
@@ -103,10 +103,12 @@ def _ended(command: Callable[[], object]) -> ExitCode:
     try:
         with _warnings_as_notes():
             code = _exit_code(command())
-    except SystemExit as stop:  # Typer's answer to a closed pipe
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # Typer's answer to it
+            return ExitCode.DONE
         return _exit_code(stop.code)
-    except BrokenPipeError:  # nobody reads on (`kvscope ... | head`): leave without a word
-        return ExitCode.FAILED
+    except BrokenPipeError:  # the reader has what it wanted (`kvscope ... | head`)
+        return ExitCode.DONE
     except (KeyboardInterrupt, typer.Abort):  # Abort: the end of what was typed at a question
         code = ExitCode.INTERRUPTED
     except Exception as failure:  # noqa: BLE001  (the last line of defence)

@@ -1,4 +1,4 @@
-"""What the first commands after an installation do beside their work: kernels are compiled."""
+"""Read the trace to replay while a second process compiles the kernels that are missing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvscope.cli.diagnostics import note
+from kvscope.cli.loading import load_trace
+from kvscope.cli.options import Reading
 
 if TYPE_CHECKING:
+    from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
+    from kvscope.store.db import Store
 
 
 @contextmanager
-def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
-    """`kvscope.replay.precompile.compiled_beside`, said on stderr."""
-    from kvscope.replay import precompile as ahead
+def trace_and_kernels(
+    store: Store, text: str | None, reading: Reading, policies: Sequence[type[Policy]]
+) -> Iterator[Trace]:
+    """Yield the trace that `text` names; while the block runs, what `policies` lack is compiled."""
+    from kvscope.replay import precompile
 
-    lacking = ahead.not_compiled(policies)
+    lacking = precompile.not_compiled(policies)
     if lacking:
-        names = ", ".join(one.name for one in lacking)
+        names = ", ".join(policy.name for policy in lacking)
         note(f"compiling kernels, once: {names}; this can take half a minute")
-    with ahead.compiled_beside(policies):
-        yield
+    with precompile.compiled_beside(policies):
+        yield load_trace(store, text, reading)

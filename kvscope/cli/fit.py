@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvscope.cli import asked, output
+from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.fit_export import Export, ExportCapacity, Exporting, ExportParams, ExportPolicy
 from kvscope.cli.loading import load_trace
@@ -95,7 +95,9 @@ def fit(
 
     What is found is kept in the store.
     """
-    asked.definition(None, "carried", warmup)  # the same bounds as everywhere
+    from kvscope.app.requests import hit_definition
+
+    hit_definition(None, "carried", warmup)  # the same bounds as everywhere
     exporting = Exporting(export, policy, param, capacity_blocks)
     if not returns and (horizon is not None or xi is not None):
         where = "--xi" if horizon is None else "--horizon"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvscope.cli import asked
 from kvscope.cli.diagnostics import note
 from kvscope.cli.values import amount, parsed_by, target
 from kvscope.core.errors import InputError, UsageError
@@ -15,8 +14,8 @@ from kvscope.core.errors import InputError, UsageError
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.policies.base import Policy
+    from kvscope.replay.policy_options import Variant
     from kvscope.replay.traffic import Traffic
-    from kvscope.replay.variants import Variant
     from kvscope.store.db import Store
 
 EXPORTED = "gittins"
@@ -87,12 +86,13 @@ class Exporting:
         """Write the file, if one is asked for."""
         if self.path is None:
             return
+        from kvscope.app.traces import replayable
         from kvscope.core.hits import standard
         from kvscope.learning.offline.single_fit import fit_for
         from kvscope.replay.traffic import traffic
         from kvscope.tune.file import write_policy
 
-        of = traffic(asked.prompts(store, trace), standard())
+        of = traffic(replayable(store, trace), standard())
         policy = self._bound(of)
         fitted = fit_for(of, policy, self._capacity)
         if fitted is not None and policy.table == "ends" and not fitted.requests:

@@ -7,14 +7,12 @@ prints.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope.cli.diagnostics import note
+from kvscope.cli.monitor import Terminal
 from kvscope.cli.options import AS_IT_SAYS, Reading
-from kvscope.cli.progress import progress
-from kvscope.cli.values import STANDARD_STREAM
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
@@ -29,23 +27,32 @@ def load_trace(
     reading: Reading = AS_IT_SAYS,
     foresee: Foresee | None = None,
 ) -> Trace:
-    """The trace that `text` names, from now on the one last worked on.
+    """Return the trace that `text` names, from now on the one last worked on.
 
     A path (`-`: standard input) is ingested if the store does not have it; anything else is a
-    stored trace's name; None is the trace last worked on, and stderr says which. `foresee` is told
-    of a new trace before it is stored, as in `ingest`. Raises UsageError where `reading` says how
-    to read a trace that is read already.
+    stored trace's name; None is the trace last worked on, and stderr says which. `foresee` gets the
+    prompts of a new trace before it is stored. Raises UsageError where `reading` says how to read
+    a trace that is read already.
     """
+    from kvscope.app.traces import is_file, stored_trace
     from kvscope.store import traces
 
-    if text is not None and (text == STANDARD_STREAM or Path(text).exists()):
+    if text is not None and is_file(text):
         return ingest_reported(store, text, reading, foresee).trace
-    trace = traces.find(store, None) if text is None else _stored(store, text)
+    trace = stored_trace(store, text)
     _refuse_options(trace, reading)
     if text is None:
         note(f"working on {trace.name!r}, the trace last worked on")
     traces.mark_used(store, trace)
     return trace
+
+
+def check_name(store: Store, text: str | None) -> None:
+    """Raise InputError where `text` names neither a file nor a stored trace."""
+    from kvscope.app.traces import is_file, stored_trace
+
+    if text is None or not is_file(text):
+        stored_trace(store, text)
 
 
 def ingest_reported(
@@ -55,31 +62,24 @@ def ingest_reported(
 
     The trace becomes the one last worked on.
     """
-    from kvscope.ingest.pipeline import UnusableLinesError, ingest
-    from kvscope.store import traces
+    from kvscope.app.traces import ingest_file
+    from kvscope.ingest.pipeline import UnusableLinesError
 
-    if Path(path).is_dir():
-        raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
     try:
-        with progress(f"reading {path}", _size(path)) as advance:
-            found = ingest(store, path, _ingest_options(reading), advance, foresee)
+        ingested = ingest_file(store, path, Terminal(), _ingest_options(reading), foresee)
     except UnusableLinesError as error:
         _report_bad_lines(error.rejects)
         raise
-    trace = found.trace
-    if not found.created:
-        if reading.strict and trace.bad_lines:
-            line, reason = traces.bad_lines(store, trace)[0]
-            raise InputError(reason, where=f"{path}:{line}")
+    trace = ingested.trace
+    if not ingested.created:
         note(f"{path}: already in the store as {trace.name!r}, {_reading(trace)}")
-    _report_bad_lines(found.rejects)
-    if found.created:
+    _report_bad_lines(ingested.rejects)
+    if ingested.created:
         for text in trace.notes:
             note(f"{path}: {text}")
         if trace.out_of_order:
             note(f"{path}: {trace.out_of_order:,} requests were out of order, now sorted by time")
-    traces.mark_used(store, trace)
-    return found
+    return ingested
 
 
 def trace_record(trace: Trace) -> dict[str, Any]:
@@ -124,31 +124,3 @@ def _refuse_options(trace: Trace, reading: Reading) -> None:
             where=", ".join(given),
             remedy="leave it out, or name the trace's file",
         )
-
-
-def _stored(store: Store, text: str) -> Trace:
-    """The stored trace called `text`, which is no file; the error names what is most like it."""
-    from kvscope.store import traces
-
-    known = {trace.name: trace for trace in traces.all_traces(store)}
-    if text in known:
-        return known[text]
-    near = traces.nearest(text, [*known, *_files_beside(text)])
-    raise InputError(
-        "neither a file nor a stored trace",
-        where=text,
-        remedy=f"did you mean {near!r}?" if near else "give a trace file, or see `kvscope traces`",
-    )
-
-
-def _files_beside(text: str) -> list[str]:
-    """The files in the folder of the path `text`, as it would name them."""
-    folder = Path(text).parent
-    try:
-        return [str(path) for path in folder.iterdir() if path.is_file()]
-    except OSError:  # there is no such folder either
-        return []
-
-
-def _size(path: str) -> int | None:
-    return Path(path).stat().st_size if Path(path).is_file() else None

@@ -1,29 +1,35 @@
-"""Progress bars on stderr, for people; in a pipe or a log there are none.
+"""Progress on stderr: a bar on a terminal, a line every few seconds in a pipe or a log.
 
-The rooms below the command line get a plain `Advance` and know nothing of bars.
+The rooms below the command line get a plain `Advance` and know nothing of either.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Literal
 
-from kvscope.cli.diagnostics import interactive
+from kvscope.cli.diagnostics import interactive, say
+from kvscope.core import units
 
 Advance = Callable[[int], None]
+
+LINE_EVERY_S = 5.0
 
 
 @contextmanager
 def progress(
     label: str, total: int | None = None, *, unit: Literal["bytes", "steps"] = "bytes"
 ) -> Iterator[Advance]:
-    """A bar called `label` while the block runs; the callable moves it on by so many units.
+    """Show progress called `label` while the block runs; the callable adds so many units.
 
-    Without `total` the bar only shows that something moves. It vanishes at the end.
+    Without `total` it only shows that work goes on. A bar vanishes at the end; lines stay.
     """
     if not interactive():
-        yield _ignore
+        with _lines(label, total, unit) as advance:
+            yield advance
         return
     from rich.console import Console
     from rich.progress import (
@@ -48,5 +54,31 @@ def progress(
         yield lambda amount: bars.advance(task, amount)
 
 
-def _ignore(amount: int) -> None:
-    """Nobody watches."""
+@contextmanager
+def _lines(label: str, total: int | None, unit: str) -> Iterator[Advance]:
+    """Write a line every few seconds, from a thread: some steps take longer than that."""
+    done = 0
+    ended = Event()
+    began = time.monotonic()
+
+    def advance(amount: int) -> None:
+        nonlocal done
+        done += amount
+
+    def write() -> None:
+        while not ended.wait(LINE_EVERY_S):
+            say(f"{label}: {_so_far(done, total, unit)}{time.monotonic() - began:.0f} s")
+
+    Thread(target=write, daemon=True).start()
+    try:
+        yield advance
+    finally:
+        ended.set()
+
+
+def _so_far(done: int, total: int | None, unit: str) -> str:
+    """Return the part that is done, in words, with a comma behind it; empty without a total."""
+    if not total:
+        return ""
+    show = units.format_size if unit == "bytes" else units.format_count
+    return f"{show(done)} of {show(total)} ({done / total:.0%}), "

@@ -94,6 +94,7 @@ def _forms(table: Table, width: int) -> Iterator[list[Text]]:
         cells,
         columns=tuple(cells.columns[at] for at in figures),
         rows=tuple(tuple(row[at] for at in figures) for row in cells.rows),
+        words=tuple(figures.index(at) for at in cells.words),
     )
     yield _lines(cells, _GAP)
     yield _lines(plain, _GAP)
@@ -132,12 +133,12 @@ def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) 
             for at in range(1, len(table.columns))
         ),
     ]
-    is_bar = [at > 0 and not title for at, title in enumerate(table.columns)]
+    is_left = [not at or not title or at in table.words for at, title in enumerate(table.columns)]
 
     def line(cells: Sequence[str]) -> str:
         padded = [
             cell + " " * (width - cell_len(cell))
-            if not at or is_bar[at]
+            if is_left[at]
             else " " * (width - cell_len(cell)) + cell
             for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from kvscope.cli import asked, output
+from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.loading import load_trace
 from kvscope.cli.options import DEFAULT_DB, Db, Json, KvDtype, Model, TraceArgument
@@ -58,10 +58,11 @@ def list_runs(
 
     `list` may be left out: `kvscope runs TRACE`.
     """
+    from kvscope.app.requests import kv_model
     from kvscope.store import runs as stored
     from kvscope.store.db import open_store
 
-    kv = asked.model(model, kv_dtype)
+    kv = kv_model(model, kv_dtype)
     chosen = _policies(policy)
     with open_store(db) as store:
         found = load_trace(store, trace)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope.cli import asked, output
+from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.first_use import compiled_beside
-from kvscope.cli.interrupts import stop_on_interrupt
-from kvscope.cli.loading import load_trace
+from kvscope.cli.first_use import trace_and_kernels
+from kvscope.cli.loading import check_name
+from kvscope.cli.monitor import stoppable
 from kvscope.cli.options import (
     AS_IT_SAYS,
     DEFAULT_DB,
@@ -29,7 +26,6 @@ from kvscope.cli.options import (
     TraceArgument,
     with_reading,
 )
-from kvscope.cli.progress import progress
 from kvscope.cli.simulate_options import Isolate, Latency, Params, RateScale
 from kvscope.cli.tune_options import (
     Capacity,
@@ -46,19 +42,13 @@ from kvscope.cli.tune_options import (
     View,
 )
 from kvscope.cli.values import STANDARD_STREAM
-from kvscope.core.errors import ExitCode, UsageError
-from kvscope.replay.policy_options import ALL, CONTENDERS, parse_policies, parse_variants
+from kvscope.core.errors import ExitCode
 
 if TYPE_CHECKING:
+    from kvscope.app.requests import TuneRequest
     from kvscope.app.tune import Tuned
-    from kvscope.core.kv_size import ModelKv
-    from kvscope.core.runs import RunSetting
     from kvscope.core.trace import Trace
-    from kvscope.latency import LatencyProfile
-    from kvscope.replay.variants import Variant
     from kvscope.store.prompts import Prompts
-    from kvscope.tune.objective import Question, Target
-    from kvscope.tune.result import Tuning
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -97,132 +87,57 @@ def tune(
 
     Chosen on one part of the trace, judged on the next. Writes recommendation.toml.
     """
-    goal = _target(slo, percentile, max_violations, view)
-    profile = asked.profile(latency)
-    setting = asked.setting(profile, asked.definition(None, outputs, 0.0), slo)
-    setting = replace(setting, rate_scale=asked.above_zero(rate_scale), isolate=isolate)
-    kv = asked.model(model or _model_of(profile), kv_dtype)
-    variants = _contenders(policies, param)
-    from kvscope.app.tune import Tuned, assumptions
-    from kvscope.store.db import open_store
-    from kvscope.tune.objective import JUDGED, SCALES, WARMUP, Question
-    from kvscope.tune.tuner import CEILINGS
+    from kvscope.app.requests import tune_request
 
-    replayed = [*(one.policy for one in variants), *CEILINGS]
-    with open_store(db) as store, compiled_beside(replayed):
-        found = load_trace(store, trace, reading)
-        have = _capacity(capacity, capacity_blocks, kv, found)
-        low, high = _range(capacity_range, kv, found)
-        question = Question(
-            target=goal,
-            variants=tuple(variants),
-            capacity_blocks=have,
-            lowest_blocks=low,
-            highest_blocks=high,
-            warmup=WARMUP if warmup is None else warmup,
-            judged=JUDGED if judge is None else judge,
-            scales=SCALES if latency is None else (),
-        )
-        prompts = asked.prompts(store, found)
-        tuning = _tuning(prompts, found, setting, question)
-    tuned = Tuned(found, kv, hbm, profile, tuning)
-    given = {
-        "--latency": latency,
-        "--model": model,
-        "--capacity": have,
-        "--percentile": percentile or max_violations,
-        "--warmup, --judge": None if warmup is None and judge is None else True,
-        "--policies": policies,
-    }
-    tuned = replace(tuned, assumptions=assumptions(tuned, given, CONTENDERS))
+    request = tune_request(
+        slo_s=slo,
+        percentile=percentile,
+        max_violations=max_violations,
+        view=view,
+        capacity_bytes=capacity,
+        capacity_blocks=capacity_blocks,
+        range_bytes=capacity_range,
+        model=model,
+        kv_dtype=kv_dtype,
+        hbm_bytes=hbm,
+        latency=latency,
+        policies=policies,
+        params=param,
+        rate_scale=rate_scale,
+        outputs=outputs,
+        isolate=isolate,
+        warmup=warmup,
+        judge=judge,
+    )
+    from kvscope.store.db import open_store
+
+    with open_store(db) as store:
+        check_name(store, trace)
+        from kvscope.app.traces import replayable
+        from kvscope.app.tune import write_recommended
+        from kvscope.tune.tuner import CEILINGS
+
+        replayed = [*(variant.policy for variant in request.variants), *CEILINGS]
+        with trace_and_kernels(store, trace, reading, replayed) as stored:
+            prompts = replayable(store, stored)
+            tuned = _tuned(stored, prompts, request)
     _report(tuned, explain=explain, as_json=as_json, html=html)
     if path != STANDARD_STREAM:
-        _write(Path(path), tuned, prompts)
+        write_recommended(Path(path), tuned, prompts)
+        note(f"recommendation written to {path}")
 
 
-def _target(
-    slo: float, percentile: float | None, max_violations: float | None, view: View
-) -> Target:
-    from kvscope.tune.objective import Target
-
-    if percentile is not None and max_violations is not None:
-        raise UsageError(
-            "says the same in another way",
-            where="--max-violations",
-            remedy="leave out --percentile or --max-violations",
-        )
-    if max_violations is not None:
-        return Target(slo, round(1 - max_violations, 9), "violations", view)
-    return Target(slo, percentile or DEFAULT_PERCENTILE, view=view)
-
-
-def _model_of(profile: LatencyProfile) -> str | None:
-    """The model that a latency preset was measured on."""
-    from kvscope.latency import MODELS
-
-    return MODELS.get(profile.name)
-
-
-def _contenders(policies: str | None, param: list[str] | None) -> list[Variant]:
-    """What may replace LRU. Raises UsageError for what knows the future."""
-    named = parse_policies(policies or CONTENDERS)
-    for policy in named:
-        if policy.hindsight and policies != ALL:
-            raise UsageError(
-                f"{policy.name} knows the future, and cannot be run",
-                where="--policies",
-                remedy="leave it out: the ceilings are always shown",
-            )
-    kinds = [one for one in named if not one.hindsight and one.name != BASELINE]
-    return parse_variants(kinds, param or [])
-
-
-def _capacity(size: int | None, blocks: int | None, kv: ModelKv | None, trace: Trace) -> int | None:
-    if size is not None and blocks is not None:
-        raise UsageError(
-            "says the same in another unit", where="--capacity-blocks", remedy="leave out one"
-        )
-    named = asked.capacities(
-        (blocks,) if blocks else None, (size,) if size else None, kv, trace.block_size
-    )
-    return named[0] if named else None
-
-
-def _range(
-    sizes: tuple[int, int] | None, kv: ModelKv | None, trace: Trace
-) -> tuple[int, int | None]:
-    if sizes is None:
-        return 0, None
-    if kv is None:
-        raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
-    low, high = (kv.blocks_in(size, trace.block_size) for size in sizes)
-    return low, high
-
-
-def _tuning(prompts: Prompts, trace: Trace, setting: RunSetting, question: Question) -> Tuning:
-    """The procedure, which Ctrl-C ends with nothing written."""
-    from kvscope.characterize.windows import round_windows
+def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
+    """Tune; Ctrl-C ends it with nothing written."""
+    from kvscope.app.tune import tune as recommend
     from kvscope.tune.search import Stopped
-    from kvscope.tune.tuner import tune as recommend
 
-    with stop_on_interrupt() as stop:
+    with stoppable() as terminal:
         try:
-            return recommend(
-                prompts,
-                setting,
-                question,
-                round_windows(trace),
-                lineage=trace.lineage,
-                progress=_steps,
-                stop=stop,
-            )
+            return recommend(trace, prompts, request, terminal)
         except Stopped as error:
             note(f"{error}; nothing was written")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def _steps(label: str) -> AbstractContextManager[Callable[[int], None]]:
-    return progress(label, unit="steps")
 
 
 def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> None:
@@ -239,24 +154,3 @@ def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> 
     if html is not None:
         Path(html).write_text(html_report(tuned), encoding="utf-8")
         note(f"report written to {html}")
-
-
-def _write(path: Path, tuned: Tuned, prompts: Prompts) -> None:
-    """Write the recommendation, with a fit to all of the trace for a policy that has such a table.
-
-    As in the replays it was judged by, an engine goes on fitting, where it can.
-    """
-    from kvscope.learning.offline.single_fit import fit_for
-    from kvscope.learning.returns.file import Fitted
-    from kvscope.replay.derived_traces import isolate
-    from kvscope.replay.traffic import traffic
-
-    trial, setting = tuned.tuning.recommended.trial, tuned.tuning.setting
-    fitted = None
-    if trial.policy.table is not None:
-        whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
-        fitted = fit_for(traffic(whole, setting.definition), trial.policy, trial.capacity_blocks)
-    if isinstance(fitted, Fitted):
-        fitted = replace(fitted, refits=True)
-    tuned.write(path, fitted)
-    note(f"recommendation written to {path}")

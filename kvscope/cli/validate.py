@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope.cli import asked, output
+from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.engine_options import (
     TEN_MINUTES_S,
@@ -117,7 +117,9 @@ def validate(
             where="--url, --model",
             remedy="a server that runs already, or the model to start vLLM with",
         )
-    pace = _pace(sequential, in_flight, asked.above_zero(rate_scale))
+    from kvscope.app.requests import above_zero
+
+    pace = _pace(sequential, in_flight, above_zero(rate_scale))
     wanted = Wanted(
         url=url,
         model=model,
@@ -186,16 +188,17 @@ def _validated(
     repeats: int,
     stop: Event,
 ) -> Validation:
+    from kvscope.app.traces import replayable
     from kvscope.validate.validate import Asked
     from kvscope.validate.validate import validate as validated
     from kvscope.vllm_sim import EngineSettings
 
-    prompts = asked.prompts(store, trace)
+    prompts = replayable(store, trace)
     advice, path = _recommendation(wanted)
     profile = _profile(latency, advice)
     target = advice.target if advice else None
     if slo_s is not None and target is None:
-        from kvscope.tune.objective import Target
+        from kvscope.tune.target import Target
 
         target = Target(slo_s)
     engine, opened, part, has = engine_for(prompts, wanted, advice, stop)
@@ -246,14 +249,16 @@ def _recommendation(wanted: Wanted) -> tuple[Recommendation | None, Path | None]
 
 
 def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfile:
+    from kvscope.app.requests import latency_profile
+
     if latency is None and advice is not None:
         return advice.profile
     if latency is None and Path("latency.toml").is_file():
         note("taking latency.toml, which lies here, as --latency")
-        return asked.profile("latency.toml")
+        return latency_profile("latency.toml")
     if latency is None:
         note("no --latency: TTFT is predicted with a preset; `kvscope calibrate` measures yours")
-    return asked.profile(latency)
+    return latency_profile(latency)
 
 
 def _runs(

@@ -1,11 +1,13 @@
-"""Where written traces go: a file that appears when it is whole, or standard output."""
+"""Files that appear when they are whole: traces, reports, recommendations, profiles."""
 
 from __future__ import annotations
 
 import gzip
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -14,43 +16,60 @@ import zstandard
 DASH = "-"
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8, whole or not at all."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
 @contextmanager
 def sink(path: str) -> Iterator[BinaryIO]:
-    """Open `path` for writing, compressed as `.gz` or `.zst` ask for; `-` is standard output.
-
-    The file gets its name only when the block ends well, so a broken export leaves none behind.
-    What is there and is no file (a pipe, /dev/null) is written to as it is.
-    """
+    """Open `path` for writing, compressed as `.gz` or `.zst` ask for; `-` is standard output."""
     if path == DASH:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        with _opened(target, target.suffix) as stream:
-            yield stream
-        return
-    part = Path(f"{path}.part")
-    try:
-        with _opened(part, target.suffix) as stream:
-            yield stream
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(Path(path)) as file, _compressed(file, Path(path).suffix) as stream:
+        yield stream
 
 
 @contextmanager
-def _opened(path: Path, suffix: str) -> Iterator[BinaryIO]:
-    with ExitStack() as stack:
-        yield _compressed(stack.enter_context(path.open("wb")), suffix, stack)
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for writing; who reads it finds the old content or all of the new.
+
+    The content goes to a temporary file in the same folder, which takes the name only when the
+    block ends well. What is there and is no file (a pipe, /dev/null) is written to as it is.
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp's is for its owner alone
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def _compressed(file: BinaryIO, suffix: str, stack: ExitStack) -> BinaryIO:
+@contextmanager
+def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
     if suffix == ".gz":
         # Neither name nor time in the header: equal traces give equal bytes.
-        packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6)
-        return cast(BinaryIO, stack.enter_context(packed))
-    if suffix == ".zst":
-        writer = zstandard.ZstdCompressor(level=6).stream_writer(file, closefd=False)
-        return cast(BinaryIO, stack.enter_context(writer))
-    return file
+        with gzip.GzipFile(
+            filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6
+        ) as packed:
+            yield cast(BinaryIO, packed)
+    elif suffix == ".zst":
+        with zstandard.ZstdCompressor(level=6).stream_writer(file, closefd=False) as writer:
+            yield cast(BinaryIO, writer)
+    else:
+        yield file

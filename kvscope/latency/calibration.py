@@ -271,20 +271,15 @@ class Calibration:
     ended: str = ""
 
 
-def write(path: Path, found: Calibration) -> None:
-    """Write the profile to `path`, what it was fitted to as comments below it."""
-    write_profile(path, found.profile)
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n# uncached cached: measured (median ms), fitted\n")
-        for cell in found.fit.cells:
-            file.write(_line(cell))
-
-
-def _line(cell: CellFit) -> str:
-    return (
-        f"# {cell.uncached} {cell.cached}: {cell.median_s * 1e3:.3f}, {cell.fitted_s * 1e3:.3f}"
-        f" ({cell.off:+.1%}), n = {cell.n}\n"
-    )
+def write(path: Path, calibration: Calibration) -> None:
+    """Write the profile to `path`, below comments with what it was fitted to."""
+    comments = [
+        f"{cell.uncached} {cell.cached}: {cell.median_s * 1e3:.3f}, {cell.fitted_s * 1e3:.3f}"
+        f" ({cell.off:+.1%}), n = {cell.n}"
+        for cell in calibration.fit.cells
+    ]
+    header = "uncached cached tokens: measured (median ms), fitted ms"
+    write_profile(path, calibration.profile, [header, *comments])
 
 
 def calibrate(

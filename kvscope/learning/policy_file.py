@@ -12,28 +12,29 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.toml_files import document_in
-from kvscope.policies.base import Policy
+from kvscope.core.toml_files import Number, table_as
+from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import by_name
 
-SCHEMA = 1
-REMEDY = "`kvscope tune` writes such a file"
+REMEDY = "`kvscope tune` and `kvscope fit --export` write such a file"
 
 
-def recommendation_in(path: Path) -> dict[str, Any]:
-    """The recommendation file at `path` as it is written; InputError for one of another schema."""
-    document = document_in(path, REMEDY)
-    if document.get("schema") != SCHEMA:
-        raise InputError(
-            f"schema {document.get('schema')!r}, this kvscope knows {SCHEMA}",
-            where=f"{path}: schema",
-            remedy="tune again, or upgrade kvscope",
-        )
-    return document
+class PolicyTable(msgspec.Struct, forbid_unknown_fields=True):
+    """The table `[policy]`; parameters that are left out have the policy's defaults."""
+
+    name: str
+    params: dict[str, Number]
+    leaves: str | None = None
+
+    @classmethod
+    def of(cls, policy: Policy) -> PolicyTable:
+        """Return the table of a policy."""
+        return cls(policy.name, dict(policy.values), policy.evicts)
 
 
 def table_in(
@@ -57,31 +58,29 @@ def table_in(
 
 
 def policy_in(document: Mapping[str, Any], where: str) -> Policy:
-    """The policy in the table `policy` of a document that stands at `where`.
+    """Return the policy in the table `policy` of a document that stands at `where`.
 
-    Raises InputError with the place, the key, the value and the remedy; also for a policy that
-    knows the future.
+    Raises InputError with the place, the key, the value and the remedy, also for a policy that
+    needs the future.
     """
-    table = table_in(document, "policy", where)
+    place = f"{where}: policy"
+    if "policy" not in document:
+        raise InputError("missing", where=place, remedy=REMEDY)
+    table = table_as(document["policy"], PolicyTable, place, REMEDY)
     try:
-        kind = by_name(str(table.get("name")))
+        kind = by_name(table.name)
     except UsageError as error:
-        raise InputError(error.what, where=f"{where}: policy.name", remedy=error.remedy) from error
+        raise InputError(error.what, where=f"{place}.name", remedy=error.remedy) from error
     if kind.hindsight:
         raise InputError(
-            f"{kind.name} knows the future, and cannot be run",
-            where=f"{where}: policy.name",
-            remedy=REMEDY,
+            f"{kind.name} needs the future and cannot be run", where=f"{place}.name", remedy=REMEDY
         )
-    params = table.get("params")
-    if not isinstance(params, dict):
-        raise InputError("missing", where=f"{where}: policy.params", remedy=REMEDY)
-    values = {name: number(f"{where}: policy.params.{name}", one) for name, one in params.items()}
     try:
-        return kind(values, table.get("leaves"))
+        return kind(table.params, cast(Leaves | None, table.leaves))  # which refuses others
     except UsageError as error:
-        place = f"{where}: policy: {error.where}"
-        raise InputError(error.what, where=place, remedy=error.remedy) from error
+        raise InputError(
+            error.what, where=f"{place}: {error.where}", remedy=error.remedy
+        ) from error
 
 
 def number(where: str, value: object) -> float:

@@ -62,7 +62,7 @@ class Gittins(LanePolicy):
 
     name = "gittins"
     aliases = ("return-index",)
-    summary = "weighs each class's oldest block by how soon it returns and how it is needed"
+    summary = "weighs each class's oldest block by return time and need"
     source = "Gittins 1979; need after the T-LRU paper"
     leaves = "leaf"
     by_category = True

@@ -97,8 +97,9 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
 
 def over_tiers(workload: Workload, policy: Policy, values: Mapping[str, Found]) -> Asked:
     """What to replay over the tiers of the setting: `policy` in those that name none."""
+    from kvscope.replay.policy_options import Variant
     from kvscope.replay.tier_spec import parse_tiers
-    from kvscope.replay.variants import Variant, bind
+    from kvscope.replay.variants import bind
     from kvscope.replay.workload import Asked
 
     setting = workload.setting

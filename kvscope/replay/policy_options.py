@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING
@@ -13,8 +13,7 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.policies.base import Parameter, Policy
-    from kvscope.replay.variants import Variant
+    from kvscope.policies.base import Leaves, Parameter, Policy
 
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
@@ -24,6 +23,15 @@ _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 
 Values = dict[type["Policy"], dict[str, list[float | str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A policy with the parameter values that were chosen; the rest is estimated from the trace."""
+
+    policy: type[Policy]
+    given: Mapping[str, float] = field(default_factory=dict)
+    leaves: Leaves | None = None
 
 
 def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:
@@ -135,8 +143,6 @@ def _policy(name: str, where: str) -> type[Policy]:
 
 
 def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> list[Variant]:
-    from kvscope.replay.variants import Variant
-
     variants = []
     for chosen in product(*(dict.fromkeys(of_one) for of_one in values.values())):
         given = dict(zip(values, chosen, strict=True))

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvscope.latency import LatencyProfile
 from kvscope.learning.offline.estimates import FIT_SHARE, parameters_from
-from kvscope.policies.base import Leaves, Policy
+from kvscope.policies.base import Policy
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.traffic import Traffic
 
 _XI = "xi_tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A policy with the parameter values that somebody chose; the others are found for it."""
-
-    policy: type[Policy]
-    given: Mapping[str, float] = field(default_factory=dict)
-    leaves: Leaves | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
-from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting
-from kvscope.latency import LatencyProfile
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import REFIT_S, Policy, TableKind
 from kvscope.replay.capacity_models import replayed
@@ -27,6 +25,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.misses import Novelty, novelty, reasons
 from kvscope.replay.replay import History, Tables, history, replay
 from kvscope.replay.sampling import Anchor, anchored, sampled
+from kvscope.replay.setting import profile_of
 from kvscope.replay.summary import Served, by_category, over_time, summarize
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
@@ -194,27 +193,6 @@ def _anchor(prompts: Prompts, setting: RunSetting) -> Anchor | None:
         return None
     sample = sampled(prompts, setting.sample_rate, coarsen=setting.coarsen)
     return anchored(prompts, sample, setting.definition)
-
-
-def setting_of(
-    definition: HitDefinition, profile: LatencyProfile, *, slo_s: float | None = None
-) -> RunSetting:
-    """A setting with this definition and this profile's numbers."""
-    return RunSetting(
-        definition=definition,
-        latency=profile.name,
-        base_s=profile.base_s,
-        per_token_s=profile.per_token_s,
-        per_token_pair_s=profile.per_token_pair_s,
-        slo_s=slo_s,
-    )
-
-
-def profile_of(setting: RunSetting) -> LatencyProfile:
-    """The latency profile that a setting tells the numbers of."""
-    return LatencyProfile(
-        setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s
-    )
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

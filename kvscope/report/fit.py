@@ -141,7 +141,7 @@ def _models_to_use(fit: Fit, fitted: list[CategoryFit]) -> Table:
             (
                 row.category,
                 units.format_count(row.n),
-                share(model and model.reuse_probability),
+                share(model.reuse_probability if model else None),
                 unit.cell(_mean_wait_s(exponential)),
                 f"{exponential.ks:.1%}",
                 row.verdict,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvscope.app.simulate import BASELINE, Simulation, ordered
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvscope.app.simulate import BASELINE
+from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Tuned
 from kvscope.core import units
 from kvscope.report import explanation, html, style, ttft

@@ -47,14 +47,15 @@ def category_table(facts: Characterization, rows: int | None = None) -> Table:
         large = large[: rows - (len(large) != len(shown) or len(large) > rows)]
         if len(shown) - len(large) > 1:  # pooled, one category would only lose its name
             shown, pooled = large, shown[len(large) :]
-    gaps = time_unit(row.reuse_gap_s and row.reuse_gap_s.p80 for row in facts.categories)
-    lives = time_unit(row.lifetime_s and row.lifetime_s.p90 for row in facts.categories)
+    gap_s = {row.category: row.reuse_gap_s.p80 for row in shown if row.reuse_gap_s}
+    life_s = {row.category: row.lifetime_s.p90 for row in shown if row.lifetime_s}
+    gaps, lives = time_unit(gap_s.values()), time_unit(life_s.values())
     cells = [
         _cells(row.category, [row], row.next_turn_probability, hashed=hashed)
         + (
             (
-                gaps.cell(row.reuse_gap_s and row.reuse_gap_s.p80),
-                lives.cell(row.lifetime_s and row.lifetime_s.p90),
+                gaps.cell(gap_s.get(row.category)),
+                lives.cell(life_s.get(row.category)),
             )
             if hashed
             else ()

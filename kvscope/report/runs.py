@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvscope.app.simulate import BASELINE
+from kvscope.app.requests import BASELINE
 from kvscope.core import units
 from kvscope.core.runs import Outcome, Run, RunSetting
 from kvscope.policies.registry import POLICIES

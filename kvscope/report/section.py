@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 class Table:
     """A titled table; every cell is text already.
 
-    The first column names the row; the others are figures, aligned right. A further column
-    without a title holds bars made of characters. `note` explains columns.
+    The first column names the row; the others are figures, aligned right, except the columns
+    numbered in `words`. A further column without a title holds bars made of characters. `note`
+    explains columns.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    words: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvscope.app.simulate import BASELINE, Simulation
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
 from kvscope.core.units import format_count
-from kvscope.replay.workload import profile_of
+from kvscope.replay.setting import profile_of
 from kvscope.report import style
 from kvscope.report.runs import difference, ms_in_words, policy_line, run_cells, run_columns
 from kvscope.report.section import Section, Table

@@ -10,10 +10,12 @@ import numpy as np
 
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
-from kvscope.replay.variants import Variant, bind, found_values
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
-from kvscope.tune.objective import Target, Trial
+from kvscope.tune.objective import Trial
 from kvscope.tune.search import XI, Advance, Evaluator, changed, hints_from, values_to_try
+from kvscope.tune.target import Target
 
 PRECISION = 0.01
 GRID = 8

@@ -15,12 +15,13 @@ from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, history, replay
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.replay.variants import Variant, bind, found_values
+from kvscope.replay.variants import bind, found_values
 from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
-from kvscope.tune.objective import Target
+from kvscope.tune.target import Target
 
 WARMUP = 0.4  # of the requests, which do not count
 LEVELS = (0.25, 0.5, 0.75)  # of the infinite cache's hit rate: capacities where LRU has so much

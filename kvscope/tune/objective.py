@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,26 +11,11 @@ from kvscope.core.errors import InputError
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served, summarize
-from kvscope.replay.variants import Variant
+from kvscope.tune.target import Target, View
 
-Measure = Literal["percentile", "violations"]
-View = Literal["unloaded", "queued"]
 Rank = tuple[float, float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """At least a share `percentile` of the requests has a TTFT within `slo_s`, in a view.
-
-    At most a share 1 - percentile may violate the SLO, which is the same. `measure` is what makes
-    one replay better than another: the TTFT at the percentile, or the share of violations.
-    """
-
-    slo_s: float
-    percentile: float = 0.95
-    measure: Measure = "percentile"
-    view: View = "unloaded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from kvscope.policies.base import Policy
 from kvscope.tune.bootstrap import Bootstrap, Drawn, objective_of
 from kvscope.tune.flags import flags
-from kvscope.tune.objective import Target, Trial, ttft_s
+from kvscope.tune.objective import Trial, ttft_s
 from kvscope.tune.search import Advance, Contender, Evaluator
+from kvscope.tune.target import Target
 
 SETTINGS = 3  # of each contender: so many by what the target measures, and by what they cost
 DRAWS = 200  # an order needs fewer than an interval that is shown

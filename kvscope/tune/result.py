@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,12 @@ from kvscope.core.runs import RunSetting
 from kvscope.replay.summary import CategoryOutcome
 from kvscope.replay.variants import Found
 from kvscope.tune.bootstrap import Drawn, Gain
-from kvscope.tune.objective import Target, Trial
+from kvscope.tune.objective import Trial
 from kvscope.tune.split import Split
+from kvscope.tune.target import Target
 
 Verdict = Literal["switch", "keep-lru", "add-capacity", "unreachable"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +82,43 @@ class Tuning:
     setting: RunSetting
     split: Split
     capacity_blocks: int
-    capacity_origin: str
     found: Mapping[str, Found]
     verdict: Verdict
     recommended: Judged
     baseline: Judged
     chosen: Judged
     contenders: tuple[Judged, ...]
-    ceilings: tuple[Judged, ...]
     infinite: Judged
     infinite_chosen: Trial
     least_lru: Least | None
     least_best: Least | None
     explored: tuple[Trial, ...]
-    scaled: tuple[Scaled, ...]
+    capacity_origin: str = ""
+    ceilings: tuple[Judged, ...] = ()
+    scaled: tuple[Scaled, ...] = ()
 
 
-def decide(*, lru_meets: bool, best_meets: bool, best_is_sure: bool, reachable: bool) -> Verdict:
-    """What to do, given whether LRU and the best policy keep the SLO on the judged part.
+def decide(
+    lru: T,
+    best: T,
+    larger: Callable[[], T | None],
+    *,
+    lru_meets: bool,
+    best_meets: bool,
+    best_is_better: bool,
+    reachable: bool,
+) -> tuple[Verdict, T]:
+    """Return the verdict and what to run: `lru`, the `best` contender, or one with more capacity.
 
-    `best_is_sure`: the interval of its gain over LRU lies above 0. `reachable`: some capacity keeps
-    the SLO. A gain that is not sure is none, and where LRU keeps the SLO none is needed.
+    `lru_meets` and `best_meets` the SLO, on the held-out window. `best_is_better` than LRU,
+    significantly. `reachable`: some capacity meets the SLO. `larger` is called for `add-capacity`
+    alone; it returns None where no larger capacity is known to help.
     """
     if lru_meets:
-        return "keep-lru"
+        return "keep-lru", lru
+    choice = best if best_is_better else lru
     if not reachable:
-        return "unreachable"
-    return "switch" if best_meets and best_is_sure else "add-capacity"
+        return "unreachable", choice
+    if best_meets and best_is_better:
+        return "switch", best
+    return "add-capacity", larger() or choice

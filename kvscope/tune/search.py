@@ -14,10 +14,12 @@ import numpy as np
 from kvscope.core.errors import KvscopeError
 from kvscope.policies.base import Parameter, Policy
 from kvscope.replay.capacity_models import replayed
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served
-from kvscope.replay.variants import Found, Variant, bind
+from kvscope.replay.variants import Found, bind
 from kvscope.replay.workload import Asked, Workload, cores
-from kvscope.tune.objective import Target, Trial, tried
+from kvscope.tune.objective import Trial, tried
+from kvscope.tune.target import Target
 
 _AROUND = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 XI = "xi_tokens"

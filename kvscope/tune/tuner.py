@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
@@ -28,17 +25,18 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.tlru import TLru
 from kvscope.replay.curve import first_counted
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import by_category
-from kvscope.replay.variants import Variant, bind, found_values
+from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
 from kvscope.store.prompts import Prompts
 from kvscope.tune.bootstrap import Bootstrap, surely_better
 from kvscope.tune.capacity import least_for_any, least_for_lru
 from kvscope.tune.objective import Question, Trial, tried, ttft_s
 from kvscope.tune.prefer import preferred
-from kvscope.tune.result import Judged, Least, Scaled, Tuning, Verdict, decide
+from kvscope.tune.result import Judged, Least, Scaled, Tuning, decide
 from kvscope.tune.search import Advance, Contender, Evaluator, PolicyAt, hints_from, search
-from kvscope.tune.split import parts, split
+from kvscope.tune.split import Split, parts, split
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
 
@@ -47,111 +45,102 @@ CEILINGS = (Belady, TailBelady)  # what knows the future, for comparison
 _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The verdict with what it rests on; `sure` is whether the choice surely beats LRU.
-
-    Fields as in `Tuning`.
-    """
-
-    verdict: Verdict
-    sure: bool
-    baseline: Judged
-    contenders: tuple[Judged, ...]
-    infinite: Judged
-    infinite_chosen: Trial
-    least_lru: Least | None
-    least_best: Least | None
-
-    @property
-    def chosen(self) -> Judged:
-        """What did best on the part to choose on."""
-        return self.contenders[0] if self.contenders else self.baseline
-
-
 class Tuner:
-    """Both parts of a trace, and what is asked of them."""
+    """The workloads of both windows, and what is to be recommended for them."""
 
     def __init__(
         self,
-        early: Workload,
+        training: Workload,
         whole: Workload,
         question: Question,
         progress: Progress,
         stop: Event,
     ) -> None:
-        self.question, self.progress, self.stop = question, progress, stop
-        self.target = question.target
-        self.choose = Evaluator(early, question.target, stop=stop)
-        self.judge = Evaluator(whole, question.target, stop=stop)
-        self.bootstrap = Bootstrap(_judged_conversations(whole), question.target)
+        target = question.target
+        self.question, self.target, self.progress, self.stop = question, target, progress, stop
+        self.training = Evaluator(training, target, stop=stop)
+        self.held_out = Evaluator(whole, target, stop=stop)
+        first = first_counted(whole.prompts, whole.setting.definition)
+        self.bootstrap = Bootstrap(whole.prompts.conversation[first:], target)
         self.lru = Lru()
-        self.found = found_values(early.turns, early.profile, question.target.slo_s, share=1.0)
+        self.found = found_values(training.turns, training.profile, target.slo_s, share=1.0)
 
     def close(self) -> None:
-        """End what is under way."""
-        self.choose.close()
-        self.judge.close()
+        """Drop what has not begun."""
+        self.training.close()
+        self.held_out.close()
 
-    def decide(self, capacity: int, variants: Sequence[Variant]) -> Decision:
-        """Choose, judge, and what to do."""
+    def decide(self, capacity: int, variants: Sequence[Variant], split: Split) -> Tuning:
+        """Return what to run at `capacity` blocks or more, and what that rests on."""
         at = f"{capacity:,} blocks"
-        with self.progress(
-            f"searching {', '.join(one.policy.name for one in variants)} at {at}"
-        ) as (advance):
-            hints = hints_from(self.choose, self.lru, capacity)
-            contenders = search(self.choose, variants, self.found, hints, capacity, advance)
-            contenders = preferred(self.choose, self.lru, contenders, advance)
+        names = ", ".join(variant.policy.name for variant in variants)
+        with self.progress(f"searching {names} at {at}") as advance:
+            hints = hints_from(self.training, self.lru, capacity)
+            contenders = search(self.training, variants, self.found, hints, capacity, advance)
+            contenders = preferred(self.training, self.lru, contenders, advance)
         with self.progress("searching the least capacity") as advance:
-            lru = self._least_for_lru(self.choose, advance)
+            lru = self._least_for_lru(advance)
             best = self._least_for_any(contenders, lru, capacity, advance)
-        with self.progress("judging") as advance:
+        with self.progress("replaying the held-out window") as advance:
             baseline = self.judged(self.lru, capacity)
             *judged, infinite = self._all_judged(
                 [
-                    *((one.best.policy, capacity) for one in contenders),
-                    (self.lru, _useful(self.judge)),
+                    *((contender.best.policy, capacity) for contender in contenders),
+                    (self.lru, _useful(self.held_out)),
                 ],
                 baseline,
                 advance,
             )
-            infinite_chosen = self.choose.trial(self.lru, _useful(self.choose))
+            infinite_chosen = self.training.trial(self.lru, _useful(self.training))
             least_lru, least_best = self._settled(lru), self._settled(best)
-        sure = bool(judged) and surely_better(judged[0].gains, self.target)
-        return Decision(
-            verdict=decide(
-                lru_meets=baseline.trial.meets(self.target),
-                best_meets=bool(judged) and judged[0].trial.meets(self.target),
-                best_is_sure=sure,
-                reachable=infinite.trial.meets(self.target) and infinite_chosen.meets(self.target),
-            ),
-            sure=sure,
+        chosen = judged[0] if judged else baseline
+        verdict, recommended = decide(
+            baseline,
+            chosen,
+            lambda: self._larger(baseline, least_best, least_lru),
+            lru_meets=baseline.trial.meets(self.target),
+            best_meets=chosen.trial.meets(self.target),
+            best_is_better=bool(judged) and surely_better(chosen.gains, self.target),
+            reachable=infinite.trial.meets(self.target) and infinite_chosen.meets(self.target),
+        )
+        return Tuning(
+            target=self.target,
+            setting=self.held_out.workload.setting,
+            split=split,
+            capacity_blocks=capacity,
+            found=self.found,
+            verdict=verdict,
+            recommended=recommended,
             baseline=baseline,
+            chosen=chosen,
             contenders=tuple(judged),
             infinite=infinite,
             infinite_chosen=infinite_chosen,
             least_lru=least_lru,
             least_best=least_best,
+            explored=tuple(self.training.tried.values()),
         )
 
-    def recommended(self, made: Decision) -> Judged:
-        """What to run: another policy only if it is surely better and LRU is not good enough."""
-        surely = made.sure and made.verdict != "keep-lru"
-        if made.verdict != "add-capacity":
-            return made.chosen if surely else made.baseline
-        have = made.baseline.trial.capacity_blocks
-        for least in (made.least_best, made.least_lru):
-            if least is None or (blocks := _more(least, have)) is None:
-                continue
-            found = self.judged(least.chosen.policy, blocks, made.baseline)
-            if least is made.least_lru or self._beats_lru(found):
-                return found
-        return made.chosen if surely else made.baseline
+    def _larger(
+        self, baseline: Judged, least_best: Least | None, least_lru: Least | None
+    ) -> Judged | None:
+        """Return what meets the SLO in both windows at the least capacity beyond the present one.
 
-    def _beats_lru(self, found: Judged) -> bool:
-        """Whether a policy is surely better than LRU at its own capacity."""
-        there = self.judged(self.lru, found.trial.capacity_blocks)
-        return self.bootstrap.surely_less(there.drawn, found.drawn)
+        Another policy counts only if it is significantly better than LRU at that capacity. That the
+        held-out window is looked at here favours no policy: it is what traffic turned out to need.
+        """
+        for least in (least_best, least_lru):
+            if least is None:
+                continue
+            needed = least.would_need_blocks or least.chosen.capacity_blocks
+            if needed <= baseline.trial.capacity_blocks:
+                continue
+            judged = self.judged(least.chosen.policy, needed, baseline)
+            if least is least_lru or self.bootstrap.surely_less(
+                self.judged(self.lru, needed).drawn, judged.drawn
+            ):
+                return judged
+        return None
 
     def ceilings(self, baseline: Judged) -> tuple[Judged, ...]:
         """What knowing the future would give at the same capacity."""
@@ -163,13 +152,13 @@ class Tuner:
     def _all_judged(
         self, questions: Sequence[PolicyAt], baseline: Judged, advance: Advance
     ) -> list[Judged]:
-        self.judge.workload.prepare([policy for policy, _ in questions])
-        return self.judge.each(lambda one: self.judged(*one, baseline), questions, advance)
+        self.held_out.workload.prepare([policy for policy, _ in questions])
+        return self.held_out.each(lambda one: self.judged(*one, baseline), questions, advance)
 
     def judged(self, policy: Policy, capacity: int, baseline: Judged | None = None) -> Judged:
         """A replay of the whole trace, by its judged requests; gains are over `baseline`."""
-        self.judge.workload.prepare([policy])
-        served = self.judge.served(policy, capacity)
+        self.held_out.workload.prepare([policy])
+        served = self.held_out.served(policy, capacity)
         times = ttft_s(served, self.target)
         trial = tried(policy, capacity, served, self.target)
         drawn = self.bootstrap.figures(times)
@@ -182,9 +171,9 @@ class Tuner:
             categories=by_category(served, self.target.slo_s),
         )
 
-    def _least_for_lru(self, evaluator: Evaluator, advance: Advance | None = None) -> Trial | None:
-        low, high = self.question.lowest_blocks, self._highest(evaluator)
-        return least_for_lru(evaluator, self.lru, low, high, advance)
+    def _least_for_lru(self, advance: Advance) -> Trial | None:
+        low, high = self.question.lowest_blocks, self._highest(self.training)
+        return least_for_lru(self.training, self.lru, low, high, advance)
 
     def _least_for_any(
         self,
@@ -199,41 +188,28 @@ class Tuner:
             for one in contenders[:_KEPT_POLICIES]
             for trial in one.trials[:_KEPT_SETTINGS]
         ]
-        high = lru.capacity_blocks if lru else self._highest(self.choose)
+        high = lru.capacity_blocks if lru else self._highest(self.training)
         if not settings or not high:
             return lru
         low = self.question.lowest_blocks
         every = [self.lru, *settings]
-        return least_for_any(self.choose, every, low, high, advance, also=capacity)
+        return least_for_any(self.training, every, low, high, advance, also=capacity)
 
     def _settled(self, least: Trial | None) -> Least | None:
         """How the least capacity does on the judged part."""
         if least is None:
             return None
-        trial = self.judge.trial(least.policy, least.capacity_blocks)
+        trial = self.held_out.trial(least.policy, least.capacity_blocks)
         if trial.meets(self.target):
             return Least(least, trial, None)
-        high = self._highest(self.judge)
-        more = least_for_any(self.judge, [least.policy], least.capacity_blocks, high)
+        high = self._highest(self.held_out)
+        more = least_for_any(self.held_out, [least.policy], least.capacity_blocks, high)
         return Least(least, trial, more.capacity_blocks if more else None)
 
     def _highest(self, evaluator: Evaluator) -> int:
         """The largest capacity worth a look."""
         limit = self.question.highest_blocks
         return _useful(evaluator) if limit is None else min(limit, _useful(evaluator))
-
-
-def _more(least: Least, have: int) -> int | None:
-    """A capacity beyond the present one that keeps the SLO in both parts, None if none is known.
-
-    That the judged part is looked at here favours no policy: it is what traffic turned out to need.
-    """
-    needed = least.would_need_blocks or least.chosen.capacity_blocks
-    return needed if needed > have else None
-
-
-def _judged_conversations(whole: Workload) -> NDArray[np.int32]:
-    return whole.prompts.conversation[first_counted(whole.prompts, whole.setting.definition) :]
 
 
 def _useful(evaluator: Evaluator) -> int:
@@ -268,46 +244,35 @@ def tune(
         capacity, origin = _capacity(early, question)
     tuner = Tuner(early, whole, question, progress, stop or Event())
     with closing(tuner):
-        made = tuner.decide(capacity, question.variants)
-        return Tuning(
-            target=question.target,
-            setting=whole.setting,
-            split=parted,
-            capacity_blocks=capacity,
+        tuning = tuner.decide(capacity, question.variants, parted)
+        return replace(
+            tuning,
             capacity_origin=origin,
-            found=tuner.found,
-            verdict=made.verdict,
-            recommended=tuner.recommended(made),
-            baseline=made.baseline,
-            chosen=made.chosen,
-            contenders=made.contenders,
-            ceilings=tuner.ceilings(made.baseline),
-            infinite=made.infinite,
-            infinite_chosen=made.infinite_chosen,
-            least_lru=made.least_lru,
-            least_best=made.least_best,
-            explored=tuple(tuner.choose.tried.values()),
-            scaled=tuple(_scaled(tuner, made, times) for times in question.scales),
+            ceilings=tuner.ceilings(tuning.baseline),
+            scaled=tuple(_scaled(tuner, tuning, times) for times in question.scales),
         )
 
 
-def _scaled(tuner: Tuner, made: Decision, times: float) -> Scaled:
-    """The answer with the same policy's parameters searched anew, were prefill so much slower."""
-    early, whole = (one.workload.with_prefill(times) for one in (tuner.choose, tuner.judge))
-    other = Tuner(early, whole, tuner.question, tuner.progress, tuner.stop)
-    chosen = made.chosen.trial.policy
-    variant = next((one for one in tuner.question.variants if _of(one, chosen)), Variant(TLru))
-    with closing(other):
-        found = other.decide(made.baseline.trial.capacity_blocks, (variant,))
-        best = other.recommended(found)
+def _scaled(tuner: Tuner, tuning: Tuning, times: float) -> Scaled:
+    """Return the answer if prefill took `times` as long, the chosen policy being searched again."""
+    training, whole = (
+        evaluator.workload.with_prefill(times) for evaluator in (tuner.training, tuner.held_out)
+    )
+    chosen = tuning.chosen.trial.policy
+    variants = (variant for variant in tuner.question.variants if _of(variant, chosen))
+    variant = next(variants, Variant(TLru))
+    scaled = Tuner(training, whole, tuner.question, tuner.progress, tuner.stop)
+    with closing(scaled):
+        other = scaled.decide(tuning.capacity_blocks, (variant,), tuning.split)
+    best = other.recommended.trial
     return Scaled(
         times=times,
-        verdict=found.verdict,
-        baseline_s=found.baseline.trial.target_s,
-        policy=best.trial.policy.name,
-        params=best.trial.policy.values,
-        capacity_blocks=best.trial.capacity_blocks,
-        expected_s=best.trial.target_s,
+        verdict=other.verdict,
+        baseline_s=other.baseline.trial.target_s,
+        policy=best.policy.name,
+        params=best.policy.values,
+        capacity_blocks=best.capacity_blocks,
+        expected_s=best.target_s,
     )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.units import format_duration
 from kvscope.tune.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
-from kvscope.tune.objective import Target
+from kvscope.tune.target import Target
 from kvscope.validate.result import Check, Compared, RunFacts, Verdict
 
 HITS_AT_ONCE = 0.01

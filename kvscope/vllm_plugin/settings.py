@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kvscope.core.errors import UsageError
+from kvscope.core.toml_files import document_in
 from kvscope.learning.fitted import Fit, check_fit, fit_in
-from kvscope.learning.policy_file import policy_in, recommendation_in
+from kvscope.learning.policy_file import REMEDY, policy_in
 from kvscope.policies.base import Policy
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
@@ -57,11 +58,13 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
     path = table.get("recommendation") or environment.get(RECOMMENDATION)
     policy = fitted = None
     if "policy" in table:
-        told = policy_in({"policy": {"params": {}} | dict(table["policy"])}, _WHERE)
+        given = table["policy"]
+        given = {"params": {}, **given} if isinstance(given, Mapping) else given
+        told = policy_in({"policy": given}, _WHERE)
         policy = lane_policy(told, f"{_WHERE}: policy.name")
         check_fit(policy, None, f"{_WHERE}: policy.name")
     elif path:
-        document = recommendation_in(Path(path))
+        document = document_in(Path(path), REMEDY)
         policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
         fitted = fit_in(document, policy, str(path))
         check_fit(policy, fitted, str(path))

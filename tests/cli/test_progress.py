@@ -1,8 +1,10 @@
-"""Bars for people on a terminal, nothing anywhere else."""
+"""A bar on a terminal, a line every few seconds anywhere else."""
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Literal
 
 import pytest
 
@@ -11,11 +13,37 @@ from kvscope.cli.progress import progress
 from tests.cli.shell import Streams
 
 
-def test_no_progress_in_a_pipe(capsys: Streams) -> None:
-    """A log stays free of bars."""
+def test_short_work_in_a_pipe(capsys: Streams) -> None:
+    """A log stays free of bars, and of lines on work that takes less than a few seconds."""
     with progress("reading", total=10) as advance:
         advance(10)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("total", "unit", "line"),
+    [
+        (8, "steps", r"replaying: 2 of 8 \(25%\), \d+ s"),
+        (2048, "bytes", r"replaying: 2 B of 2 KiB \(0%\), \d+ s"),
+        (None, "steps", r"replaying: \d+ s"),
+    ],
+)
+def test_long_work_in_a_pipe(
+    capsys: Streams,
+    monkeypatch: pytest.MonkeyPatch,
+    total: int | None,
+    unit: Literal["bytes", "steps"],
+    line: str,
+) -> None:
+    """Lines on stderr say how far the work is, and end with it."""
+    monkeypatch.setattr("kvscope.cli.progress.LINE_EVERY_S", 0.02)
+    err = ""
+    with progress("replaying", total, unit=unit) as advance:
+        advance(2)
+        while not err:  # the first line
+            out, err = capsys.readouterr()
+            assert out == ""
+    assert re.fullmatch(line, err.splitlines()[0])
 
 
 @pytest.mark.parametrize("total", [10, None])

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from kvscope.cli.rendering import show_sections, show_table
-from kvscope.report.section import Section
-from kvscope.report.section import Table
+from kvscope.report.section import Section, Table
 from tests.cli.shell import Streams
 
 TABLE = Table(

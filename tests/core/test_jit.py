@@ -1,109 +1,287 @@
-"""Machine code is never stale: the kernels' cache folder follows every source that is compiled."""
+"""Kernels run the machine code of their sources as they are now, from a cache that is shared."""
 
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from kvscope.core.jit import sources_hash
+from kvscope.core import numba_internals
+from kvscope.core.jit import kernel
+from kvscope.core.kernel_files import KernelFiles
 
-_IMPORTED = """
+_STEPPING = '''
 from kvscope.core.jit import callable_in_kernels
+
+STEP = 1
+
+
 @callable_in_kernels
 def step(x):
-    return x + {step}
-"""
-_KERNEL = """
-from kvscope.core.jit import kernel
+    """Return the next x."""
+    return 2 * x + STEP
+'''
+_RUNNING = '''
+from typing import NamedTuple
+
+from kvscope.core.jit import callable_in_kernels, kernel
 from stepping import step
-@kernel
-def run(x):
-    return step(x)
-"""
 
 
-def test_an_edit_in_an_imported_function_changes_the_folder(tmp_path: Path) -> None:
-    """Sources that take part in compilation count wherever they are; others do not."""
-    (tmp_path / "stepping.py").write_text(_IMPORTED.format(step=1))
-    (tmp_path / "running.py").write_text(_KERNEL)
-    before = sources_hash(tmp_path)
-    (tmp_path / "plain.py").write_text("x = 1\n")
-    assert sources_hash(tmp_path) == before
-    (tmp_path / "stepping.py").write_text(_IMPORTED.format(step=2))
-    edited = sources_hash(tmp_path)
-    assert edited != before
-    (tmp_path / "stepping.py").rename(tmp_path / "moved.py")
-    assert sources_hash(tmp_path) not in {before, edited}
+class Bounds(NamedTuple):
+    """Two bounds of what `run` returns."""
+
+    low: int
+    high: int
 
 
-def test_every_source_that_numba_compiles_is_hashed() -> None:
-    """Wherever something is compiled, kvscope.core.jit is named, which the hash looks for."""
-    package = Path(__file__).parents[2] / "kvscope"
-    for path in package.rglob("*.py"):
-        text = path.read_text()
-        if "@kernel" in text or "@callable_in_kernels" in text or "njit" in text:
-            assert "kvscope.core.jit" in text
+def below(x, limit):
+    """Return x, at most the limit."""
+    return min(x, limit)
 
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_the_folder_is_found_or_replaced(tmp_path: Path, writable: bool) -> None:
-    """Kernels lie under the cache folder; where that cannot be written, somewhere temporary."""
-    home = tmp_path / "cache"
-    if not writable:
-        home.write_text("a file where the folder should be")
-    told = subprocess.run(
-        [sys.executable, "-c", "import kvscope.core.jit, numba; print(numba.config.CACHE_DIR)"],
-        env=os.environ | {"KVSCOPE_CACHE_DIR": str(home), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    folder = Path(told.stdout.strip())
-    assert folder.is_dir()
-    assert folder.parent == (home if writable else tmp_path)
+def kernel_of(bound):
+    """Return the kernel that keeps to `bound`."""
+    callable_in_kernels(bound)
 
-
-_SAVES = """
-import numba, sys, time
-from kvscope.core.jit import kernel
-from numba.core.caching import IndexDataCacheFile
-load = IndexDataCacheFile._load_index
-def slowly(self):
-    found = load(self)
-    time.sleep(0.5)  # all are between reading the index and writing it
-    return found
-IndexDataCacheFile._load_index = slowly
-write = IndexDataCacheFile._save_data
-def later(self, *given):
-    time.sleep(2 - int(sys.argv[1]) / 20)  # and the last index is not of the last code
-    write(self, *given)
-IndexDataCacheFile._save_data = later
-def kernel_of(steps):
     @kernel
-    def run(x):
-        return x + steps[0]
+    def run(x, bounds):
+        """Return the next x within the bounds."""
+        highest = bound(step(x), bounds.high)  # one step
+        return max(highest, bounds.low)
+
     return run
-print(kernel_of((int(sys.argv[1]),))(0))
-"""
 
 
-def test_processes_that_save_together_do_not_mix_up_their_code(tmp_path: Path) -> None:
-    """Kernels of one factory share an index: each process finds its own afterwards."""
-    (tmp_path / "saves.py").write_text(_SAVES)
-    environment = os.environ | {"KVSCOPE_CACHE_DIR": str(tmp_path / "cache")}
+def result():
+    run = kernel_of(below)
+    value = run(1, Bounds(0, 100))
+    return f"{value} {'loaded' if run.stats.cache_hits else 'compiled'}"
+'''
 
-    def started(step: int) -> subprocess.Popen[str]:
-        words = [sys.executable, str(tmp_path / "saves.py"), str(step)]
-        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
 
-    for _ in ("cold", "warm"):
-        running = {step: started(step) for step in (10, 20, 30)}
-        told = {step: int(process.communicate()[0]) for step, process in running.items()}
-        assert told == {10: 10, 20: 20, 30: 30}
+def python(*words: str, cache: Path, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start a Python process that imports from `folder` and has this cache folder."""
+    paths = (str(folder), os.environ.get("PYTHONPATH", ""))
+    changed = {"KVSCOPE_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env=os.environ | changed | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    """Return what a process prints, which must not warn of anything."""
+    printed, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    return printed.strip()
+
+
+class Checkout:
+    """A folder of sources whose kernel is called, and the cache folder of its processes."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self.cache = cache
+        folder.mkdir()
+        (folder / "stepping.py").write_text(_STEPPING)
+        (folder / "running.py").write_text(_RUNNING)
+
+    def edit(self, name: str, *, old: str, new: str) -> None:
+        """Replace `old` by `new` in a source."""
+        text = (self.folder / name).read_text()
+        assert old in text
+        (self.folder / name).write_text(text.replace(old, new))
+
+    def start(self, module: str = "running", **environment: str) -> subprocess.Popen[str]:
+        """Start a process that prints the kernel's value and whether it was compiled or loaded."""
+        words = ("-c", f"import {module}; print({module}.result())")
+        return python(*words, cache=self.cache, folder=self.folder, **environment)
+
+    def result(self, module: str = "running", **environment: str) -> str:
+        """Return what such a process prints."""
+        return output(self.start(module, **environment))
+
+    def file(self) -> Path:
+        """Return the only file of machine code."""
+        (file,) = (self.cache / "kernels").glob("*.kernel")
+        return file
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache folder with the kernel of a checkout elsewhere."""
+    checkout = Checkout(tmp_path_factory.mktemp("first") / "sources", tmp_path_factory.mktemp("c"))
+    assert checkout.result() == "3 compiled"
+    assert checkout.result() == "3 loaded"
+    return checkout.cache
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, filled: Path) -> Checkout:
+    """Return a new checkout, with a copy of the cache that another one has filled."""
+    shutil.copytree(filled, tmp_path / "cache")
+    return Checkout(tmp_path / "sources", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "value"),
+    [
+        ("running.py", "max(highest, ", "-max(highest, ", "-3"),
+        ("running.py", "return min(x, limit)", "return min(x, limit) + 7", "10"),
+        ("running.py", "low: int\n    high: int", "high: int\n    low: int", "100"),
+        ("stepping.py", "return 2 * x", "return 5 * x", "6"),
+        ("stepping.py", "STEP = 1", "STEP = 10", "12"),
+    ],
+    ids=["kernel", "closure", "fields of an argument", "imported function", "constant"],
+)
+def test_an_edit_of_what_is_compiled_in_compiles_again(
+    checkout: Checkout, name: str, old: str, new: str, value: str
+) -> None:
+    """The kernel of before stays for checkouts that still have its sources."""
+    checkout.edit(name, old=old, new=new)
+    assert checkout.result() == f"{value} compiled"
+    checkout.edit(name, old=new, new=old)
+    assert checkout.result() == "3 loaded"
+
+
+def test_other_edits_and_places_compile_nothing(checkout: Checkout) -> None:
+    """Docstrings, comments, line numbers, dates and names of files are not compiled in."""
+    assert checkout.result() == "3 loaded"
+    checkout.edit("running.py", old="Return the next x within the bounds.", new="Step.")
+    checkout.edit("running.py", old="# one step", new="# the step of stepping.py")
+    checkout.edit("running.py", old='    """Return x, at most the limit."""\n', new="")
+    checkout.edit("stepping.py", old="STEP = 1", new="OTHER = 5\nSTEP = 1")
+    checkout.edit("stepping.py", old="the next x", new="what comes after x")
+    os.utime(checkout.folder / "stepping.py", (1, 1))
+    assert checkout.result() == "3 loaded"
+    (checkout.folder / "stepping.py").rename(checkout.folder / "walking.py")
+    checkout.edit("running.py", old="from stepping", new="from walking")
+    (checkout.folder / "running.py").rename(checkout.folder / "replaying.py")
+    assert checkout.result("replaying") == "3 loaded"
+
+
+def test_a_damaged_file_is_compiled_again(checkout: Checkout) -> None:
+    """No message, no error: the next process loads it."""
+    checkout.file().write_bytes(checkout.file().read_bytes()[:-1])
+    assert checkout.result() == "3 compiled"
+    assert checkout.result() == "3 loaded"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelFiles:
+    """Return the files of an empty cache folder, which the kernels of this process use."""
+    monkeypatch.setenv("KVSCOPE_CACHE_DIR", str(tmp_path))
+    files = KernelFiles()
+    monkeypatch.setattr(numba_internals, "_files", files)
+    return files
+
+
+def _sum_of_new_kernel() -> str:
+    """Return how a kernel of always the same sources got its machine code."""
+
+    @kernel
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    assert add(1, 2) == 3
+    return "loaded" if add.stats.cache_hits else "compiled"  # type: ignore[attr-defined]
+
+
+def _flip_a_bit(data: bytes) -> bytes:
+    return data[:999] + bytes([data[999] ^ 1]) + data[1000:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda data: data[:10],
+        lambda data: data[: len(data) // 2],
+        lambda data: data + b"\0",
+        _flip_a_bit,
+        lambda _: b"garbage" * 1000,
+        lambda _: pickle.dumps(["not", "machine code"]),
+    ],
+    ids=["empty", "checksum cut", "half", "longer", "bit", "garbage", "pickle"],
+)
+def test_damage_of_any_kind_is_compiled_again(
+    files: KernelFiles, damage: Callable[[bytes], bytes]
+) -> None:
+    """The damaged file is replaced."""
+    assert _sum_of_new_kernel() == "compiled"
+    (file,) = files.folder.glob("*.kernel")
+    file.write_bytes(damage(file.read_bytes()))
+    assert [_sum_of_new_kernel() for _ in range(2)] == ["compiled", "loaded"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no pickle", pickle.dumps(["not", "machine code"]), b"cno_such_module\nname\n."],
+    ids=["garbage", "list", "unknown module"],
+)
+def test_a_whole_file_of_something_else_is_compiled_again(
+    files: KernelFiles, content: bytes
+) -> None:
+    """One whose checksum is right, say of a numba that writes other things."""
+    assert _sum_of_new_kernel() == "compiled"
+    (file,) = files.folder.glob("*.kernel")
+    files.write(file.stem, content)
+    assert [_sum_of_new_kernel() for _ in range(2)] == ["compiled", "loaded"]
+
+
+def test_a_home_that_cannot_be_written_is_replaced(checkout: Checkout, tmp_path: Path) -> None:
+    """A folder of this user's alone, in the temporary one, keeps the kernels instead."""
+    checkout.cache = tmp_path / "taken"
+    checkout.cache.write_text("a file where the folder should be")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert checkout.result(TMPDIR=str(temporary)) == "3 compiled"
+    assert checkout.result(TMPDIR=str(temporary)) == "3 loaded"
+    (folder,) = temporary.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_process_compiles_for_those_that_wait(checkout: Checkout) -> None:
+    """Of processes that need a kernel at the same time, the others load what the first made."""
+    checkout.edit("stepping.py", old="STEP = 1", new="STEP = 20")
+    processes = [checkout.start() for _ in range(3)]
+    assert sorted(map(output, processes)) == ["22 compiled", "22 loaded", "22 loaded"]
+
+
+class Pair(NamedTuple):
+    """Two numbers."""
+
+    first: int
+    second: int
+
+
+@kernel
+def _swapped(pair: Pair) -> Pair:
+    return Pair(pair.second, pair.first)
+
+
+@kernel
+def _length(text: str) -> int:
+    return len(text)
+
+
+def test_types_that_no_key_describes_are_refused() -> None:
+    """Better an error for the developer than machine code of another type."""
+    with pytest.raises(TypeError, match="returns Pair"):
+        _swapped(Pair(1, 2))
+    with pytest.raises(TypeError, match="unicode_type"):
+        _length("text")
 
 
 _FACTORY = """
@@ -115,28 +293,28 @@ def kernel_of(step):
     def stepped(x):
         return x + step
     @kernel
-    def run(x, found):
-        found[0] = stepped(x)
+    def run(x, copy):
+        copy[0] = stepped(x)
         return stepped(x)
     return run
-def told(step):
-    found = np.zeros(1, dtype=np.int64)
-    assert kernel_of(step)(0, found) == found[0]
-    return found[0]
-print(*[told(int(step)) for step in sys.argv[1:]])
+def result(step):
+    copy = np.zeros(1, dtype=np.int64)
+    assert kernel_of(step)(0, copy) == copy[0]
+    return copy[0]
+print(*[result(int(step)) for step in sys.argv[1:]])
 """
 
 
 def test_kernels_that_were_compiled_apart_run_together(tmp_path: Path) -> None:
     """Each was the first of its process, so numba counted it as the first; their names differ."""
     (tmp_path / "factory.py").write_text(_FACTORY)
-    environment = os.environ | {"KVSCOPE_CACHE_DIR": str(tmp_path / "cache")}
 
-    def told(*steps: str) -> str:
-        words = [sys.executable, str(tmp_path / "factory.py"), *steps]
-        found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        return found.stdout.strip()
+    def start(*steps: str) -> subprocess.Popen[str]:
+        words = (str(tmp_path / "factory.py"), *steps)
+        return python(*words, cache=tmp_path / "cache", folder=tmp_path)
 
-    for step in ("10", "20", "30"):
-        assert told(step) == step
-    assert told("10", "20", "30") == "10 20 30"
+    processes = {step: start(step) for step in ("10", "20", "30")}
+    assert {step: output(process) for step, process in processes.items()} == {
+        step: step for step in processes
+    }
+    assert output(start("10", "20", "30")) == "10 20 30"

@@ -21,9 +21,11 @@ from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay import workload as sweeps
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.run_cache import spread
-from kvscope.replay.variants import Variant, bind, found_values, used
-from kvscope.replay.workload import Asked, Workload, setting_of, sweep
+from kvscope.replay.setting import setting_of
+from kvscope.replay.variants import bind, found_values, used
+from kvscope.replay.workload import Asked, Workload, sweep
 from tests import small_traces
 
 PROFILE = load_profile("llama2-7b-a100")

@@ -18,9 +18,10 @@ from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency import load_profile
 from kvscope.policies.lru import Lru
+from kvscope.replay.setting import setting_of
 from kvscope.replay.tier_spec import Read, Tier, parse_tiers
 from kvscope.replay.tiers import TieredReplay, run_tiers, transfer_s
-from kvscope.replay.workload import Workload, setting_of
+from kvscope.replay.workload import Workload
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import load_prompts
 from tests import small_traces

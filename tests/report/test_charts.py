@@ -9,8 +9,7 @@ from kvscope.characterize.summary import characterize
 from kvscope.characterize.turns import CategoryNextTurn, NextTurn, NextTurns, WindowNextTurn
 from kvscope.report import html
 from kvscope.report.charts import style, time, traffic
-from kvscope.report.section import Section
-from kvscope.report.section import Table
+from kvscope.report.section import Section, Table
 from tests.characterize.tiny import tiny_store
 
 TURN = NextTurn(1, 0.5, 1, 0.5)

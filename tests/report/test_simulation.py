@@ -16,7 +16,8 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.latency import load_profile
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import format_value
-from kvscope.replay.workload import Asked, Workload, setting_of
+from kvscope.replay.setting import setting_of
+from kvscope.replay.workload import Asked, Workload
 from kvscope.report.charts import policies as charts
 from kvscope.report.charts.style import SERIES
 from kvscope.report.run_names import contest, names

@@ -12,7 +12,7 @@ from kvscope.app.tune import Tuned
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Variant
+from kvscope.replay.policy_options import Variant
 from kvscope.report.charts import tuning as charts
 from kvscope.report.charts.trade_off import Point, front
 from kvscope.report.sections.run_cells import in_ms
@@ -20,8 +20,9 @@ from kvscope.report.sections.tuning import change, html_report, interval, sectio
 from kvscope.report.sections.tuning_explained import sensitivity
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tune.bootstrap import Gain
-from kvscope.tune.objective import Target, Trial
+from kvscope.tune.objective import Trial
 from kvscope.tune.result import Judged, Least, Tuning
+from kvscope.tune.target import Target
 from tests import small_traces
 from tests.tune.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 

@@ -15,13 +15,15 @@ from kvscope.core.trace import Lineage
 from kvscope.ingest.formats.base import Request
 from kvscope.latency import LatencyProfile
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Variant
-from kvscope.replay.workload import Workload, setting_of
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.setting import setting_of
+from kvscope.replay.workload import Workload
 from kvscope.store.prompts import Prompts
 from kvscope.synth.base import Record
-from kvscope.tune.objective import Question, Target
+from kvscope.tune.objective import Question
 from kvscope.tune.result import Tuning
 from kvscope.tune.search import Advance
+from kvscope.tune.target import Target
 from kvscope.tune.tuner import tune
 from tests import small_traces
 

@@ -22,8 +22,8 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
 from kvscope.tune.flags import flags
-from kvscope.tune.objective import Target
 from kvscope.tune.result import Tuning
+from kvscope.tune.target import Target
 from kvscope.validate.policies import recommended
 from kvscope.vllm_plugin.settings import settings as plugin_settings
 from tests.policies.drawn_trees import drawn_ends
@@ -170,7 +170,7 @@ def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
     _round(path, found)
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# Written by kvscope")
-    assert "# switch, keep-lru, add-capacity or unreachable" in text
+    assert "# verdict: switch, keep-lru, add-capacity or unreachable" in text
     document = tomllib.loads(text)
     assert document["schema"] == 1
     assert document["target"]["slo_ms"] == 200
@@ -242,7 +242,7 @@ def test_the_least_that_is_needed(tmp_path: Path) -> None:
         ("schema = 1\ntrace", "schema = 2\ntrace", "schema"),
         ('verdict = "switch"', 'verdict = "swich"', "verdict"),
         ('verdict = "switch"\n', "", "verdict"),
-        ("[target]", "[targets]", "[target]"),
+        ("[target]", "[targets]", "target"),
         ("slo_ms = 200\n", "", "target.slo_ms"),
         ("slo_ms = 200", "slo_ms = 0", "target.slo_ms"),
         ("slo_ms = 200", "slo_ms = -1", "target.slo_ms"),
@@ -262,21 +262,25 @@ def test_the_least_that_is_needed(tmp_path: Path) -> None:
         ('name = "tlru"', "name = 5", "policy.name"),
         ('name = "tlru"', 'name = "belady"', "policy.name"),
         ('name = "tlru"', 'name = "tlru"\nleaves = "root"', "tlru.leaves"),
-        ('name = "tlru"', 'name = "tlru"\nleaves = [1]', "tlru.leaves"),
+        ('name = "tlru"', 'name = "tlru"\nleaves = [1]', "policy.leaves"),
         ("params = { xi_tokens = 2048 }", "", "policy.params"),
         ("params = { xi_tokens = 2048 }", "params = 3", "policy.params"),
         ("xi_tokens = 2048", "xi_tokens = -1", "tlru.xi_tokens"),
         ("xi_tokens = 2048", "xi_tokens = nan", "policy.params.xi_tokens"),
         ("xi_tokens = 2048", "xi_tokens = 'a'", "policy.params.xi_tokens"),
         ("xi_tokens = 2048", "xi_token = 2048", "tlru.xi_token"),
-        ("[capacity]\ntokens = 16000", "", "[capacity]"),
+        ('name = "tlru"', 'name = "tlru"\nparms = 3', "policy.parms"),
+        ("percentile = 0.95", "percentile = 0.95\nslo_s = 1", "target.slo_s"),
+        ("tokens = 16000", "tokens = 16000\nblock = 1", "capacity.block"),
+        ("[latency]", "[gain]\np95 = [1, 2]\n[latency]", "gain.p95"),
+        ("[capacity]\ntokens = 16000", "", "capacity"),
         ("tokens = 16000", "tokens = -1", "capacity.tokens"),
         ("tokens = 16000", "tokens = 1.5", "capacity.tokens"),
         ("tokens = 16000", "tokens = true", "capacity.tokens"),
         ("tokens = 16000", "tokens = 1" + "0" * 30, "capacity.tokens"),
-        ("base_ms = 10\n", "", "latency: base_ms"),
-        ("base_ms = 10", "base_ms = -10", "latency"),
-        ("per_token_ms = 1", "per_tok_ms = 1", "latency: per_tok_ms"),
+        ("base_ms = 10\n", "", "latency.base_ms"),
+        ("base_ms = 10", "base_ms = -10", "latency.base_ms"),
+        ("per_token_ms = 1", "per_tok_ms = 1", "latency.per_tok_ms"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, old: str, new: str, where: str) -> None:

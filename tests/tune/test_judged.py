@@ -17,12 +17,13 @@ from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 from kvscope.replay.capacity_models import replayed
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served
-from kvscope.replay.variants import Variant
 from kvscope.replay.workload import Asked
-from kvscope.tune.objective import Target, Trial, tried, ttft_s
+from kvscope.tune.objective import Trial, tried, ttft_s
 from kvscope.tune.result import Judged, Tuning
 from kvscope.tune.split import FEWEST, split
+from kvscope.tune.target import Target
 from tests.tune.examples import chats, in_turn, prompts_of, tuned, workload
 
 REQUESTS, JUDGED_FROM = 320, 192

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvscope.core.trace import Lineage
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Variant
+from kvscope.replay.policy_options import Variant
 from kvscope.store.prompts import Prompts
 from kvscope.tune.objective import Trial
 from kvscope.tune.result import Tuning

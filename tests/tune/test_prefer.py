@@ -5,12 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Found, Variant
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.variants import Found
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tune.bootstrap import Bootstrap
-from kvscope.tune.objective import Target, Trial, ttft_s
+from kvscope.tune.objective import Trial, ttft_s
 from kvscope.tune.prefer import ALIKE, DRAWS, SURELY, preferred
 from kvscope.tune.search import Contender, Evaluator, search
+from kvscope.tune.target import Target
 from tests.tune.examples import recorded, workload
 
 CAPACITY = 200

@@ -16,13 +16,14 @@ from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.latency import load_profile
 from kvscope.policies.registry import by_name
-from kvscope.replay.variants import Variant
-from kvscope.replay.workload import setting_of
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.setting import setting_of
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 from kvscope.tune.bootstrap import Bootstrap, Gain
-from kvscope.tune.objective import Question, Target
+from kvscope.tune.objective import Question
 from kvscope.tune.result import Tuning
+from kvscope.tune.target import Target
 from kvscope.tune.tuner import tune
 from tests.tune.examples import quiet
 

@@ -10,12 +10,13 @@ from threading import Event
 import pytest
 
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.replay.variants import Found, Variant, bind
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.variants import Found, bind
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tune.flags import flags
-from kvscope.tune.objective import Target
 from kvscope.tune.result import decide
 from kvscope.tune.search import Evaluator, Stopped, coarse, finer, hints_from, search, values_to_try
+from kvscope.tune.target import Target
 from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
 
 XI = {"xi_tokens": Found(190.0, "made up")}
@@ -177,14 +178,23 @@ def test_a_few_conversations_are_no_proof() -> None:
 
 @pytest.mark.parametrize("truth", list(product([False, True], repeat=4)))
 def test_verdicts(truth: tuple[bool, ...]) -> None:
-    """A switch only where it is needed, is enough, and is sure."""
-    lru_meets, best_meets, sure, reachable = truth
-    verdict = decide(
-        lru_meets=lru_meets, best_meets=best_meets, best_is_sure=sure, reachable=reachable
-    )
-    assert (verdict == "keep-lru") == lru_meets
-    assert (verdict == "switch") == (not lru_meets and best_meets and sure and reachable)
-    assert (verdict == "unreachable") == (not lru_meets and not reachable)
+    """A switch only where it is needed, is enough, and is significant; capacity where it helps."""
+    lru_meets, best_meets, better, reachable = truth
+    for known in ("larger", None):
+        verdict, run = decide(
+            "lru",
+            "best",
+            lambda: known,  # noqa: B023
+            lru_meets=lru_meets,
+            best_meets=best_meets,
+            best_is_better=better,
+            reachable=reachable,
+        )
+        assert (verdict == "keep-lru") == lru_meets
+        assert (verdict == "switch") == (not lru_meets and best_meets and better and reachable)
+        assert (verdict == "unreachable") == (not lru_meets and not reachable)
+        larger = known if verdict == "add-capacity" else None
+        assert run == (larger or ("best" if better and not lru_meets else "lru"))
 
 
 @pytest.mark.parametrize("policy", [one for one in POLICIES if not one.hindsight])

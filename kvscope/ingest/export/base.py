@@ -70,6 +70,7 @@ class Exporter(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    source: ClassVar[str] = ""  # where the format is described
     is_text: ClassVar[bool] = True
     needs_hashes: ClassVar[bool] = False
 

@@ -34,6 +34,7 @@ class OracleGeneralExport(Exporter):
 
     name = "oracleGeneral"
     summary = "libCacheSim binary: a record a block access, with its next access"
+    source = "libCacheSim, trace type oracleGeneral"
     is_text = False
     needs_hashes = True
 

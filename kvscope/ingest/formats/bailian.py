@@ -55,7 +55,8 @@ class Bailian(TraceFormat):
     """Qwen-Bailian JSONL; `chat_id` tells it from the other JSON lines."""
 
     name = "bailian"
-    summary = "Qwen-Bailian JSONL: chat_id, timestamp in seconds, blocks of 16 tokens"
+    summary = "Qwen-Bailian JSONL: chat ids, times in s, blocks of 16 tokens"
+    source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
     default_block_size = 16
 
     @classmethod

@@ -204,6 +204,7 @@ class TraceFormat(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    source: ClassVar[str] = ""  # where the format is described
     default_block_size: ClassVar[int]
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False

@@ -161,7 +161,8 @@ class Lengths(TraceFormat):
     """CSV with lengths and arrivals: for their analysis alone, nothing about reuse."""
 
     name = "lengths"
-    summary = "CSV of lengths without hashes, with the columns of Azure, BurstGPT or Vidur"
+    summary = "CSV of token counts (Azure, BurstGPT, Vidur columns), no block hashes"
+    source = "Azure LLM inference 2023, BurstGPT, Vidur"
     default_block_size = 16
     has_hashes = False
 

@@ -123,7 +123,8 @@ class Mooncake(TraceFormat):
     """Mooncake JSONL and its relatives: JSON lines with lengths, and without `chat_id`."""
 
     name = "mooncake"
-    summary = "Mooncake JSONL (aiperf, Dynamo too): timestamp in ms, blocks of 512 tokens"
+    summary = "Mooncake JSONL (aiperf, Dynamo too): times in ms, blocks of 512 tokens"
+    source = "Mooncake traces (FAST'25); aiperf and Dynamo write relatives"
     default_block_size = _BLOCK_SIZE
 
     @classmethod

@@ -110,6 +110,7 @@ class Parquet(TraceFormat):
 
     name = "parquet"
     summary = "Parquet with kvscope's own column names (input_tokens, hash_ids, ...)"
+    source = "kvscope"
     default_block_size = 16
 
     @classmethod

@@ -159,6 +159,7 @@ class Weka(TraceFormat):
 
     name = "weka"
     summary = "Weka agent sessions: one JSON object a session, sub-agents nested"
+    source = "Weka agent-session traces"
     default_block_size = 64
     places_sessions = True
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvscope.cli.tune import _write
+from kvscope.app.tune import engine_fit
 from kvscope.core.hits import Outputs, standard
 from kvscope.core.runs import Tenant
-from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import fit_for
 from kvscope.learning.returns.file import Fitted
 from kvscope.policies.base import Policy
@@ -30,16 +28,14 @@ BLOCKS = 1000
 )
 def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     """As `fit` has it; a table that an engine can fit anew says that it is to."""
-    prompts, written = sample("to-c"), list[Fit | None]()
+    prompts = sample("to-c")
     trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
     setting = SimpleNamespace(isolate=None, definition=standard())
     tuned: Any = SimpleNamespace(
         tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial), setting=setting),
-        write=lambda _, fitted: written.append(fitted),
     )
-    _write(Path("unused.toml"), tuned, prompts)
+    found = engine_fit(tuned, prompts)
     expected = fit_for(traffic(prompts, standard()), policy, BLOCKS)
-    (found,) = written
     if isinstance(found, Fitted):
         assert found.refits
         assert isinstance(expected, Fitted)
@@ -52,16 +48,16 @@ def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
 @pytest.mark.parametrize(("by", "outputs"), [("conversation", "carried"), (None, "ignored")])
 def test_a_fit_to_what_was_replayed(by: Tenant | None, outputs: Outputs) -> None:
     """Isolated, or without outputs, as the recommendation was judged."""
-    prompts, policy, written = sample("agent"), Gittins(), list[Fitted]()
+    prompts, policy = sample("agent"), Gittins()
     trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
     setting = SimpleNamespace(isolate=by, definition=standard(outputs=outputs))
     tuned: Any = SimpleNamespace(
         tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial), setting=setting),
-        write=lambda _, fitted: written.append(fitted),
     )
-    _write(Path("unused.toml"), tuned, prompts)
+    fitted = engine_fit(tuned, prompts)
+    assert isinstance(fitted, Fitted)
     replayed = traffic(isolate(prompts, by) if by else prompts, setting.definition)
-    found, whole = written[0].index, fit_for(traffic(prompts, standard()), policy, BLOCKS)
+    found, whole = fitted.index, fit_for(traffic(prompts, standard()), policy, BLOCKS)
     expected = fit_for(replayed, policy, BLOCKS)
     assert isinstance(expected, Fitted)
     assert isinstance(whole, Fitted)

@@ -1,0 +1,67 @@
+"""`kvscope policies`, `models`, `latencies` and `formats`: lists for people and programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvscope.cli.app import COMMANDS, run
+from kvscope.core.errors import ExitCode
+from kvscope.core.kv_size import preset_names
+from kvscope.ingest.formats.registry import FORMATS
+from kvscope.latency import PRESETS
+from kvscope.policies.registry import POLICIES
+from tests.cli.shell import Streams
+
+NAMES: dict[str, list[str]] = {
+    "policies": [policy.name for policy in POLICIES],
+    "models": list(preset_names()),
+    "latencies": list(PRESETS),
+    "formats": [known.name for known in FORMATS],
+}
+
+
+def _listed(capsys: Streams, command: str) -> list[dict[str, Any]]:
+    assert run([command, "--json"]) == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert document["command"] == command
+    assert document["trace"] is None
+    entries: list[dict[str, Any]] = document[command]
+    return entries
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_lists_for_programs(capsys: Streams, command: str) -> None:
+    """Everything in the registry is there, in its order, with a summary and a source."""
+    entries = _listed(capsys, command)
+    assert [entry["name"] for entry in entries][: len(NAMES[command])] == NAMES[command]
+    assert all(entry["summary"] and entry["source"] for entry in entries)
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_lists_for_people(capsys: Streams, command: str) -> None:
+    """Every name begins a row, within 100 columns."""
+    assert run([command]) == ExitCode.DONE
+    lines = capsys.readouterr().out.splitlines()
+    first = {line.split()[0] for line in lines if line.strip()}
+    assert first >= set(NAMES[command])
+    assert max(map(len, map(str.rstrip, lines))) <= 100
+
+
+def test_who_runs_a_policy(capsys: Streams) -> None:
+    """The list says which engine runs a policy; nothing runs an oracle."""
+    engines = {entry["name"]: entry["engines"] for entry in _listed(capsys, "policies")}
+    assert engines["lru"] == ["vllm", "sglang"]
+    assert engines["tlru"] == ["vllm with kvscope's plugin", "sglang"]
+    assert engines["gittins"] == ["vllm with kvscope's plugin"]
+    assert engines["belady"] == engines["s3fifo"] == []
+
+
+def test_summaries_of_commands_are_their_help(capsys: Streams) -> None:
+    """`kvscope --help` lists every command in the order of the registry, without loading it."""
+    assert run(["--help"]) == ExitCode.DONE
+    listed = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in listed] == [name for name, _ in COMMANDS]
+    assert all(lazy.summary in line for (_, lazy), line in zip(COMMANDS, listed, strict=True))
