@@ -128,7 +128,7 @@ def calibrate(
         if url is not None:
             opened = _running(url, served_model, max_tokens, timeout)
         elif backend == "torch":
-            opened = _torch(str(model), python, device, max_tokens, start_timeout)
+            opened = _torch(str(model), python, device, max_tokens, (start_timeout, timeout))
         else:
             from kvscope.serving.server import Launch
 
@@ -218,7 +218,7 @@ def _torch(
     python: str | None,
     device: str | None,
     max_tokens: int | None,
-    start_s: float,
+    seconds: tuple[float, float],
 ) -> Iterator[tuple[Target, Measured, int]]:
     from kvscope.latency.calibration import Measured
     from kvscope.latency.targets import TorchTarget
@@ -235,8 +235,10 @@ def _torch(
     has = with_torch(python)
     room = config.get("max_position_embeddings")
     longest = _longest(max_tokens, room if isinstance(room, int) else None)
-    with TorchTarget(has, folder / "config.json", device, start_s=start_s) as decoder:
-        where = decoder.told["device"]
+    start_s, timeout_s = seconds
+    decoder = TorchTarget(has, folder / "config.json", device, start_s=start_s, timeout_s=timeout_s)
+    with decoder:
+        where = decoder.description["device"]
         named = has.device_name if where == has.device and has.device_name else where
         yield decoder, Measured("torch", has.torch, named, folder.name), longest
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -55,26 +57,43 @@ class ServerTarget:
 
 
 class TorchTarget:
-    """A decoder with random weights in the process of another interpreter; a context manager."""
+    """A decoder with random weights in a process of another interpreter; a context manager.
+
+    Raises EngineError where the process ends, or does not answer: within `start_s` at first, within
+    `timeout_s` to a cell.
+    """
 
     def __init__(
-        self, has: Interpreter, config: Path, device: str | None, *, start_s: float
+        self,
+        interpreter: Interpreter,
+        config: Path,
+        device: str | None,
+        *,
+        start_s: float,
+        timeout_s: float,
     ) -> None:
-        self._command = [has.python, _DECODER, str(config), device or has.device]
-        self._start_s = start_s
-        self.told: dict[str, Any] = {}
+        self._command = [
+            interpreter.python,
+            _DECODER,
+            str(config),
+            device or interpreter.device,
+        ]
+        self._start_s, self._timeout_s = start_s, timeout_s
+        self.description: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # a pipe nobody reads fills up
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._log,
             text=True,
             start_new_session=True,  # Ctrl-C is for this process, which then ends that one
         )
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         try:
-            self.told = self._line()
+            self.description = self._answer(self._start_s)
         except BaseException:
             self.close()
             raise
@@ -92,31 +111,41 @@ class TorchTarget:
         """End the process."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        self._reader.shutdown()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
 
     def read(self, cell: Cell) -> Reading:
         """As `Target.read`."""
-        assert self._process.stdin is not None  # noqa: S101  (it was asked for)
-        with suppress(OSError):  # which the answer, or its lack, tells better
+        assert self._process.stdin is not None  # noqa: S101  (a pipe, as set above)
+        with suppress(OSError):  # the answer, or its lack, says more
             self._process.stdin.write(json.dumps(cell) + "\n")
             self._process.stdin.flush()
-        return Reading(float(self._line()["ttft_s"]), None)
+        return Reading(float(self._answer(self._timeout_s)["ttft_s"]), None)
 
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None  # noqa: S101  (it was asked for)
-        line = self._process.stdout.readline()
-        told = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in told:
+    def _answer(self, within_s: float) -> dict[str, Any]:
+        """Return the next line of the process."""
+        assert self._process.stdout is not None  # noqa: S101  (a pipe, as set above)
+        try:
+            line = self._reader.submit(self._process.stdout.readline).result(within_s)
+        except TimeoutError:
+            self._process.kill()
             raise EngineError(
-                str(told["error"]), where="torch", remedy="see --device, --max-tokens, --model"
+                f"no answer within {within_s:g} s",
+                where="torch",
+                remedy="give it more with --start-timeout or --timeout, or see --max-tokens",
+            ) from None
+        answer = json.loads(line) if line else {"error": self._last_line()}
+        if "error" in answer:
+            raise EngineError(
+                str(answer["error"]), where="torch", remedy="see --device, --max-tokens, --model"
             )
-        return dict(told)
+        return dict(answer)
 
-    def _last_words(self) -> str:
-        assert self._process.stderr is not None  # noqa: S101  (it was asked for)
+    def _last_line(self) -> str:
         self._process.wait()
-        lines = [line for line in self._process.stderr.read().splitlines() if line.strip()]
+        self._log.seek(0)
+        lines = [line for line in self._log.read().splitlines() if line.strip()]
         return lines[-1] if lines else f"ended with status {self._process.returncode}"

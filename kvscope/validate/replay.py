@@ -167,18 +167,23 @@ class _Replay:
         with self._lock:
             self._pending.pop(request, None)
             self._answers[request] = answer
-            self._judge(answer)
+        if answer.error and not self._ended:
+            self._ended = self._failure(answer) or self._ended
         self._room.release()
         self._advance(1)
 
-    def _judge(self, answer: Answer) -> None:
-        """Whether to go on, after an answer."""
-        if not answer.error or self._ended:
-            return
+    def _failure(self, answer: Answer) -> str:
+        """Return why no further request is worth sending after an error; empty to go on.
+
+        Called without the lock: a slow answer to the health check must not delay the sender.
+        """
         if not self._endpoint.healthy():
-            self._ended = f"the engine died ({answer.error})"
-        elif len(self._answers) >= HOPELESS and all(one.error for one in self._answers.values()):
-            self._ended = f"no request was served: {answer.error}"
+            return f"the engine died ({answer.error})"
+        with self._lock:
+            answers = list(self._answers.values())
+        if len(answers) >= HOPELESS and all(known.error for known in answers):
+            return f"no request was served: {answer.error}"
+        return ""
 
     def _body(self, request: int) -> bytes:
         trace = self._trace

@@ -109,7 +109,7 @@ GOOD = 'schema = 1\nname = "n"\nsource = "s"\nbase_ms = 8\nper_token_ms = 0.5\n'
         (GOOD + "[intervals]\nbase = [1, 2]\n", "intervals.base: unknown key"),
         (
             GOOD + "[intervals]\nbase_ms = [1]\n",
-            r"intervals.base_ms: \[1\] is not an array of length 2",
+            r"base_ms: \[1\] is not an array of length 2",
         ),
         (GOOD + "intervals = 1\n", "intervals: 1 is not a table"),
         ("schema == 1", r"not a TOML file: .*line 1"),

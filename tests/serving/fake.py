@@ -29,11 +29,14 @@ class Behaviour:
     blocks: int = 10_000
     base_s: float = 0.0
     per_token_s: float = 0.0
+    per_output_s: float = 0.0  # between two output tokens
     tells_hits: bool = True
     caches: bool = True
     tells_blocks: bool = True
     resets: bool = True
     refuses_from: int | None = None  # the request, by number, from which on it refuses
+    refuses_at: int | None = None  # this one alone
+    health_s: float = 0.0
     dies_at: int | None = None
     stalls_at: int | None = None
     stall_s: float = 0.0
@@ -81,6 +84,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """What is asked without a body."""
         if self.path == "/health":
+            time.sleep(self.behaviour.health_s)
             self._answer(200, "")
         elif self.path == "/v1/models":
             model = {"id": "fake", "max_model_len": self.behaviour.max_model_len}
@@ -112,7 +116,8 @@ class Handler(BaseHTTPRequestHandler):
         does = self.behaviour
         number = len(does.seen)
         does.seen.append(asked)
-        if does.refuses_from is not None and number >= does.refuses_from:
+        refuses = does.refuses_from is not None and number >= does.refuses_from
+        if refuses or number == does.refuses_at:
             self._answer(400, json.dumps({"error": {"message": "not today"}}))
             return
         prompt, count = asked["prompt"], asked["max_tokens"]
@@ -128,7 +133,9 @@ class Handler(BaseHTTPRequestHandler):
             threading.Thread(target=self._die).start()
             self.close_connection = True
             return
-        for _ in range(count):
+        for place in range(count):
+            if place:
+                time.sleep(does.per_output_s)
             self._event(json.dumps({"choices": [{"text": ""}]}))
         usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": count}
         if does.tells_hits:

@@ -1,0 +1,39 @@
+"""When requests are sent, and what an answer may delay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+
+from kvscope.serving.client import Endpoint
+from kvscope.validate.replay import Measurement, Pace, replay
+from kvscope.validate.tokens import TokenTrace
+from tests.serving.fake import Behaviour, fake_server
+from tests.validate.test_tokens import chats
+
+
+def measured(folder: Path, behaviour: Behaviour) -> tuple[Measurement, TokenTrace]:
+    """Thirty requests, some milliseconds apart, at their own times."""
+    trace = TokenTrace(chats(folder, 30, gap_s=0.005), forced=True)
+    with fake_server(behaviour) as url:
+        pace = Pace("recorded")
+        done = replay(Endpoint(url), "fake", trace, pace, advance=lambda _: None, stop=Event())
+    return done, trace
+
+
+def test_a_slow_health_check_does_not_delay_the_sender(tmp_path: Path) -> None:
+    """One request is refused, and the server takes seconds to say that it is well."""
+    done, trace = measured(tmp_path, Behaviour(refuses_at=3, health_s=3.0))
+    arrival_s = trace.prompts.arrival_s - trace.prompts.arrival_s[0]
+    assert (done.ended, list(done.errors)) == ("", [3])
+    late_s = (done.sent_s - arrival_s)[done.answered]
+    assert np.abs(late_s).max() < 1.5
+
+
+def test_a_server_that_refuses_all_is_given_up(tmp_path: Path) -> None:
+    """Where nothing was ever served."""
+    done, _ = measured(tmp_path, Behaviour(refuses_from=0))
+    assert "no request was served: status 400: not today" in done.ended
+    assert len(done.errors) >= 5
