@@ -17,7 +17,7 @@ from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
 from kvscope.core.trace import Trace
 from kvscope.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
-from kvscope.report.report import trace_in_words
+from kvscope.report.words import trace_in_words
 
 NO_MODEL = "none"
 

@@ -15,10 +15,9 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run
-from kvscope.report.charts import distributions, policies
-from kvscope.report.run_names import names
+from kvscope.report import policies, ttft, xi
+from kvscope.report.runs import names
 from kvscope.report.section import Section
-from kvscope.report.sections import simulation, who_pays, xi
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
@@ -28,7 +27,7 @@ def compared(asked: replays.Asking, made: replays.Replays, now: replays.Asking) 
     if not _worth_showing(asked, made, now):
         return
     found = replace(made.found, model=frame.chosen().model)
-    summary, *rest = simulation.sections(found)
+    summary, *rest = policies.sections(found)
     render.show([summary])
     _closer(made)
     render.show(rest)
@@ -61,8 +60,8 @@ def _closer(made: replays.Replays) -> None:
         "Median against tail: what lies to the lower left is better in both.",
     )
     figures = (
-        partial(distributions.cdf, spreads, at, slo_s),
-        partial(policies.trade_off, found, at),
+        partial(ttft.cdf_chart, spreads, at, slo_s),
+        partial(policies.trade_off_chart, found, at),
     )
     render.show([Section("Time to first token", words, figures=figures)])
     _who_pays(found, at)
@@ -96,9 +95,9 @@ def _who_pays(found: Simulation, at: int) -> None:
         st.session_state["other"] = next(iter(others))
     picked = st.selectbox("Compare lru with", list(others), key="other")
     deep.remember("other")
-    before, after = (who_pays.by_category(run) for run in (baseline, others[picked]))
+    before, after = (ttft.by_category(run) for run in (baseline, others[picked]))
     title = f"lru, and {picked} then, at {units.format_count(at)} blocks"
-    render.show([who_pays.section(title, before, after)])
+    render.show([ttft.category_section(title, before, after)])
 
 
 @st.fragment

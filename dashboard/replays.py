@@ -22,8 +22,8 @@ from kvscope.replay.capacity_models import replayed
 from kvscope.replay.capacity_options import over_tiers
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Asked
-from kvscope.report.charts.distributions import Distribution, distribution
-from kvscope.report.run_names import names
+from kvscope.report.runs import names
+from kvscope.report.ttft import Distribution, distribution
 from kvscope.tune import capacity as xi
 from kvscope.tune.target import Target
 

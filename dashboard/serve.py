@@ -25,8 +25,8 @@ def begin() -> None:
     from plotly import graph_objects
     from plotly.graph_objects import Figure
 
+    from kvscope import report
     from kvscope.core.errors import KvscopeError
-    from kvscope.report import charts, sections
 
     with suppress(KvscopeError):  # the pages say what is wrong with the store
         for trace in held.all_traces()[:1]:
@@ -35,9 +35,8 @@ def begin() -> None:
         importlib.import_module(name)
     for kind in _CHARTS:  # plotly imports each when it is first made
         plotly.io.to_json(Figure(getattr(graph_objects, kind)()))
-    for package in (sections, charts):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+    for module in pkgutil.iter_modules(report.__path__, f"{report.__name__}."):
+        importlib.import_module(module.name)
 
 
 def end(code: object) -> NoReturn:

@@ -23,9 +23,9 @@ from kvscope.policies.wa import Wa
 from kvscope.replay.lru_point import LruAnywhere
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
-from kvscope.report.charts import capacity as charts
-from kvscope.report.sections import caching
-from kvscope.report.sections.sizes import multiple
+from kvscope.report import caching
+from kvscope.report.policies import lru_curve_chart
+from kvscope.report.sizes import Unit, multiple
 from kvscope.report.words import definition_in_words
 
 STEPS = 200
@@ -62,7 +62,7 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
     runs = _comparable(trace, lru)
     known = prepared.of(trace).finding("analysis")  # which may take longer
     working_set = known.characterization.working_set if known is not None else None
-    figure = charts.curve(
+    figure = lru_curve_chart(
         lru.curve,
         unit,
         at_blocks=blocks,
@@ -131,7 +131,7 @@ def _numbers(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
             column.metric(label, value, help=words)
 
 
-def _unit(trace: Trace) -> charts.Unit:
+def _unit(trace: Trace) -> Unit:
     """The unit of the axis."""
     chosen = frame.chosen()
     known = {"blocks": 1.0, "tokens": float(trace.block_size)}
@@ -145,7 +145,7 @@ def _unit(trace: Trace) -> charts.Unit:
         st.session_state["unit"] = "blocks"
     name = st.segmented_control("Axis", list(known), key="unit", required=True)
     deep.remember("unit")
-    return charts.Unit(name or "blocks", known[name or "blocks"])
+    return Unit(name or "blocks", known[name or "blocks"])
 
 
 def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:

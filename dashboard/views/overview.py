@@ -14,8 +14,7 @@ from plain import plain
 from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.core.trace import Trace
-from kvscope.report import report
-from kvscope.report.sections import traffic
+from kvscope.report import overview, traffic
 from kvscope.report.words import definition_in_words
 
 
@@ -36,7 +35,7 @@ def page() -> None:
     with above:  # last, since the page ends here where it is not known yet
         found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
         _numbers(found)
-        render.show([report.headline(found)], titles=False)
+        render.show([overview.headline(found)], titles=False)
         told = traffic.sections(found.characterization)
         keep = f"overview {trace}"
         render.show((one for one in told if one.title != "Conversations"), keep=keep)

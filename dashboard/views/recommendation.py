@@ -21,7 +21,7 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
 from kvscope.replay.setting import setting_of
-from kvscope.report.sections import tuning as sections
+from kvscope.report import recommendation
 from kvscope.tune.file import Recommendation, read_recommendation
 from kvscope.tune.flags import Flags, flags
 from kvscope.tune.target import Target
@@ -92,10 +92,10 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
         return
     if asked != now:
         st.info("This is what was asked before; Tune answers what stands above.")
-    verdict, *rest = sections.sections(found, explain=True)
+    verdict, *rest = recommendation.sections(found)
     render.show([verdict])
     _flags(found.flags)
-    st.caption(sections.ON_TOP)
+    st.caption(recommendation.ADD_RUNNING)
     _instead(found)
     st.download_button(
         "Download recommendation.toml",
@@ -111,7 +111,7 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
 def _flags(told: Flags) -> None:
     """What to tell each engine, with a button that copies it."""
     plugin = bool(told.vllm) and told.vllm_needs_plugin
-    vllm = f"{sections.PLUGIN} {told.vllm}" if plugin else told.vllm
+    vllm = f"{recommendation.PLUGIN} {told.vllm}" if plugin else told.vllm
     named = "vLLM, with kvscope's plugin and the file" if plugin else "vLLM"
     for engine, text in (("SGLang", told.sglang), (named, vllm)):
         if text:

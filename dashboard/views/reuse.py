@@ -6,7 +6,7 @@ import frame
 import held
 import render
 
-from kvscope.report.sections import reuse
+from kvscope.report import reuse
 
 trace = frame.trace("Reuse")
 found = held.analysis(trace)

@@ -6,7 +6,7 @@ import frame
 import held
 import render
 
-from kvscope.report.sections import prefixes, space
+from kvscope.report import prefixes, space
 
 trace = frame.trace("Space")
 model, hbm_bytes = frame.chosen().model, frame.chosen().hbm_bytes

@@ -10,7 +10,7 @@ import render
 import streamlit as st
 
 from kvscope.core.trace import Trace
-from kvscope.report.sections import fit, time, traffic
+from kvscope.report import fit, time, traffic
 
 
 def page() -> None:

@@ -7,7 +7,7 @@ import held
 import render
 import streamlit as st
 
-from kvscope.report.sections import validation
+from kvscope.report import validation
 
 found = held.validations(frame.trace("Validation"))
 if not found:
@@ -16,4 +16,4 @@ if not found:
         " machine, with LRU and with what is recommended, and compares what both say."
     )
 for number, one in enumerate(found):
-    render.show(validation.kept(one), within=str(number))
+    render.show(validation.stored(one), within=str(number))

@@ -17,7 +17,7 @@ from kvscope.core.background import beside
 from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Trace
-from kvscope.replay.curve import lru_curve
+from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 from kvscope.store.db import Store
@@ -63,7 +63,10 @@ class Landmark:
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """What caching gives: LRU at every capacity, under `definition`."""
+    """What caching gives: LRU at every capacity, under `definition`.
+
+    `lru` is the exact curve in the headline's weight, `lru_by_token` that of `misses_definition`.
+    """
 
     definition: HitDefinition
     ideal: float
@@ -73,6 +76,22 @@ class Caching:
     asked: tuple[CurvePoint, ...]
     misses: tuple[MissReasons, ...]
     misses_definition: HitDefinition
+    lru: HitCurve
+    lru_by_token: HitCurve
+
+    def misses_at(self, capacity_blocks: int) -> MissReasons:
+        """Return what became of the input tokens under LRU at any capacity, exactly.
+
+        Only how many of the reusable tokens hit depends on the capacity.
+        """
+        known = self.misses[-1]
+        hits = round(float(self.lru_by_token.rate(capacity_blocks)) * known.input_tokens)
+        return replace(
+            known,
+            capacity_blocks=capacity_blocks,
+            hit_tokens=hits,
+            evicted_tokens=known.hit_tokens + known.evicted_tokens - hits,
+        )
 
     def rate(self, point: CurvePoint) -> float:
         """The hit rate at `point` in the weight of the headline."""
@@ -210,6 +229,7 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
 
     # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
     explained = standard(outputs=definition.outputs)
+    explained_runs = distances(_walked(explained))
     at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
     largest = max(int(headline.knots[-1]), 1)
     grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
@@ -227,8 +247,12 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(named, dtype=np.int64)),
-        misses=_misses(prompts, explained, distances(_walked(explained)), [*at, *named]),
+        misses=_misses(prompts, explained, explained_runs, [*at, *named]),
         misses_definition=explained,
+        lru=headline,
+        lru_by_token=(
+            by_token if definition == explained else lru_curve(prompts, explained, explained_runs)
+        ),
     )
 
 

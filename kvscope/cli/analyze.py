@@ -112,15 +112,14 @@ def analyze(
 
 
 def _print(analysis: Analysis) -> None:
-    from kvscope.cli.rendering import show_sections
-    from kvscope.report import report
+    from kvscope.cli.rendering import show_report
+    from kvscope.report import overview
 
-    output.emit(f"{analysis.trace.name}: {report.trace_in_words(analysis.trace)}")
-    show_sections([report.headline(analysis), *report.sections(analysis)])
+    show_report(analysis.trace, [overview.headline(analysis)])
 
 
 def _write_html(analysis: Analysis, path: str) -> None:
-    from kvscope.report.report import html_report
+    from kvscope.report.overview import html_report
 
     Path(path).write_text(html_report(analysis), encoding="utf-8")
     note(f"report written to {path}")

@@ -292,7 +292,7 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
         output.emit_json(calibrate_document(found))
     else:
         from kvscope.cli.rendering import show_sections
-        from kvscope.report.sections.calibration import sections
+        from kvscope.report.calibration import sections
 
         output.emit(found.measured.in_words)
         show_sections(sections(found))

@@ -137,16 +137,14 @@ def _foreseen(store: Store, trace: Trace, horizon_s: float | None, xi: int | Non
 
 
 def _print(found: Fit, ends: EndsFit | None) -> None:
-    from kvscope.cli.rendering import show_sections
-    from kvscope.report.report import trace_in_words
-    from kvscope.report.sections.fit import sections
+    from kvscope.cli.rendering import show_report
+    from kvscope.report.fit import sections
 
-    output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
-    show_sections(sections(found, ends))
+    show_report(found.trace, sections(found, ends))
 
 
 def _write_html(found: Fit, ends: EndsFit | None, path: str) -> None:
-    from kvscope.report.sections.fit import html_report
+    from kvscope.report.fit import html_report
 
     Path(path).write_text(html_report(found, ends), encoding="utf-8")
     note(f"report written to {path}")

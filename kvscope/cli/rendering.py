@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from kvscope.core.trace import Trace
     from kvscope.report.section import Section, Table
 
 _GAP = 3  # blanks between columns where there is room
 
 
-def show_report(lead: str, sections: Sequence[Section]) -> None:
-    """Print what a report is about, then its sections."""
-    _print(output.console(), lead)
+def show_report(trace: Trace, sections: Sequence[Section]) -> None:
+    """Print what trace a report is about, then its sections."""
+    from kvscope.report.words import trace_in_words
+
+    _print(output.console(), f"{trace.name}: {trace_in_words(trace)}")
     show_sections(sections)
 
 
@@ -56,9 +59,10 @@ def _show(console: Console, section: Section) -> None:
 
 def _print(console: Console, words: str, style: str = "") -> None:
     """Print a sentence, wrapped at words; what it indents stays indented."""
-    for line in _text(words, style).wrap(console, console.width):
-        line.rstrip()
-        console.print(line, soft_wrap=True)
+    from rich.text import Text
+
+    for line in _text(words).wrap(console, console.width):
+        console.print(Text(line.plain.rstrip(), style), soft_wrap=True)
 
 
 def _table(console: Console, table: Table) -> None:
@@ -93,8 +97,8 @@ def _forms(table: Table, width: int) -> Iterator[list[Text]]:
         words=tuple(figures.index(at) for at in cells.words),
     )
     yield _lines(cells, _GAP)
-    if plain.columns != cells.columns:
-        yield _lines(plain, _GAP)
+    yield _lines(plain, _GAP)
+    yield _lines(plain, 2)
     yield _lines(plain, 2, stacked=True)
     yield _lines(plain, 1, stacked=True)
     natural = max(line.cell_len for line in _lines(plain, 1, stacked=True))

@@ -115,6 +115,6 @@ def _is_of(run: Run, chosen: frozenset[str] | None) -> bool:
 
 def _print(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> None:
     from kvscope.cli.rendering import show_sections
-    from kvscope.report.sections.simulation import kept
+    from kvscope.report.policies import stored as stored_sections
 
-    show_sections(kept(trace, runs, model))
+    show_sections(stored_sections(trace, runs, model))

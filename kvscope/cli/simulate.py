@@ -146,16 +146,14 @@ def _report(simulation: Simulation, *, as_json: bool, html: str | None) -> None:
     else:
         _print(simulation)
     if html is not None:
-        from kvscope.report.sections.simulation import html_report
+        from kvscope.report.policies import html_report
 
         Path(html).write_text(html_report(simulation), encoding="utf-8")
         note(f"report written to {html}")
 
 
 def _print(found: Simulation) -> None:
-    from kvscope.cli.rendering import show_sections
-    from kvscope.report.report import trace_in_words
-    from kvscope.report.sections.simulation import sections
+    from kvscope.cli.rendering import show_report
+    from kvscope.report.policies import screen
 
-    output.emit(f"{found.trace.name}: {trace_in_words(found.trace)}")
-    show_sections(sections(found))
+    show_report(found.trace, screen(found))

@@ -141,18 +141,16 @@ def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
 
 
 def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> None:
-    from kvscope.report.sections.tuning import html_report, sections
+    from kvscope.report.recommendation import html_report, screen, sections
 
     if as_json:
         from kvscope.app.documents.tune import tune_document
 
         output.emit_json(tune_document(tuned))
     else:
-        from kvscope.cli.rendering import show_sections
-        from kvscope.report.report import trace_in_words
+        from kvscope.cli.rendering import show_report
 
-        output.emit(f"{tuned.trace.name}: {trace_in_words(tuned.trace)}")
-        show_sections(sections(tuned, explain=explain))
+        show_report(tuned.trace, sections(tuned) if explain else screen(tuned))
     if html is not None:
         Path(html).write_text(html_report(tuned), encoding="utf-8")
         note(f"report written to {html}")

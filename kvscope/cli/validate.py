@@ -300,18 +300,16 @@ def _steps(label: str, total: int) -> AbstractContextManager[Callable[[int], Non
 
 
 def _report(trace: Trace, found: Validation, html: str | None, *, as_json: bool) -> None:
-    from kvscope.report.sections.validation import html_report, sections
+    from kvscope.report.validation import html_report, sections
 
     if as_json:
         from kvscope.app.documents.engines import validate_document
 
         output.emit_json(validate_document(trace, found))
     else:
-        from kvscope.cli.rendering import show_sections
-        from kvscope.report.report import trace_in_words
+        from kvscope.cli.rendering import show_report
 
-        output.emit(f"{trace.name}: {trace_in_words(trace)}")
-        show_sections(sections(found))
+        show_report(trace, sections(found))
     if html is not None:
         Path(html).write_text(html_report(trace, found), encoding="utf-8")
         note(f"report written to {html}")

@@ -10,8 +10,7 @@ import pytest
 from kvscope.app.analyze import analyze
 from kvscope.cli.app import run
 from kvscope.core import units
-from kvscope.report import report
-from kvscope.report.sections import space
+from kvscope.report import overview, space
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams
@@ -29,7 +28,7 @@ def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     assert metrics(app)["Requests"] == "600"
     with open_store(db, read_only=True) as store:
         analysis = analyze(store, traces.find(store, None))
-    assert report.headline(analysis).sentences[0] in words(app)
+    assert overview.headline(analysis).sentences[0] in words(app)
 
 
 @pytest.mark.parametrize("page", PAGES)

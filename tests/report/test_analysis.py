@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.app.analyze import Analysis, AnalyzeOptions, Caching, analyze
+from kvscope.app.analyze import Analysis, Caching, analyze
+from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
-from kvscope.report import report
+from kvscope.report import overview
 from kvscope.report.section import Section
+from kvscope.report.words import trace_in_words
 from kvscope.store.db import MEMORY, Store, open_store
 
 Stored = tuple[Store, Trace]
@@ -50,13 +52,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
 
 def section(analysis: Analysis, title: str) -> Section:
     """The section of this title."""
-    (found,) = [one for one in report.sections(analysis) if one.title == title]
+    (found,) = [one for one in overview.sections(analysis) if one.title == title]
     return found
 
 
 def caching_of(three: Stored, definition: HitDefinition) -> Caching:
     """What caching gives under `definition`."""
-    found = analyze(*three, AnalyzeOptions(definition=definition)).caching
+    found = analyze(*three, AnalyzeRequest(definition=definition)).caching
     assert found is not None
     return found
 
@@ -80,14 +82,14 @@ def test_the_landmarks_are_shares_of_the_ideal(three: Stored) -> None:
     analysis = analyze(*three)
     assert analysis.caching is not None
     assert [mark.share_of_ideal for mark in analysis.caching.landmarks] == shares
-    (table,) = report.headline(analysis).tables
+    table = overview.headline(analysis).tables[0]
     assert [row[0] for row in table.rows] == [f"{100 * share:g}% of ideal" for share in shares]
 
 
 @pytest.mark.parametrize("definition", [standard(), LIBCACHESIM, standard(warmup=0.5)])
 def test_misses_are_explained_of_whole_prompts(three: Stored, definition: HitDefinition) -> None:
     """Whatever the headline counts: 8 of 29 tokens hit, 4 diverged, 8 cold, 9 in the tail."""
-    found = section(analyze(*three, AnalyzeOptions(definition=definition)), "Misses")
+    found = section(analyze(*three, AnalyzeRequest(definition=definition)), "Misses")
     (table,) = found.tables
     assert table.columns[1:] == ("hit", "evicted", "diverged", "cold", "tail")
     assert table.rows[-1][1:] == ("27.6%", "0.0%", "13.8%", "27.6%", "31.0%")
@@ -151,14 +153,14 @@ def test_notes_open_the_report(three: Stored) -> None:
     """What was missing or inferred stands in the summary, however often the trace is analyzed."""
     analysis = analyze(*three)
     noted = replace(analysis, trace=replace(analysis.trace, notes=("turns are inferred",)))
-    assert report.headline(noted).sentences[0] == "Note: turns are inferred."
-    assert "<p>Note: turns are inferred.</p>" in report.html_report(noted)
+    assert overview.headline(noted).sentences[0] == "Note: turns are inferred."
+    assert "<p>Note: turns are inferred.</p>" in overview.html_report(noted)
 
 
 def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:
     """Bytes, and multiples of the memory, of what is known in tokens and blocks."""
     model = resolve_model("vicuna-7b")
-    found = analyze(*three, AnalyzeOptions(model=model, hbm_bytes=2**30)).characterization
+    found = analyze(*three, AnalyzeRequest(model=model, hbm_bytes=2**30)).characterization
     everything = found.request_sizes[0]
     assert everything.bytes is not None
     assert everything.hbm_multiple is not None
@@ -178,12 +180,14 @@ def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:
     """One request in words: singular, no table of capacities, no share of nothing."""
     with open_store(MEMORY) as store:
         analysis = analyze(store, stored(tmp_path, ONE_ROW, store))
-    words = report.trace_in_words(replace(analysis.trace, bad_lines=1))
-    assert "1 request over 0s" in words
+    words = trace_in_words(replace(analysis.trace, bad_lines=1))
+    assert "1 request over 0 s" in words
     assert "1 bad line left out" in words
-    found = report.headline(analysis)
-    assert found.tables == ()
-    assert found.sentences[-1].endswith("a cache of any size hits nothing.")
+    found = overview.headline(analysis)
+    assert [table.title for table in found.tables] == ["Categories"]
+    assert found.sentences[0] == (
+        "An infinite cache would hit 0.0% of the input tokens: no prompt begins as an earlier one did."
+    )
     assert not any("LRU needs" in sentence for sentence in found.sentences)
 
 
@@ -193,4 +197,4 @@ def test_lengths_alone_speak_of_no_hit_rate(tmp_path: Path) -> None:
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,1\n9,6,1\n")
     with open_store(MEMORY) as store:
         found = section(analyze(store, ingest(store, str(path)).trace), "Over time")
-    assert found.sentences == ("Windows of 1s.",)
+    assert found.sentences == ("Windows of 1 s.",)

@@ -7,8 +7,7 @@ import pytest
 from kvscope.characterize.gaps import HazardCurve, ReuseHazard
 from kvscope.characterize.summary import characterize
 from kvscope.characterize.turns import CategoryNextTurn, NextTurn, NextTurns, WindowNextTurn
-from kvscope.report import html
-from kvscope.report.charts import style, time, traffic
+from kvscope.report import html, style, time, traffic
 from kvscope.report.section import Section, Table
 from tests.characterize.tiny import tiny_store
 
@@ -26,15 +25,15 @@ def next_turns(*settled: bool) -> NextTurns:
 
 def test_unsettled_windows_lie_under_a_veil() -> None:
     """It begins with the first of them; a trace without any has none."""
-    (veil,) = traffic.next_turns(next_turns(True, True, False, False)).layout.shapes
+    (veil,) = traffic.next_turns_chart(next_turns(True, True, False, False)).layout.shapes
     assert (veil.x0, veil.x1) == (1.5, 3.5)
-    assert traffic.next_turns(next_turns(True)).layout.shapes == ()
+    assert traffic.next_turns_chart(next_turns(True)).layout.shapes == ()
 
 
 def test_zero_is_a_gap_in_the_hazard() -> None:
     """No line is drawn across times at which nothing was reused."""
     curve = HazardCurve("chat 1", (0.5, 0.0, 0.5), (9, 9, 9))
-    chart = time.hazard(ReuseHazard((1.0, 2.0, 3.0), curve, (curve,)))
+    chart = time.hazard_chart(ReuseHazard((1.0, 2.0, 3.0), curve, (curve,)))
     for drawn in chart.data:
         assert drawn.y == (0.5, None, 0.5)
         assert not drawn.connectgaps
@@ -43,7 +42,7 @@ def test_zero_is_a_gap_in_the_hazard() -> None:
 def test_rates_have_round_ticks() -> None:
     """The right axis is one of percentages, 20 apart."""
     with tiny_store() as (store, trace):
-        chart = traffic.over_time(characterize(store, trace))
+        chart = traffic.over_time_chart(characterize(store, trace))
     assert chart.layout.yaxis2.dtick == pytest.approx(0.2)
 
 

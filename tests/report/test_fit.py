@@ -8,8 +8,8 @@ from functools import cache
 from kvscope.core import units
 from kvscope.core.paths import data_folder
 from kvscope.ingest.pipeline import ingest
-from kvscope.report.charts import fit as charts
-from kvscope.report.sections.fit import headline, html_report, sections
+from kvscope.report import fit_details as charts
+from kvscope.report.fit import headline, html_report, sections
 from kvscope.report.words import interval_in_words
 from kvscope.reuse_models.fit import fit
 from kvscope.reuse_models.results import Fit
@@ -30,15 +30,17 @@ def words(of: Fit) -> str:
 def test_charts_show_what_was_fitted() -> None:
     """A line for the observed curve and each model, the chosen one named; windows; turns."""
     row = next(row for row in found().categories if row.category == "text 1")
-    names = [trace.name for trace in charts.reuse(row).data]
+    names = [trace.name for trace in charts.reuse_chart(row).data]
     assert names[0] == "observed (Kaplan-Meier)"
     assert "hyperexponential: use this" in names
     assert len(names) == 5
     windows = found().windows
     assert windows is not None
-    assert len(charts.by_window(windows, "text 1").data) >= 5
-    assert [t.name for t in charts.gap_over_time(windows, ["text 1", "nobody"]).data] == ["text 1"]
-    (turns,) = charts.next_turns(found()).data
+    assert len(charts.by_window_chart(windows, "text 1").data) >= 5
+    assert [t.name for t in charts.gap_over_time_chart(windows, ["text 1", "nobody"]).data] == [
+        "text 1"
+    ]
+    (turns,) = charts.next_turns_chart(found()).data
     assert list(turns.x) == [1, 2, 3, 4, 5]
     assert all(up >= 0 for up in turns.error_y.array)
     assert all(down >= 0 for down in turns.error_y.arrayminus)
@@ -61,7 +63,7 @@ def test_what_nobody_follows() -> None:
     said = words(of)
     assert "Reuse clearly follows an exponential after no category." in said
     assert "too short to tell how stable" in said
-    assert "Too few conversations go on to say how they do." in said
+    assert "Too few follow-up turns to fit a model of conversations." in said
     assert "Too few gaps" not in said
     unfit = replace(
         text_1[0], fits=False, verdict="not exponential: weibull is nearest, but misses 9%"
@@ -85,7 +87,7 @@ def test_deaths_that_were_not_seen() -> None:
     conversation = found().conversation
     assert conversation is not None
     of = replace(found(), conversation=replace(conversation, death_rate_per_s=0.0))
-    assert "were not seen to die" in words(of)
+    assert "have no observed end" in words(of)
     assert len(sections(of)) == 5
 
 

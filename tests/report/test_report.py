@@ -7,10 +7,11 @@ import re
 
 import pytest
 
-from kvscope.app.analyze import Analysis, AnalyzeOptions, analyze
+from kvscope.app.analyze import Analysis, analyze
+from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.kv_size import resolve_model
 from kvscope.ingest.pipeline import ingest
-from kvscope.report import report
+from kvscope.report import overview
 from kvscope.store.db import MEMORY, open_store
 
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
@@ -40,20 +41,20 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     path.write_text("\n".join(json.dumps(row) for row in rows))
     with open_store(MEMORY) as store:
         trace = ingest(store, str(path)).trace
-        options = AnalyzeOptions(model=resolve_model("llama3-8b"), hbm_bytes=2**30)
+        options = AnalyzeRequest(model=resolve_model("llama3-8b"), hbm_bytes=2**30)
         return analyze(store, trace, options)
 
 
 def test_every_subject_has_its_section(analysis: Analysis) -> None:
     """Nothing of the characterization is left out of the report."""
-    titles = {section.title for section in report.sections(analysis)}
+    titles = {section.title for section in overview.sections(analysis)}
     assert titles >= {
         "Capacity",
         "Misses",
         "Definitions",
         "Categories",
         "Contribution",
-        "Whose blocks",
+        "Last touch",
         "Skew",
         "Reuse gaps",
         "Lifetimes",
@@ -68,7 +69,7 @@ def test_every_subject_has_its_section(analysis: Analysis) -> None:
 
 def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -> None:
     """Each row has a cell a column, and no two columns share a title."""
-    for section in [report.headline(analysis), *report.sections(analysis)]:
+    for section in overview.sections(analysis):
         for table in section.tables:
             titled = [column for column in table.columns if column]
             assert len(titled) == len(set(titled)), table.title
@@ -77,7 +78,7 @@ def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -
 
 def test_the_page_needs_no_network(analysis: Analysis) -> None:
     """No script, style, font or image is loaded from anywhere."""
-    page = report.html_report(analysis)
+    page = overview.html_report(analysis)
     assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=", page)
     assert not re.search(r"<link\b", page)
     assert "@import" not in page
@@ -85,14 +86,14 @@ def test_the_page_needs_no_network(analysis: Analysis) -> None:
 
 def test_trace_supplied_strings_are_escaped(analysis: Analysis) -> None:
     """A type that is HTML stays text, in tables and in the charts' data."""
-    page = report.html_report(analysis)
+    page = overview.html_report(analysis)
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
 
 def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
     """Every axis of every chart has a title, but where the ticks are names."""
-    for section in report.sections(analysis):
+    for section in overview.sections(analysis):
         for make in section.figures:
             figure = make()
             assert figure.layout.title.text

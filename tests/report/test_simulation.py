@@ -18,11 +18,10 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.setting import setting_of
 from kvscope.replay.workload import Asked, Workload
-from kvscope.report.charts import policies as charts
-from kvscope.report.charts.style import SERIES
-from kvscope.report.run_names import contest, names
-from kvscope.report.sections import simulation as sections
-from kvscope.report.sections.tiers import tier_sections
+from kvscope.report import policies as report
+from kvscope.report.policies import tier_sections
+from kvscope.report.runs import contest, names, policy_line
+from kvscope.report.style import SERIES
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import load_prompts
 
@@ -93,11 +92,11 @@ def test_hindsight_never_wins(found: Simulation) -> None:
 
 def test_the_first_section_is_the_summary(found: Simulation) -> None:
     """Hit rate, p95 and TEL, a row a capacity; TEL only with an SLO."""
-    first = sections.sections(found)[0]
+    first = report.sections(found)[0]
     assert [table.title.split(" ")[0] for table in first.tables] == ["Hit", "p95", "Tail"]
     assert all(len(table.rows) == 3 for table in first.tables)
     without = replace(found, setting=replace(found.setting, slo_s=None))
-    assert len(sections.summary(without).tables) == 2
+    assert len(report.summary(without).tables) == 2
 
 
 def test_every_table_is_rectangular(found: Simulation) -> None:
@@ -111,11 +110,11 @@ def test_every_table_is_rectangular(found: Simulation) -> None:
     tiers = replace(found.setting, tiers="hbm=2blocks,dram=2blocks", tier_mode="exclusive")
     in_tiers = tuple(replace(run, setting=tiers, tiers=TIERS) for run in found.runs[:1])
     told = [
-        *sections.sections(found),
-        *sections.sections(replace(found, setting=sampled, runs=runs)),
-        *sections.sections(replace(found, setting=engine, runs=on_engine, curve=None)),
-        *sections.sections(replace(found, setting=tiers, runs=in_tiers, curve=None)),
-        *sections.kept(found.trace, [*found.runs, *runs], found.model),
+        *report.sections(found),
+        *report.sections(replace(found, setting=sampled, runs=runs)),
+        *report.sections(replace(found, setting=engine, runs=on_engine, curve=None)),
+        *report.sections(replace(found, setting=tiers, runs=in_tiers, curve=None)),
+        *report.stored(found.trace, [*found.runs, *runs], found.model),
     ]
     tables = [table for section in told for table in section.tables]
     assert tables
@@ -131,45 +130,51 @@ def test_tiers_have_a_section_of_their_own(found: Simulation) -> None:
     requests = run.outcome.requests
     assert requests == 12
     assert section.tables[0].rows == (
-        ("lru", "hbm", "2", "96", "40.00%", "-", "7", "5"),
-        ("lru", "dram", "2", "48", "20.00%", "500ms", "5", "0"),
+        ("lru", "hbm", "2 blocks", "96", "40.0%", "–", "7", "5"),
+        ("lru", "dram", "2 blocks", "48", "20.0%", "500", "5", "0"),
     )
 
 
 def test_the_optimum_has_a_column_where_it_was_replayed(found: Simulation) -> None:
     """Without a policy that knows the future nothing is said of what is left."""
-    assert sections.summary(found).tables[0].columns[-2:] == ("optimum", "left")
+    assert report.summary(found).tables[0].columns[-2:] == ("optimum", "gap")
     blind = tuple(run for run in found.runs if not run.hindsight)
-    table = sections.summary(replace(found, runs=blind)).tables[0]
+    table = report.summary(replace(found, runs=blind)).tables[0]
     assert table.columns[-1] == "vs lru"
     assert table.note == ""
 
 
 def test_a_policy_has_one_colour_and_hindsight_is_dashed() -> None:
     """No two policies share colour and dash; dashed lines are those that know the future."""
-    lines = {policy.name: charts.policy_line(policy.name) for policy in POLICIES}
+    lines = {policy.name: policy_line(policy.name) for policy in POLICIES}
     assert len({(line["color"], line["dash"]) for line in lines.values()}) == len(POLICIES)
     for policy in POLICIES:
         assert ("dash" in str(lines[policy.name]["dash"]).split("dashdot")) == policy.hindsight
         assert lines[policy.name]["color"] in SERIES
-    assert charts.policy_line("somebody's own")["color"] in SERIES
+    assert policy_line("somebody's own")["color"] in SERIES
 
 
 def test_charts_show_every_run(found: Simulation) -> None:
     """LRU at every capacity, the others where they were replayed."""
-    chart = charts.hit_rates(found)
+    chart = report.hit_rates_chart(found)
     traces = {line.name: line for line in chart.data}
     assert set(traces) == {"lru", "tlru xi_tokens=10", "tlru xi_tokens=20", "belady*"}
-    assert list(traces["belady*"].x) == [2, 4, 8]
-    assert list(traces["lru"].x) == [2, 3, 4, 5, 6, 7, 8]
-    for figure in (charts.ttft(found, "p95"), charts.tail_excess(found)):
+    gib = found.model.bytes_for(found.trace.block_size) / 2**30
+    assert list(traces["belady*"].x) == [blocks * gib for blocks in (2, 4, 8)]
+    assert list(traces["lru"].x) == [blocks * gib for blocks in range(2, 9)]
+    assert chart.layout.xaxis.title.text == "capacity (GiB)"
+    blocks = report.hit_rates_chart(replace(found, model=None))
+    assert blocks.layout.xaxis.title.text == "capacity (blocks)"
+    assert list(blocks.data[0].x) == [2, 3, 4, 5, 6, 7, 8]
+    bare = replace(found, model=None)
+    for figure in (report.ttft_chart(bare, "p95"), report.tail_excess_chart(bare)):
         assert {tuple(line.x) for line in figure.data} == {(2, 4, 8)}
-    assert len(charts.over_time(found, 4).data) == 4
+    assert len(report.over_time_chart(found, 4).data) == 4
 
 
 def test_the_page_is_whole_and_safe(found: Simulation) -> None:
     """Every section and chart stands in one file, and no string of the trace is HTML."""
-    page = sections.html_report(found)
+    page = report.html_report(found)
     assert page.count("Plotly.newPlot") == 6
     assert "<h2>Summary</h2>" in page
     assert HOSTILE not in page

@@ -13,11 +13,17 @@ from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.report.charts import tuning as charts
-from kvscope.report.charts.trade_off import Point, front
-from kvscope.report.sections.run_cells import in_ms
-from kvscope.report.sections.tuning import change, html_report, interval, sections, verdict_in_words
-from kvscope.report.sections.tuning_explained import sensitivity
+from kvscope.report import explanation, recommendation
+from kvscope.report.explanation import sensitivity
+from kvscope.report.recommendation import (
+    change,
+    html_report,
+    interval,
+    sections,
+    verdict_in_words,
+)
+from kvscope.report.ttft import Point, front
+from kvscope.report.words import significant
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tune.bootstrap import Gain
 from kvscope.tune.objective import Trial
@@ -49,11 +55,8 @@ def found(trace: Trace, tuning: Tuning) -> Tuned:
     return Tuned(trace, None, None, PROFILE, tuning)
 
 
-def _text(found: Tuned, explain: bool = False) -> str:
-    return "\n".join(
-        " ".join([section.title, *section.sentences])
-        for section in sections(found, explain=explain)
-    )
+def _text(found: Tuned) -> str:
+    return "\n".join(" ".join([section.title, *section.sentences]) for section in sections(found))
 
 
 def test_gains_read_as_changes() -> None:
@@ -61,7 +64,9 @@ def test_gains_read_as_changes() -> None:
     gain = Gain(0.241, 0.179, 0.302)
     assert (change(gain), interval(gain)) == ("-24.1%", "-30.2% to -17.9%")
     nothing = Gain(0.0, -0.0004, 0.0004)
-    assert (change(nothing), interval(nothing)) == ("0.0%", "0.0% to 0.0%")
+    assert (change(nothing), interval(nothing)) == ("0.0%", "-0.04% to +0.04%")
+    same = Gain(0.0, 0.0, 0.0)
+    assert (change(same), interval(same)) == ("0.0%", "same as LRU")
     unknown = Gain(0.3, float("-inf"), float("inf"))
     assert interval(unknown) == "unknown: fewer than 10 conversations"
 
@@ -86,7 +91,7 @@ def test_what_decides_leads(found: Tuned) -> None:
     target = replace(found.tuning.target, measure="violations")
     other = replace(found, tuning=replace(found.tuning, target=target))
     gains = next(one for one in sections(other) if one.title == "Policies").tables[1]
-    assert gains.columns[2:4] == ("violations", "violations, 95% interval")
+    assert gains.columns[2:4] == ("violations", "violations, 95% CI")
     assert len(set(gains.columns)) == len(gains.columns)
 
 
@@ -94,9 +99,9 @@ def test_sizes_in_every_unit(found: Tuned) -> None:
     """With a model also GiB, and multiples of HBM where that is named."""
     model = resolve_model("vicuna-7b")
     shown = replace(found, model=model, hbm_bytes=2**30)
-    assert "at 350 blocks, 5,600 tokens, 2.73 GiB" in _text(shown)
+    assert "at 2.73 GiB (350 blocks)" in _text(shown)
     (table,) = next(one for one in sections(shown) if one.title == "Capacity").tables
-    assert "x 1 GiB HBM" in table.columns
+    assert "× 1 GiB HBM" in table.columns
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
@@ -118,11 +123,11 @@ def test_capacity_that_the_judged_requests_need_is_called_so(found: Tuned) -> No
     """Where less was enough for the part to choose on, nobody takes the figure for a forecast."""
     least = _least(found, "lru", 300, 0.3, 500)
     words = " ".join(verdict_in_words(_adding(found, 500, 0.19, least)))
-    assert "lru keeps it at 500 blocks, 8,000 tokens, with a p95 TTFT of 190ms." in words
-    assert "That is what the judged requests need" in words
+    assert "lru meets it at 500 blocks: p95 TTFT 190 ms on held-out requests." in words
+    assert "Held-out requests need that much" in words
     as_chosen = _least(found, "lru", 500, 0.19, None)
     words = " ".join(verdict_in_words(_adding(found, 500, 0.19, as_chosen)))
-    assert "judged requests need" not in words
+    assert "Held-out requests need" not in words
 
 
 def test_capacity_that_was_not_enough_after_all_is_called_so(found: Tuned) -> None:
@@ -130,8 +135,8 @@ def test_capacity_that_was_not_enough_after_all_is_called_so(found: Tuned) -> No
     least = _least(found, "lru", 500, 0.21, 520)
     adding = _adding(found, 500, 0.21, least)
     words = " ".join(verdict_in_words(adding))
-    assert "lru keeps it at 500 blocks, 8,000 tokens in the part to choose on, but not in" in words
-    assert "its p95 TTFT there is 210ms. The judged requests would need 520 blocks" in words
+    assert "lru meets it at 500 blocks in the training window but not on held-out" in words
+    assert "p95 TTFT 210 ms there. Held-out requests would need 520 blocks" in words
     (table,) = next(one for one in sections(adding) if one.title == "Capacity").tables
     assert table.rows[0][-1] == "no, needs 520 blocks"
 
@@ -151,7 +156,7 @@ def test_the_best_that_sglang_has(found: Tuned) -> None:
     words = _text(recommending("etlru", SURE))
     assert "SGLang has no etlru; its best is tlru" in words
     assert "--radix-eviction-policy tlru" in words
-    assert "vLLM cannot run etlru, and kvscope's plugin neither" in words
+    assert "Neither vLLM nor kvscope's plugin runs etlru" in words
     words = _text(recommending("etlru", UNSURE))
     assert "SGLang has no etlru." in words
     assert "--radix-eviction-policy" not in words
@@ -196,7 +201,12 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     }[verdict]
     assert made.verdict == verdict
     found = Tuned(trace, None, None, PROFILE, made)
-    drawing = (charts.distributions, charts.trade_off, charts.sensitivity, charts.capacities)
+    drawing = (
+        recommendation.distributions_chart,
+        recommendation.trade_off_chart,
+        explanation.sensitivity_chart,
+        explanation.capacities_chart,
+    )
     for draw in map(partial, drawing):
         json.loads(draw(found).to_json(), parse_constant=_no_constant)
     assert f"Recommendation: {verdict}" in html_report(found)
@@ -209,7 +219,7 @@ def _no_constant(name: str) -> None:
 
 def test_the_distribution_is_that_of_the_judged_requests(found: Tuned) -> None:
     """LRU's curve ends at its slowest request; the share at the SLO is what keeps it."""
-    chart = charts.distributions(found)
+    chart = recommendation.distributions_chart(found)
     (lru, best, infinite) = chart.data
     assert lru.x[-1] == found.tuning.baseline.ttft_s.max() * 1e3
     assert best.x[-1] == found.tuning.chosen.ttft_s.max() * 1e3
@@ -226,7 +236,7 @@ def test_a_target_of_violations_says_what_changed(found: Tuned) -> None:
         capacity_blocks=350,
     )
     words = " ".join(verdict_in_words(replace(found, tuning=tuning)))
-    assert "100.0% -> 0.0% of the requests over the SLO (-100.0%, 95% interval" in words
+    assert "100.0% -> 0.0% of the requests over the SLO (-100.0%, 95% CI" in words
 
 
 def test_the_queued_view_is_shown_as_such(found: Tuned) -> None:
@@ -236,8 +246,8 @@ def test_the_queued_view_is_shown_as_such(found: Tuned) -> None:
     )
     shown = replace(found, tuning=tuning)
     table = next(one for one in sections(shown) if one.title == "Policies").tables[0]
-    assert table.columns[1] == "queued TTFT p50"
+    assert table.columns[1] == "queued TTFT p50 (ms)"
     queued = tuning.baseline.trial.outcome.queued_ttft_ms
     assert queued is not None
-    assert table.rows[0][1] == in_ms(queued.p50)
-    assert table.rows[0][3] == in_ms(tuning.baseline.trial.target_s * 1e3)
+    assert table.rows[0][1] == significant(queued.p50)
+    assert table.rows[0][3] == significant(tuning.baseline.trial.target_s * 1e3)

@@ -7,7 +7,7 @@ from datetime import datetime
 import numpy as np
 
 from kvscope.core.percentiles import Percentiles
-from kvscope.report.sections.validation import kept
+from kvscope.report.validation import stored
 from kvscope.validate.result import EngineFacts, Figures, Kept, RunFacts
 
 _FIGURES = Figures(10, 0.5, Percentiles(1.0, 2.0, 3.0, 4.0), None, None)
@@ -35,14 +35,14 @@ def _run(predicted: list[int], measured: list[int], mismatched: int | None) -> R
     )
 
 
-def _kept(run: RunFacts) -> Kept:
+def _stored(run: RunFacts) -> Kept:
     then = datetime(2026, 1, 2, 3, 4)  # noqa: DTZ001  (as the store tells it, UTC)
     return Kept(then, _ENGINE, "one by one", True, "a profile", 0.1, None, "confirmed", "", (run,))
 
 
 def test_mismatches_are_listed() -> None:
     """Of the counted requests those with other hits than predicted, the farthest off first."""
-    sections = kept(_kept(_run([99, 16, 32, 0], [0, 32, 32, 32], 2)))
+    sections = stored(_stored(_run([99, 16, 32, 0], [0, 32, 32, 32], 2)))
     (table,) = [one for one in sections[1].tables if "other hits" in one.title]
     assert table.rows == (("lru 1", "3", "0", "32", "+32"), ("lru 1", "1", "16", "32", "+16"))
 
@@ -50,4 +50,4 @@ def test_mismatches_are_listed() -> None:
 def test_no_mismatches_no_list() -> None:
     """Neither where all is as predicted nor where the engine tells no hits."""
     for run in (_run([16, 16], [0, 16], 0), _run([16, 16], [0, 0], None)):
-        assert len(kept(_kept(run))[1].tables) == 2
+        assert len(stored(_stored(run))[1].tables) == 2

@@ -1,4 +1,4 @@
-"""Who gains and who pays; and words have meanings."""
+"""TTFT by category under two policies; and words have meanings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
-from kvscope.report.charts.trade_off import symbol
+from kvscope.report import ttft
 from kvscope.report.glossary import meaning
-from kvscope.report.sections import who_pays
 
 NONE = Percentiles(0.0, 0.0, 0.0, 0.0)
 LRU = Outcome(
@@ -33,22 +32,22 @@ SLOWER = replace(LRU, requests=9, ttft_ms=Percentiles(20.0, 20.0, 30.0, 40.0))
 def test_gains_and_prices_are_told_apart() -> None:
     """By percentile; the largest category comes first; no change is neither."""
     before = {"a": LRU, "b": replace(LRU, requests=9), "c": LRU}
-    found = who_pays.section("both", before, {"a": FASTER, "b": SLOWER, "c": LRU})
+    found = ttft.category_section("both", before, {"a": FASTER, "b": SLOWER, "c": LRU})
     assert found.sentences == (
         "p50 falls for no category; it rises for b.",
         "p95 falls for a; it rises for no category.",
     )
     (table,) = found.tables
     assert [row[0] for row in table.rows] == ["b", "a", "c"]
-    assert table.rows[1] == ("a", "5", "10ms", "10ms", "30ms", "15ms")
+    assert table.rows[1] == ("a", "5", "10.0", "10.0", "30.0", "15.0")
     p50, p95, p99 = found.figures[0]().data
     assert (list(p50.x), list(p95.x), list(p99.x)) == ([10, 0, 0], [0, -15, 0], [0, 0, 0])
 
 
 def test_hindsight_is_hollow() -> None:
     """Points of policies that know the future differ from those of a choice."""
-    assert symbol("belady").endswith("-open")
-    assert not symbol("tlru").endswith("-open")
+    assert ttft.symbol("belady").endswith("-open")
+    assert not ttft.symbol("tlru").endswith("-open")
 
 
 def test_words_have_meanings() -> None:

@@ -1,5 +1,6 @@
 """How every chart looks: colours that colour-blind readers can tell apart, units on the axes.
 
+Only this module imports plotly, and only once a chart is made: output on a terminal needs none.
 Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 from functools import cache
 from html import escape
 from math import log10
+from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
@@ -21,12 +24,12 @@ _FEW_DECADES = 2.6
 
 
 def label(text: str) -> str:
-    """A string that a trace supplied, for use in a chart: plotly reads a little HTML otherwise."""
+    """Return a string of a trace for use in a chart, where plotly would read some HTML."""
     return escape(text)
 
 
 def line(number: int) -> dict[str, object]:
-    """Colour and dash of the series `number`; no two of the first 32 are the same."""
+    """Return colour and dash of the series `number`; no two of the first 32 are the same."""
     return {
         "color": SERIES[number % len(SERIES)],
         "dash": DASHES[number // len(SERIES) % len(DASHES)],
@@ -35,28 +38,46 @@ def line(number: int) -> dict[str, object]:
 
 
 def layout(title: str, *, height: int = 380) -> dict[str, object]:
-    """What every chart's layout begins with."""
+    """Return what every chart's layout begins with; the legend lies below, so it clips nothing."""
     return {
         "title": {"text": title, "font": {"size": 16}},
         "template": _template(),
         "height": height,
-        "margin": {"l": 70, "r": 20, "t": 50, "b": 60},
-        "legend": {"font": {"size": 11}},
+        "margin": {"l": 60, "r": 20, "t": 50, "b": 60},
+        "legend": {
+            "font": {"size": 11},
+            "orientation": "h",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+        },
         "hovermode": "closest",
     }
 
 
 def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
-    """An empty chart with its title and the titles of its axes, units included."""
+    """Return an empty chart with its title and the titles of its axes, units included."""
+    import plotly.graph_objects as go
+
     whole = layout(title, height=height)
     return go.Figure(
         layout=whole | {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     )
 
 
+def subplots(title: str, **options: object) -> go.Figure:
+    """Return an empty chart of several plots; `options` are those of plotly's make_subplots."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    return make_subplots(figure=go.Figure(layout=layout(title)), **options)
+
+
 @cache
 def _template() -> go.layout.Template:
-    """Axes and background as in plotly_white, which is copied for each chart and is large."""
+    """Return axes and background as in plotly_white, which is large and copied for each chart."""
+    import plotly.graph_objects as go
+
     axis: dict[str, object] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), _PALE)
     axis |= {"automargin": True, "ticks": "", "zerolinewidth": 2, "title": {"standoff": 15}}
     return go.layout.Template(
@@ -75,11 +96,13 @@ def _template() -> go.layout.Template:
 def logarithmic(chart: go.Figure, axis: str = "x", *, counts: bool = False) -> None:
     """Make the axis logarithmic, every tick labelled in full; `counts` as 2k, others as 2,000.
 
-    To be called once the series are there. Plotly labels nine ticks a decade where there are few
+    Call it once the series are there. Plotly labels nine ticks a decade where there are few
     decades, most of them by one small digit: here they are 1, 2 and 5.
     """
-    series = (one[axis] for one in chart.data if one[axis] is not None)
-    values = [float(value) for each in series for value in each if value is not None and value > 0]
+    series = (trace[axis] for trace in chart.data if trace[axis] is not None)
+    values = [
+        float(value) for column in series for value in column if value is not None and value > 0
+    ]
     decades = log10(max(values) / min(values)) if values else 0.0
     few = {"dtick": "D2"} if 1 <= decades <= _FEW_DECADES else {}
     ticks = {"type": "log", "tickformat": "~s" if counts else ",~g", **few}
@@ -87,7 +110,7 @@ def logarithmic(chart: go.Figure, axis: str = "x", *, counts: bool = False) -> N
 
 
 def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
-    """A vertical line at `x`, its text beside it, also on a logarithmic axis."""
+    """Draw a vertical line at `x`, its text alongside, also on a logarithmic axis."""
     chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
     chart.add_annotation(
@@ -102,11 +125,22 @@ def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
 
 
 def level(chart: go.Figure, y: float, text: str) -> None:
-    """A horizontal line at `y`, its text above its left end."""
+    """Draw a horizontal line at `y`, its text above its left end."""
     chart.add_hline(
         y=y,
         line_dash="dot",
         line_color=GREY,  # to be seen on white and on black
         annotation_text=text,
         annotation_position="top left",
+    )
+
+
+def point(chart: go.Figure, x: float, y: float, name: str) -> None:
+    """Mark a point with a circle of its own."""
+    chart.add_scatter(
+        x=[x],
+        y=[y],
+        mode="markers",
+        name=name,
+        marker={"color": VERMILION, "size": 13, "symbol": "circle-open", "line_width": 3},
     )

@@ -1,0 +1,130 @@
+"""A measured latency profile: its parameters, how certain they are, and where it is off."""
+
+from __future__ import annotations
+
+from kvscope.core import units
+from kvscope.latency.calibration import ENOUGH, Calibration, CellFit
+from kvscope.report.section import Section, Table
+from kvscope.report.words import significant
+
+_NAMES = (
+    ("base_s", "b, per request", 1.0, "ms"),
+    ("per_token_s", "a, per token", 1e3, "µs"),
+    ("per_token_pair_s", "g, per pair of tokens", 1e6, "ns"),
+)
+
+
+def sections(calibration: Calibration) -> list[Section]:
+    """Return the profile, then every pair of token counts."""
+    return [_profile(calibration), _cells(calibration)]
+
+
+def _profile(calibration: Calibration) -> Section:
+    profile = calibration.profile
+    sentences = [
+        "TTFT = b + a u + g u (c + u/2) for u uncached and c cached tokens, with",
+        *_parameters(calibration),
+        f"{units.format_count(profile.xi_tokens(0.2))} uncached tokens take 200 ms.",
+        *_enough(calibration),
+        *_checked(calibration),
+    ]
+    if calibration.ended:
+        sentences.append(
+            f"Ended early ({calibration.ended}): {calibration.readings} of {calibration.wanted}"
+            " measurements."
+        )
+    return Section("Latency profile", tuple(sentences))
+
+
+def _parameters(calibration: Calibration) -> list[str]:
+    lines = []
+    for key, name, scale, unit in _NAMES:
+        low, high = (end * 1e3 * scale for end in calibration.profile.intervals[key])
+        value = getattr(calibration.profile, key) * 1e3 * scale
+        lines.append(f"  {name}: {significant(value)} {unit} (95% CI {_interval(low, high)})")
+    return lines
+
+
+def _enough(calibration: Calibration) -> list[str]:
+    fit = calibration.fit
+    words = []
+    if fit.linear_is_enough:
+        words.append(
+            "The linear model of the papers (g = 0) is enough: within"
+            f" {abs(fit.linear_worst.linear_off):.0%} everywhere."
+        )
+    else:
+        words.append(
+            "The linear model of the papers (g = 0) is not enough: off by"
+            f" {fit.linear_worst.linear_off:+.0%} {_at(fit.linear_worst)}."
+        )
+    if fit.is_enough:
+        words.append(f"This profile is within {abs(fit.worst.off):.0%} everywhere.")
+    else:
+        words.append(
+            f"This profile is off by {fit.worst.off:+.0%} {_at(fit.worst)}, more than"
+            f" {ENOUGH:.0%}: the engine behaves otherwise, or was disturbed. Measure again on an"
+            " idle machine, with --max-tokens as long as your prompts."
+        )
+    return words
+
+
+def _at(cell: CellFit) -> str:
+    behind = f" after {units.format_count(cell.cached)} cached" if cell.cached else ""
+    return f"at {units.format_count(cell.uncached)} tokens{behind}"
+
+
+def _checked(calibration: Calibration) -> list[str]:
+    if not calibration.checked:
+        if calibration.measured.engine == "torch":
+            return []
+        unchecked = "Not checked: the server does not report how many tokens were cached"
+        return [f"{unchecked} (vLLM: --enable-prompt-tokens-details)."]
+    if calibration.not_cached:
+        pairs = ", ".join(f"{had:,} of {cell.cached:,}" for cell, had in calibration.not_cached[:3])
+        left = f"Left out, since the server had not cached the prompt sent before: {pairs} tokens."
+        return [f"{left} Is the cache too small?"]
+    return ["The server confirmed the cached tokens of every measurement."]
+
+
+def _cells(calibration: Calibration) -> Section:
+    rows = tuple(
+        (
+            units.format_count(cell.uncached),
+            units.format_count(cell.cached),
+            units.format_count(cell.n),
+            _ms(cell.median_s),
+            _ms(cell.least_s),
+            _ms(cell.most_s),
+            _ms(cell.fitted_s),
+            f"{cell.off:+.1%}",
+            f"{cell.linear_off:+.1%}",
+        )
+        for cell in calibration.fit.cells
+    )
+    columns = (
+        *("uncached", "cached", "n", "median (ms)", "lowest", "highest"),
+        *("fitted", "off", "linear off"),
+    )
+    return Section(
+        "Measured and fitted",
+        tables=(
+            Table(
+                "TTFT by token counts",
+                columns,
+                rows,
+                note="fitted to the medians by relative error, no parameter below 0",
+            ),
+        ),
+    )
+
+
+def _ms(seconds: float) -> str:
+    return significant(seconds * 1e3)
+
+
+def _interval(low: float, high: float) -> str:
+    """Return an interval as text; one without width says why."""
+    if low == high:
+        return "has no width: at its bound of 0" if not low else "has no width: readings agree"
+    return f"{significant(low)} to {significant(high)}"

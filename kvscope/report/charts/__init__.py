@@ -1,1 +1,0 @@
-"""Facts as plotly figures, one file a subject; the report and the dashboard show the same ones."""

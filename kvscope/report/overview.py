@@ -1,0 +1,106 @@
+"""An analysis as a report: its summary on one screen, every section in order, and the HTML page."""
+
+from __future__ import annotations
+
+from kvscope.app.analyze import Analysis, Caching
+from kvscope.characterize.summary import Characterization
+from kvscope.core import units
+from kvscope.report import caching, html, reuse, space, time, traffic
+from kvscope.report.section import Section
+from kvscope.report.words import definition_in_words, trace_in_words
+
+SECTIONS = (
+    *("summary", "capacity", "misses", "definitions", "categories", "contribution", "last-touch"),
+    *("skew", "reuse-gaps", "lifetimes", "stability", "where-in-the-prompt", "working-set"),
+    *("size-of-requests", "requests", "over-time", "conversations"),
+)
+"""What `--section` of `kvscope analyze` takes; a trace need not have them all."""
+
+_ROWS = 10  # of the categories' table on the one screen
+
+
+def sections(analysis: Analysis) -> list[Section]:
+    """Return every section, the summary first."""
+    facts = analysis.characterization
+    return [
+        headline(analysis),
+        *caching.sections(analysis),
+        *reuse.sections(facts),
+        *time.sections(facts),
+        *space.sections(analysis),
+        *traffic.sections(facts),
+    ]
+
+
+def html_report(analysis: Analysis) -> str:
+    """Return the analysis as one self-contained HTML page."""
+    lead = trace_in_words(analysis.trace)
+    return html.page(f"kvscope: {analysis.trace.name}", lead, sections(analysis))
+
+
+def headline(analysis: Analysis) -> Section:
+    """Return the one screen: what the cache gives and could give, why tokens miss, who reuses."""
+    facts, found = analysis.characterization, analysis.caching
+    notes = tuple(f"Note: {note}." for note in analysis.trace.notes)
+    categories = reuse.category_table(facts, rows=_ROWS)
+    if found is None:
+        unknown = (
+            "The trace has only lengths and arrivals: without block hashes nothing"
+            " can be said about reuse, hit rates or capacity."
+        )
+        return Section("Summary", (*notes, _traffic(facts), unknown), tables=(categories,))
+    words = (*_answer(analysis, found), _traffic(facts), *_reuse(facts))
+    tables = (caching.capacity_table(analysis, found),) if found.ideal else ()
+    return Section("Summary", (*notes, *words), tables=(*tables, categories))
+
+
+def _answer(analysis: Analysis, found: Caching) -> list[str]:
+    """Return what LRU hits with the HBM, what an infinite cache hits, and why tokens miss."""
+    sizes, what = caching.sizes_of(analysis), f"input {found.lru.definition.weight}s"
+    ideal = f"An infinite cache would hit {units.format_share(found.ideal)} of the {what}"
+    if not found.ideal:
+        return [f"{ideal}: no prompt begins as an earlier one did."]
+    sentences = []
+    nine = next(mark for mark in found.landmarks if mark.share_of_ideal == 0.9).point
+    looked_at = nine.capacity_blocks
+    if sizes.hbm_blocks and analysis.hbm_bytes:
+        looked_at = sizes.hbm_blocks
+        now = float(found.lru.rate(looked_at))
+        sentences.append(
+            f"LRU with {sizes.in_words(looked_at)} hits {units.format_share(now)} of the {what},"
+            f" {units.format_share(now / found.ideal)} of the hits of an infinite cache."
+        )
+    need = f"LRU needs {sizes.in_words(nine.capacity_blocks)} for 90% of that."
+    if found.definition.weight == "token" and found.ideal < 1:
+        ideal += f" ({1 / (1 - found.ideal):.3g}× less prefill)"
+    sentences.append(f"{ideal}. {need}")
+    misses = caching.largest_misses(found.misses_at(looked_at))
+    sentences.append(f"Why tokens miss at {sizes.label(looked_at)}: {misses}.")
+    sentences.append(f"Counted: {definition_in_words(found.definition)}.")
+    return sentences
+
+
+def _traffic(facts: Characterization) -> str:
+    lengths, contribution = facts.lengths, facts.contribution
+    text = (
+        f"Mean {units.format_count(lengths.input_tokens.mean)} input and"
+        f" {units.format_count(lengths.output_tokens.mean)} output tokens"
+    )
+    if facts.turns is None:
+        return f"{text}."
+    turns = units.format_share(contribution.multi_turn_request_share)
+    hits = contribution.multi_turn_hit_share
+    share = f" and get {units.format_share(hits)} of the hits" if hits is not None else ""
+    return f"{text}; {turns} of requests are follow-up turns{share}."
+
+
+def _reuse(facts: Characterization) -> list[str]:
+    sentences = []
+    if facts.reuse_gaps is not None and facts.reuse_gaps.overall is not None:
+        gap = facts.reuse_gaps.overall.gap_s
+        p50, p80, p99 = (units.duration_in_words(value) for value in (gap.p50, gap.p80, gap.p99))
+        sentences.append(f"Reuse comes within {p50} (p50), {p80} (p80), {p99} (p99).")
+    if facts.lifetimes is not None and facts.lifetimes.overall is not None:
+        never = facts.lifetimes.overall.never_reused_share
+        sentences.append(f"{units.format_share(never)} of the blocks are never used again.")
+    return sentences

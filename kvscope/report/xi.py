@@ -1,0 +1,100 @@
+"""What xi does at one capacity: every replay of a policy that has a xi, with LRU for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
+from kvscope.core.percentiles import Percentiles
+from kvscope.core.runs import Run
+from kvscope.core.units import format_count
+from kvscope.replay.setting import profile_of
+from kvscope.report import style
+from kvscope.report.runs import difference, ms_in_words, policy_line, run_cells, run_columns
+from kvscope.report.section import Section, Table
+from kvscope.report.words import significant
+from kvscope.tune.search import XI
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Points = Sequence[tuple[float, float]]
+
+_ABOUT = (
+    "xi: the tokens that the next turn may compute and still meet the SLO.",
+    "A larger xi evicts more of each history, so that more conversations fit.",
+)
+
+
+def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
+    """Return the runs of a policy that has a xi, by its value, ascending."""
+    with_xi = [run for run in runs if XI in run.params]
+    return {run.params[XI]: run for run in sorted(with_xi, key=lambda run: run.params[XI])}
+
+
+def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
+    """Return a percentile of TTFT against xi, `at_xi` marked, and every replay as a row.
+
+    `percentile` is a field of `Percentiles`. One policy of the simulation has a xi, at one
+    capacity.
+    """
+    runs = by_xi(simulation.runs)
+    setting, profile = simulation.setting, profile_of(simulation.setting)
+    rows = tuple(
+        (
+            format_count(xi),
+            significant(float(profile.ttft_s(int(xi), 0)) * 1e3),
+            *run_cells(run),
+        )
+        for xi, run in runs.items()
+    )
+    policy = next(iter(runs.values())).policy
+    table = Table(
+        f"{policy} at {format_count(simulation.capacities[0])} blocks, by xi",
+        ("xi (tokens)", "xi (ms)", *run_columns(setting)[1:]),
+        rows,
+        note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
+    )
+    figure = partial(percentile_chart, simulation, percentile, at_xi)
+    return Section("Effect of xi", _ABOUT, tables=(table,), figures=(figure,))
+
+
+def change_in_words(percentile: str, now: Percentiles, then: Percentiles) -> str:
+    """Return how far a percentile moves: -12 ms."""
+    return difference(getattr(then, percentile) - getattr(now, percentile), ms_in_words)
+
+
+def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> go.Figure:
+    """Build a percentile of TTFT against xi, with LRU and the SLO as levels."""
+    runs = by_xi(simulation.runs)
+    first = next(iter(runs.values()))
+    points = [(xi, getattr(run.outcome.ttft_ms, percentile)) for xi, run in runs.items()]
+    title = f"{percentile} TTFT against xi at {format_count(first.capacity_blocks)} blocks"
+    chart = sensitivity_chart(title, f"{percentile} TTFT", {first.policy: points})
+    for run in simulation.runs:
+        if run.policy == BASELINE:
+            style.level(chart, getattr(run.outcome.ttft_ms, percentile), BASELINE)
+    if simulation.setting.slo_s is not None:
+        style.level(chart, simulation.setting.slo_s * 1e3, "SLO")
+    if at_xi in runs:
+        style.point(chart, at_xi, getattr(runs[at_xi].outcome.ttft_ms, percentile), "chosen")
+    return chart
+
+
+def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> go.Figure:
+    """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
+    chart = style.figure(title, "xi (tokens)", f"{measure} (ms)")
+    for name, points in by_policy.items():
+        chart.add_scatter(
+            x=[xi for xi, _ in points],
+            y=[ms for _, ms in points],
+            name=name,
+            mode="lines+markers",
+            line=policy_line(name),
+            hovertemplate=f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>",
+        )
+    style.logarithmic(chart, counts=True)
+    return chart
