@@ -57,6 +57,7 @@ from kvscope.cli.validate_options import (
     Warmup,
 )
 from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from threading import Event
@@ -312,7 +313,7 @@ def _report(trace: Trace, found: Validation, html: str | None, *, as_json: bool)
         output.emit(f"{trace.name}: {trace_in_words(trace)}")
         show_sections(sections(found))
     if html is not None:
-        Path(html).write_text(html_report(trace, found), encoding="utf-8")
+        write_text(Path(html), html_report(trace, found))
         note(f"report written to {html}")
     if found.ended:
         note(f"ended early: {found.ended}; what was measured until then is kept")
