@@ -13,7 +13,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine lint docs pictures bench bench-plugin bench-engine samples wheel clean
+.PHONY: help setup demo test test-engine lint docs site pictures bench bench-plugin bench-engine samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -84,6 +84,11 @@ lint: setup ## style, formatting, types, layers
 
 docs: setup ## write docs/cli.md from the program
 	$(PY) -m docs.generate
+
+site: setup ## build the docs as a site in build/site, which needs no network to be read
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	$(PY) -m docs.site.offline build/site
+	@echo "Read it: $(PY) -m http.server --directory build/site"
 
 pictures: setup ## take the pictures of the docs (needs Chromium)
 	$(PY) -m docs.take_pictures

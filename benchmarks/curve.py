@@ -45,8 +45,8 @@ def table(trace: TraceFile, folder: Path, rounds: int) -> Table:
     count = told[0]["accesses"]
     return Table(
         "libCacheSim, LRU on the same accesses",
-        f"One thread, in memory, files read before; both hit {ours:.4%} of the blocks at"
-        f" {CAPACITY_BLOCKS:,} blocks, looked up one by one. Aims: {AIM_PER_S / 1e6:g} M accesses/s"
+        f"One thread, in memory, files already read; both hit {ours:.4%} of the blocks at"
+        f" {CAPACITY_BLOCKS:,} blocks, block by block. Aims: {AIM_PER_S / 1e6:g} M accesses/s"
         f" for the curve, a ratio of at least {AIM:g}.",
         ("what", "CPU s", "M accesses/s", "ratio to libCacheSim"),
         [

@@ -53,14 +53,11 @@ def _table(name: str, runs: list[Run]) -> Table:
         for page in runs[0].answer["pages"]
     ]
     done = (
-        f"{trace['requests']:,} requests, {trace['accesses']:,} accesses. Seconds that the page's"
-        " script takes on its first visit, with nothing known of the trace yet (a page that then"
-        " has to wait says how far the analysis is); until all of the page is there; on another"
-        " visit; and after a change of its slider or of another of its widgets. Then, from the"
-        " click to the last chart, in Chromium"
-        f"{browser}: each page once of a dashboard that has just been started, the browser"
-        " included; another visit; and a change of its slider, of a tab of its charts, or of the"
-        " model. Replays and fits are left out."
+        f"{trace['requests']:,} requests, {trace['accesses']:,} accesses. Seconds of the page's"
+        " script: first visit with nothing analyzed (the page then shows progress), until complete,"
+        f" second visit, change of a widget. In Chromium{browser}, from click to last chart: first"
+        " visit in a fresh dashboard, second visit, change of a slider, tab or model. Replays and"
+        " fits are excluded."
     )
     return Table(f"Dashboard, {aim.name}", done, COLUMNS, rows)
 

@@ -87,8 +87,8 @@ def _phases(runs: dict[str, list[Run]]) -> Table:
         rows.append([trace, *(f"{x:.2f}" for x in (median(outside), *seconds))])
     return Table(
         "kvscope analyze, phases in seconds",
-        "`start` is the interpreter's start and end; medians, so they need not add up exactly."
-        " What runs beside them in a thread of its own does not add to them.",
+        "`start` is the interpreter's start and end; medians, which need not add up."
+        " Columns in parentheses run in a second thread and do not add.",
         ("trace", "start", *names, *(f"({name})" for name in beside)),
         rows,
     )

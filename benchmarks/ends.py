@@ -5,7 +5,7 @@ came; and which share of the way from tlru to tlru-end, which is told the ends, 
 capacities where LRU reaches 25, 50 and 75 % of the infinite cache's hit rate, judged on the
 requests after the first 40 %, with 95 % intervals of 1,000 draws of whole conversations.
 KVSCOPE_TRACES names the folder of published traces; without it only samples are taken. `--record`
-writes the tables into docs/learned-returns.md.
+writes the tables into docs/evidence/tlru-learned.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvscope.reuse_models.scores import auc
 from kvscope.synth.registry import by_name
 from kvscope.synth.samples import write_jsonl
 
-PAGE = ROOT / "docs" / "learned-returns.md"
+PAGE = ROOT / "docs" / "evidence" / "tlru-learned.md"
 XI_TOKENS = (0, 8192, 16384)
 FIXED = (0.1, 0.2, 0.3, 0.4, 0.5)
 UNSEEN = (("to-c", 6_000, 131), ("to-c", 6_000, 132), ("regime-change", 4_000, 131))
@@ -99,11 +99,10 @@ def _figure(value: float | None) -> str:
 def scores(all_of: list[Learned]) -> Table:
     """Every trace's predictions."""
     return Table(
-        "How well ends are foreseen",
-        f"Another turn within {HORIZON.default / 60:.0f} minutes, foreseen when a request had been"
-        " served. Too early: there was not yet enough to learn from; too late: the trace ends"
-        " before the horizon. Brier, rate: the score of who knows the rate of turns and nothing"
-        " else.",
+        "How well ends are predicted",
+        f"Another turn within {HORIZON.default / 60:.0f} minutes, predicted when a request ended."
+        " Too early: too few earlier outcomes to learn from; too late: the trace ends before the"
+        " horizon. Brier, rate: the score of the base rate alone.",
         (
             *("trace", "requests", "too early", "too late", "continued", "AUC", "first turns"),
             *("later turns", "Brier", "Brier, rate", "calibration off by"),
@@ -116,8 +115,8 @@ def over_time(name: str, found: Foreseen) -> Table:
     """Window by window."""
     return Table(
         f"{name}: over time",
-        "Each window by fits to what had been known before it.",
-        ("from, min", "requests", "learned from", "continued", "said", "AUC", "Brier"),
+        "Each window is predicted by fits to earlier outcomes only.",
+        ("from, min", "requests", "learned from", "continued", "predicted", "AUC", "Brier"),
         [
             [
                 f"{one.start_s / 60:.0f}",
@@ -137,8 +136,8 @@ def calibration(name: str, found: Foreseen) -> Table:
     """What was said beside what came."""
     return Table(
         f"{name}: calibration",
-        "Requests by what was said of them.",
-        ("said", "requests", "said on average", "continued"),
+        "Requests by predicted probability.",
+        ("predicted", "requests", "mean predicted", "continued"),
         [
             [
                 f"{one.low:.0%} to {one.high:.0%}",
@@ -169,7 +168,7 @@ def by_news(one: Learned) -> Table:
     figures = ("requests", "continued", "AUC")
     return Table(
         f"{one.of.name}: by how much of the prompt was new",
-        "AUC among those requests alone.",
+        "AUC within each group.",
         (
             "new tokens",
             *(f"{x}, {kind}" for kind in ("first turns", "later turns") for x in figures),
@@ -186,9 +185,9 @@ def shares(all_of: list[Learned]) -> Table:
         rows.append([one.of.name, "worth", *one.worth()])
         rows.append([one.of.name, "reached", *one.shares(one.ends.tables())])
     return Table(
-        "The share of the End-aware gain",
-        "Worth: by how much tlru-end, which is told the ends, computes fewer tokens than tlru (or"
-        " beyond xi). Reached: the share of that which tlru-learned has; below 0 it is worse than"
+        "The share of the oracle's gain",
+        "Worth: the reduction of computed tokens (or tokens beyond xi) by the oracle tlru-end"
+        " against tlru. Reached: the share of that reduction by tlru-learned; below 0 is worse than"
         " tlru.",
         ("trace", "", *GOALS),
         rows,
@@ -207,9 +206,9 @@ def ablation(one: Learned) -> Table:
     ]
     return Table(
         f"{one.of.name}: thresholds",
-        "Shares as above. The truth is that of conversations as blocks tell them, repeats of a"
-        " prompt among them; tlru-end goes by the trace's lineage.",
-        ("taken to end below", *GOALS),
+        "Shares as above. The true outcomes follow conversations as inferred from blocks, repeated"
+        " prompts included; tlru-end follows the trace's lineage.",
+        ("threshold", *GOALS),
         [[name, *one.shares(tables)] for name, tables in variants],
     )
 

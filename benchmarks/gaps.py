@@ -4,7 +4,7 @@ At the capacities where LRU reaches 25, 50 and 75 % of the infinite cache's hit 
 the way from LRU to belady (uncached tokens) and from LRU to tail-belady (uncached tokens beyond xi:
 TEL) each policy goes. Judged on the requests after the first 40 %, with 95 % intervals of 1,000
 draws of whole conversations. KVSCOPE_TRACES names the folder of published traces; without it only
-samples are replayed. `--record` writes the tables into docs/gittins.md.
+samples are replayed. `--record` writes the tables into docs/evidence/gittins.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.table import Table, record
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.policies.registry import POLICIES
 
-PAGE = ROOT / "docs" / "gittins.md"
+PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
 MOONCAKE, SESSIONS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
 SESSIONS_PER_S = 1 / 200
@@ -65,9 +65,9 @@ def gaps(of: Judged) -> Table:
         f"{hit_rate('lru', at)} to {hit_rate('belady', at)} at {at:,} blocks" for at in capacities
     )
     return Table(
-        f"{of.name}: shares of the gaps closed",
-        f"{len(of.prompts.leaf):,} requests, of which those of {of.conversations:,} conversations"
-        f" count. Hit rate of lru and belady: {rates}.",
+        f"{of.name}: share of the gap to the optimum closed",
+        f"{len(of.prompts.leaf):,} requests; {of.conversations:,} conversations are counted."
+        f" Hit rates of lru and belady: {rates}.",
         (
             "policy",
             *(f"hits, {level:.0%}" for level in LEVELS),

@@ -49,7 +49,7 @@ def ablation(of: Judged) -> Table:
         rows.append(row)
     return Table(
         f"{of.name}: gittins without one of its parts",
-        "Shares of the gaps closed, at the same capacities.",
+        "Share of the gap to the optimum closed, at the same capacities.",
         (
             "gittins",
             *(

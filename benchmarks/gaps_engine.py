@@ -36,10 +36,10 @@ def in_engine(of: Judged) -> Table:
             )
     return Table(
         f"{of.name}: in the engine capacity model",
-        f"TEL at xi = {XI_TOKENS // 1024}k, by how much (1: all) it is less than with lru, and TTFT"
-        f" with the queue; steps cost as {PROFILE.name} says. Blocks are those with which lru has "
+        f"Reduction of TEL against lru at xi = {XI_TOKENS // 1024}k (1: all of it), and queued"
+        f" TTFT; step times of {PROFILE.name}. Capacities are those at which lru has "
         + ", ".join(f"{level:.0%}" for level in LEVELS)
-        + " of the infinite cache's hit rate.",
+        + " of the ideal hit rate.",
         ("blocks", "policy", "hit rate", "less TEL", "TTFT p95, s", "TTFT mean, s"),
         rows,
     )

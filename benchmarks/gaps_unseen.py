@@ -33,7 +33,7 @@ GOALS = ((0, "belady"), (8192, "tail-belady"))
 def unseen() -> Table:
     """Shares of the gaps closed with the guard, and by each class set without one."""
     return Table(
-        "Other seeds: shares of the gaps closed",
+        "Other seeds: share of the gap to the optimum closed",
         "Made with `kvscope synth PROFILE --requests N --seed S`.",
         (
             "trace",

@@ -2,7 +2,7 @@
 
 T-LRU against LRU and Threshold-LRU, at token level, over capacities and latency thresholds xi_s;
 beside it the hindsight variants. Each figure is the mean over seeded traces of the model, with its
-standard error. `--record` writes them into docs/t-lru-paper.md.
+standard error. `--record` writes them into docs/evidence/t-lru-paper.md.
 
 Source: Tail-Optimized Caching for LLM Inference, appendix F (ShareGPT lengths, synthetic times).
 """
@@ -40,7 +40,7 @@ from kvscope.synth.base import Lognormal
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.samples import write_jsonl
 
-PAGE = ROOT / "docs" / "t-lru-paper.md"
+PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"
 PROFILE = PRESETS["llama2-7b-a100"]
 MODEL = BirthDeath(
     prompt_tokens=Lognormal(100, 1.2), output_tokens=Lognormal(300, 1.0), block_size=1
@@ -126,7 +126,7 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
         found.append(
             Table(
                 f"Table {number}: T-LRU against {kind.name}",
-                "By how much p90 and p95 TTFT are lower, by capacity in tokens and xi_s.",
+                "Reduction of p90 and p95 TTFT, by capacity in tokens and xi_s.",
                 ("tokens", *columns),
                 rows,
             )
@@ -146,7 +146,7 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
     found.append(
         Table(
             f"Table 6: requests beyond {SLO_MS:g} ms",
-            "By how much fewer they are than with LRU and with Threshold-LRU, by xi_s.",
+            "Reduction against LRU and against Threshold-LRU, by xi_s.",
             ("tokens", *columns),
             rows,
         )
@@ -165,7 +165,7 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
     found.append(
         Table(
             "What knowing the future adds",
-            f"By how much TEL is lower than with LRU, xi_s = {SLO_MS:g} ms.",
+            f"Reduction of TEL against LRU, xi_s = {SLO_MS:g} ms.",
             ("tokens", *(kind.name for kind in kinds)),
             rows,
         )
@@ -185,7 +185,7 @@ def _levels(base: Times) -> Table:
         for at in CAPACITIES
     ]
     columns = ("tokens", "p50 ms", "p90 ms", "p95 ms", "p99 ms", f"beyond {SLO_MS:g} ms")
-    return Table("LRU", "TTFT, means over the traces.", columns, rows)
+    return Table("LRU", "TTFT, mean over the traces.", columns, rows)
 
 
 def _percentile(rank: float) -> Callable[[NDArray[np.float64]], float]:

@@ -69,7 +69,7 @@ def table(traces: list[TraceFile], rounds: int) -> Table:
     return Table(
         "kvcache-simulator, end to end",
         "LRU alone, from file to hit rates in a fresh process; aim: a time ratio of at least"
-        f" {AIM:g}. `work`: the same in a process that runs already, without its first pass.",
+        f" {AIM:g}. `work`: the same in a running process, first pass excluded.",
         (
             "trace",
             "capacities",

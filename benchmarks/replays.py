@@ -55,10 +55,10 @@ def _policies(trace: TraceFile, ours: list[Any], theirs: list[Any], capacity: in
     shared = median(run["history_cpu_s"] for run in ours)
     return Table(
         f"Replays of {trace.name} at {capacity:,} blocks",
-        f"One core, in memory. Prefixes: {ours[0]['accesses']:,} block accesses, outputs included,"
-        f" after {shared:.3f} s that all replays of a trace share. Flat:"
-        f" {ours[0]['flat_accesses']:,} accesses one by one, as libCacheSim does; hits are checked"
-        f" to be equal for {', '.join(EXACT)}.",
+        f"One core, in memory. Prefixes: {ours[0]['accesses']:,} block accesses, outputs included;"
+        f" {shared:.3f} s of preparation, shared by all replays, excluded. Flat:"
+        f" {ours[0]['flat_accesses']:,} accesses block by block, as libCacheSim; hits are equal for"
+        f" {', '.join(EXACT)}.",
         (
             "policy",
             "prefix ms",
@@ -86,7 +86,7 @@ def _simulator(trace: TraceFile, ours: list[Any], theirs: list[Any], capacity: i
         )
     return Table(
         f"kvcache-simulator's C++ core, replays of {trace.name} at {capacity:,} blocks",
-        "One core; reading the trace and what replays share are left out on both sides.",
+        "One core; reading the trace and shared preparation are excluded on both sides.",
         ("policy", "kvscope ms", "kvcache-simulator ms", "ratio", "equal hits"),
         rows,
     )

@@ -37,10 +37,10 @@ def limits(trace: TraceFile, folder: Path, rounds: int) -> Table:
     )
     sweep_s = median(one["whole_s"] for one in told)
     return Table(
-        f"A sweep over {trace.name}, and starting",
-        f"{len(SWEPT)} policies at {POINTS} capacities, {told[0]['runs']} runs with all that is"
-        " reported of each; two cores against one on every fourth capacity, beside a spin loop in"
-        " the same process. Starts are whole processes with the kernels compiled before.",
+        f"A sweep over {trace.name}, and process start",
+        f"{len(SWEPT)} policies at {POINTS} capacities, {told[0]['runs']} runs with complete"
+        " results; two cores against one on every fourth capacity, beside a spin loop in the same"
+        " process. Starts are whole processes with compiled kernels.",
         ("what", "measured", "aim"),
         [
             ["sweep on two cores, s", f"{sweep_s:.1f}", f"{AIM_SWEEP_S:g}"],

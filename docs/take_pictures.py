@@ -1,4 +1,4 @@
-"""Takes the documentation's pictures from the program itself, with Chromium.
+"""Take the pictures of the docs from the program itself, with Chromium.
 
 python -m docs.take_pictures
 """
@@ -45,7 +45,7 @@ _FLAGS = [
 
 
 def main() -> int:
-    """Picture the report and the dashboard on the sample trace of a chat product."""
+    """Take pictures of the report and of every dashboard page, on the sample `to-c`."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("no chromium on the PATH; on Debian: apt install chromium", file=sys.stderr)
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _dashboard(browser: Browser, folder: Path) -> None:
-    """Picture every page of the dashboard on the same sample."""
+    """Take a picture of every dashboard page on the same sample."""
     # in the folder, so that the page shows the store by its name
     command = [sys.executable, "-m", "kvscope", "dashboard", "--port", str(_PORT)]
     server = subprocess.Popen(command, cwd=folder)
@@ -99,7 +99,7 @@ def _dashboard(browser: Browser, folder: Path) -> None:
 
 
 def _what_xi_does(page: Page) -> None:
-    """The lab's other question."""
+    """Take a picture of the lab's chart over xi."""
     page.get_by_role("tab", name="What xi does").click()
     page.get_by_role("button", name="Replay every xi").click()
     page.get_by_role("heading", name="What xi does").wait_for()

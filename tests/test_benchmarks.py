@@ -63,13 +63,13 @@ def test_time_in_another_thread_is_told_by_itself() -> None:
 def test_record_replaces_what_was_measured(tmp_path: Path) -> None:
     """Recording a part twice keeps the rest of the page, and the later table alone."""
     page = tmp_path / "page.md"
-    marks = (Path(__file__).parent.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    page.write_text(marks, encoding="utf-8")
+    recorded = Path(__file__).parent.parent / "docs" / "evidence" / "benchmarks.md"
+    page.write_text(recorded.read_text(encoding="utf-8"), encoding="utf-8")
     for figure in ("1.5", "2.5"):
         table = Table("speed", "One run.", ("what", "s"), [["all", figure]])
         record(page, table.markdown(), "peers")
     text = page.read_text(encoding="utf-8")
-    assert text.startswith("# Benchmarks")
+    assert text.startswith("# Evidence: speed and memory")
     assert "| all  | 2.5 |" in text
     assert "| all  | 1.5 |" not in text
 

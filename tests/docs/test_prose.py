@@ -12,6 +12,7 @@ from kvscope.core.paths import data_folder
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 OPTIONS = ("--db", ":memory:", "--model", "qwen2-7b", "--hbm", "80GiB")
 
 
@@ -35,18 +36,6 @@ def test_the_readme_shows_the_first_screen(capsys: pytest.CaptureFixture[str]) -
     assert printed(capsys)[: len(shown)] == shown
 
 
-def test_the_readme_shows_what_simulate_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command in the README prints the table that stands below it."""
-    shown = excerpt("README.md", "At 23,405 blocks")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^`kvscope (simulate .*?)` replays", text, re.MULTILINE)
-    words = command.replace("sample_traces/to-c.jsonl.gz", SAMPLE).split()
-    assert run([*words, "--db", ":memory:"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    start = lines.index(shown[0])
-    assert lines[start : start + len(shown)] == shown
-
-
 def test_the_tutorial_quotes_the_output(capsys: pytest.CaptureFixture[str]) -> None:
     """The table and every figure in italics stand in the output."""
     lines = printed(capsys, "--capacity", "10GiB,20GiB")
@@ -67,11 +56,18 @@ def test_the_tutorials_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{float(capsys.readouterr().out):.2%}" in text
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link and picture exists."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page: str) -> None:
+    """Every path of the repository that a page names is there."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    folders = "kvscope|tests|docs|benchmarks|queries|dashboard|sample_traces"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path

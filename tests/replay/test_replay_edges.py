@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvscope.core.hits import standard
 from kvscope.policies.base import Leaves, PathPolicy, Policy
 from kvscope.policies.registry import by_name
+from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, traffic
 from tests.policies import drawn
+from tests.vllm_sim.examples import asks, told
 
 EVERY_CASE = pytest.mark.parametrize(("policy", "leaves"), drawn.CASES, ids=drawn.case_name)
 
@@ -39,6 +42,17 @@ def test_no_requests(policy: type[Policy], leaves: Leaves) -> None:
     done = replay(_chains([], []), policy(leaves=leaves), 5, tables=drawn.plain_tables(policy))
     assert len(done.hit_blocks) == 0
     assert done.evictions == 0
+
+
+@pytest.mark.parametrize("leaves", ["any", "leaf"])
+def test_a_block_that_tlru_needs_in_part_is_not_safe(leaves: Leaves) -> None:
+    """The next turn of `ab` needs its first 6 tokens, so half of b: evict y, which is older."""
+    of = traffic(
+        told(asks("xy", 8, outputs=4), asks("ab", 8, at=9), asks("u", 4, at=19)), standard()
+    )
+    done = replay(of, TLru({"xi_tokens": 3, "next_prompt_tokens": 0}, leaves), 4)
+    x, _, *others = range(1, 6)  # blocks are numbered as they come
+    assert drawn.left(done) == {x, *others}
 
 
 def test_tables_that_lack_a_category_are_refused() -> None:

@@ -29,6 +29,7 @@ class Behaviour:
     blocks: int = 10_000
     base_s: float = 0.0
     per_token_s: float = 0.0
+    per_output_s: float = 0.0  # between two output tokens
     tells_hits: bool = True
     caches: bool = True
     tells_blocks: bool = True
@@ -132,7 +133,9 @@ class Handler(BaseHTTPRequestHandler):
             threading.Thread(target=self._die).start()
             self.close_connection = True
             return
-        for _ in range(count):
+        for place in range(count):
+            if place:
+                time.sleep(does.per_output_s)
             self._event(json.dumps({"choices": [{"text": ""}]}))
         usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": count}
         if does.tells_hits:

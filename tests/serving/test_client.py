@@ -28,6 +28,13 @@ def test_an_answer_tells_what_the_server_told() -> None:
     assert first.ttft_s >= 0.02
 
 
+def test_ttft_ends_with_the_first_output_token() -> None:
+    """A second token that takes half a second more does not count."""
+    with fake_server(Behaviour(per_output_s=0.5)) as url:
+        answer = Endpoint(url).complete(completion("fake", range(64), 2))
+    assert answer.ttft_s < 0.5 <= answer.finished_s - answer.sent_s
+
+
 def test_a_request_asks_for_exactly_its_outputs() -> None:
     """Neither fewer nor more tokens, streamed, with usage, and extensions under vLLM's name."""
     does = Behaviour()

@@ -113,6 +113,20 @@ def test_a_head_that_was_set_aside_can_be_hit() -> None:
     assert free.popleft() is blocks[1]
 
 
+def test_a_head_that_was_set_aside_returns_to_its_place_by_age() -> None:
+    """Evict heads in the order in which they were freed, once their children are gone."""
+    free, blocks = queue(total=5, leaf=True)
+    for path in ("pq", "ab", "x"):
+        cached(free, path, deep_beyond=1)  # children in lane 0, heads in lane 1
+    head_p, child_q, head_a, child_b, head_x = blocks
+    assert free.popleft() is child_q
+    assert list(free.set_aside) == [head_a]
+    assert list(free.lanes[1]) == [head_p, head_x]
+    assert free.popleft() is child_b
+    assert list(free.lanes[1]) == [head_p, head_a, head_x]
+    assert [free.popleft() for _ in range(3)] == [head_p, head_a, head_x]
+
+
 def test_a_broken_score_leaves_plain_lru() -> None:
     """The order is then as if it had always been LRU."""
 

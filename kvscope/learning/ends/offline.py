@@ -175,7 +175,7 @@ def end_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables
     return Ends(traffic, refit_s).tables()
 
 
-CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/learned-returns.md
+CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/tlru-learned.md
 
 
 def ends_fit(

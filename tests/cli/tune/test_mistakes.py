@@ -36,7 +36,7 @@ Streams = pytest.CaptureFixture[str]
         (("--model", "lama3-8b"), "did you mean"),
         (("--latency", "llama2-7b-a10"), "did you mean"),
         (("--policies", "tlruu"), "did you mean"),
-        (("--policies", "belady"), "the ceilings are always shown"),
+        (("--policies", "belady"), "the oracles are always shown"),
         (("--param", "tlru.xi=3"), "xi"),
         (("--param", "wa.ttl_s=3s"), "add wa to --policies"),
         (("--capacity-blocks", "0"), "2000"),
