@@ -23,7 +23,7 @@ LEARNED = ("--policies", "tlru-learned")
         ("--percentile", "p96.5", *HERE),
         ("--view", "queued", *HERE),
         ("--model", "llama3-8b", "--capacity", "700MiB"),
-        ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity-range", "100MiB,2GiB", *HERE),
+        ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity-range", "100MiB..2GiB", *HERE),
         ("--param", "tlru.xi_tokens=100,200", *HERE),
         ("--param", "tlru.ttl_s=inf", *HERE),
         ("--rate-scale", "0.5", *HERE),
