@@ -23,7 +23,7 @@ from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_vari
 from kvscope.replay.setting import setting_of
 from kvscope.report import recommendation
 from kvscope.tune.file import Recommendation, read_recommendation
-from kvscope.tune.flags import Flags, flags
+from kvscope.tune.flags import Flags, flags, plugin_command
 from kvscope.tune.target import Target
 
 
@@ -111,7 +111,7 @@ def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) ->
 def _flags(told: Flags) -> None:
     """What to tell each engine, with a button that copies it."""
     plugin = bool(told.vllm) and told.vllm_needs_plugin
-    vllm = f"{recommendation.PLUGIN} {told.vllm}" if plugin else told.vllm
+    vllm = f"{plugin_command('recommendation.toml')} {told.vllm}" if plugin else told.vllm
     named = "vLLM, with kvscope's plugin and the file" if plugin else "vLLM"
     for engine, text in (("SGLang", told.sglang), (named, vllm)):
         if text:

@@ -42,7 +42,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A tuning with the trace and the model that it is for."""
+    """A tuning with the trace and the model that it is for; `path` is where it is written."""
 
     trace: Trace
     model: ModelKv | None
@@ -50,6 +50,7 @@ class Tuned:
     profile: LatencyProfile
     tuning: Tuning
     assumptions: tuple[Assumption, ...] = ()
+    path: str = "recommendation.toml"
 
     def size(self, blocks: int) -> str:
         """A capacity in every unit that is known."""

@@ -28,6 +28,7 @@ from kvscope.cli.options import (
 )
 from kvscope.cli.values import amount, listed, parsed_by, positive
 from kvscope.core import units
+from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis, StartedCaching
@@ -121,5 +122,5 @@ def _print(analysis: Analysis) -> None:
 def _write_html(analysis: Analysis, path: str) -> None:
     from kvscope.report.overview import html_report
 
-    Path(path).write_text(html_report(analysis), encoding="utf-8")
+    write_text(Path(path), html_report(analysis))
     note(f"report written to {path}")

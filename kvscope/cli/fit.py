@@ -25,6 +25,7 @@ from kvscope.cli.options import (
 from kvscope.cli.values import amount, parsed_by, positive
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
@@ -146,5 +147,5 @@ def _print(found: Fit, ends: EndsFit | None) -> None:
 def _write_html(found: Fit, ends: EndsFit | None, path: str) -> None:
     from kvscope.report.fit import html_report
 
-    Path(path).write_text(html_report(found, ends), encoding="utf-8")
+    write_text(Path(path), html_report(found, ends))
     note(f"report written to {path}")

@@ -48,6 +48,7 @@ from kvscope.cli.simulate_options import (
     Tiers,
 )
 from kvscope.core.errors import ExitCode
+from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from kvscope.app.simulate import Simulation
@@ -148,7 +149,7 @@ def _report(simulation: Simulation, *, as_json: bool, html: str | None) -> None:
     if html is not None:
         from kvscope.report.policies import html_report
 
-        Path(html).write_text(html_report(simulation), encoding="utf-8")
+        write_text(Path(html), html_report(simulation))
         note(f"report written to {html}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ from kvscope.cli.tune_options import (
 )
 from kvscope.cli.values import STANDARD_STREAM
 from kvscope.core.errors import ExitCode
+from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from kvscope.app.requests import TuneRequest
@@ -121,6 +123,8 @@ def tune(
         with trace_and_kernels(store, trace, reading, replayed) as stored:
             prompts = replayable(store, stored)
             tuned = _tuned(stored, prompts, request)
+    if path != STANDARD_STREAM:
+        tuned = replace(tuned, path=path)
     _report(tuned, explain=explain, as_json=as_json, html=html)
     if path != STANDARD_STREAM:
         write_recommended(Path(path), tuned, prompts)
@@ -152,5 +156,5 @@ def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> 
 
         show_report(tuned.trace, sections(tuned) if explain else screen(tuned))
     if html is not None:
-        Path(html).write_text(html_report(tuned), encoding="utf-8")
+        write_text(Path(html), html_report(tuned))
         note(f"report written to {html}")

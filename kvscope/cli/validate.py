@@ -57,6 +57,7 @@ from kvscope.cli.validate_options import (
     Warmup,
 )
 from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from threading import Event
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.latency import LatencyProfile
     from kvscope.store.db import Store
-    from kvscope.tune.file import Recommendation
+    from kvscope.tune.file import PolicyFile
     from kvscope.validate.policies import PolicyRun
     from kvscope.validate.replay import Pace
     from kvscope.validate.request_share import Part
@@ -201,7 +202,9 @@ def _validated(
         from kvscope.tune.target import Target
 
         target = Target(slo_s)
-    engine, opened, part, has = engine_for(prompts, wanted, advice, stop)
+    engine, opened, part, has = engine_for(
+        prompts, wanted, advice.capacity_tokens if advice else None, stop
+    )
     overlapped = has is not None and has.device == "cuda"
     question = Asked(
         part=part,
@@ -230,9 +233,9 @@ def _validated(
     )
 
 
-def _recommendation(wanted: Wanted) -> tuple[Recommendation | None, Path | None]:
-    """What `kvscope tune` wrote: the file that is named, or the one that lies here, if any."""
-    from kvscope.tune.file import read_recommendation
+def _recommendation(wanted: Wanted) -> tuple[PolicyFile | None, Path | None]:
+    """Return the policy file that is named, or the recommendation in this folder, if any."""
+    from kvscope.tune.file import read_policy_file
 
     if wanted.policies == "lru" and wanted.recommendation is None:
         return None, None
@@ -242,16 +245,16 @@ def _recommendation(wanted: Wanted) -> tuple[Recommendation | None, Path | None]
             raise InputError("no such file", where=str(path), remedy="`kvscope tune` writes it")
         note(f"no {path} here: LRU alone is validated")
         return None, None
-    advice = read_recommendation(path)
+    advice = read_policy_file(path)
     if wanted.recommendation is None:
         note(f"taking {path}, which lies here: {advice.policy.name}, for the trace {advice.trace}")
     return advice, path
 
 
-def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfile:
+def _profile(latency: str | None, advice: PolicyFile | None) -> LatencyProfile:
     from kvscope.app.requests import latency_profile
 
-    if latency is None and advice is not None:
+    if latency is None and advice is not None and advice.profile is not None:
         return advice.profile
     if latency is None and Path("latency.toml").is_file():
         note("taking latency.toml, which lies here, as --latency")
@@ -263,7 +266,7 @@ def _profile(latency: str | None, advice: Recommendation | None) -> LatencyProfi
 
 def _runs(
     wanted: Wanted,
-    advice: Recommendation | None,
+    advice: PolicyFile | None,
     path: Path | None,
     *,
     overlapped: bool,
@@ -311,7 +314,7 @@ def _report(trace: Trace, found: Validation, html: str | None, *, as_json: bool)
 
         show_report(trace, sections(found))
     if html is not None:
-        Path(html).write_text(html_report(trace, found), encoding="utf-8")
+        write_text(Path(html), html_report(trace, found))
         note(f"report written to {html}")
     if found.ended:
         note(f"ended early: {found.ended}; what was measured until then is kept")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from kvscope.serving.client import Endpoint
     from kvscope.serving.interpreter import Interpreter
     from kvscope.store.prompts import Prompts
-    from kvscope.tune.file import Recommendation
     from kvscope.validate.request_share import Part
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import Open
@@ -47,7 +46,7 @@ class Wanted:
 
 
 def engine_for(
-    prompts: Prompts, wanted: Wanted, advice: Recommendation | None, stop: Event
+    prompts: Prompts, wanted: Wanted, capacity_tokens: int | None, stop: Event
 ) -> tuple[EngineFacts, Open, Part, Interpreter | None]:
     """What is replayed on, how it is opened, what it is to serve, and what a vLLM of one's own has.
 
@@ -55,7 +54,7 @@ def engine_for(
     EngineError where there is no vLLM or no server.
     """
     if wanted.url is not None:
-        return (*_running(prompts, wanted, advice), None)
+        return (*_running(prompts, wanted), None)
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, config_of
     from kvscope.validate.result import EngineFacts
@@ -64,7 +63,7 @@ def engine_for(
     model = str(wanted.model)
     has, config = with_vllm(wanted.python), config_of(model) or {}
     size = wanted.block_size or (GPU_BLOCK if has.device == "cuda" else CPU_BLOCK)
-    blocks = _blocks(wanted, advice, size)
+    blocks = _blocks(wanted, capacity_tokens, size)
     part = _part(prompts, wanted, _least(config.get("max_position_embeddings"), blocks * size))
     tokens = part.prompts.input_tokens + part.prompts.output_tokens
     launch = Launch(
@@ -91,9 +90,7 @@ def engine_for(
     return EngineFacts("vLLM", has.vllm, device, model, blocks, size, flags), opened, part, has
 
 
-def _running(
-    prompts: Prompts, wanted: Wanted, advice: Recommendation | None
-) -> tuple[EngineFacts, Open, Part]:
+def _running(prompts: Prompts, wanted: Wanted) -> tuple[EngineFacts, Open, Part]:
     from kvscope.serving.client import Endpoint
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import running_already
@@ -122,15 +119,15 @@ def _pool(endpoint: Endpoint, wanted: Wanted) -> tuple[int, int]:
     return size, blocks
 
 
-def _blocks(wanted: Wanted, advice: Recommendation | None, size: int) -> int:
-    """How many blocks vLLM gets: as typed, or what is recommended, scaled as the trace."""
+def _blocks(wanted: Wanted, capacity_tokens: int | None, size: int) -> int:
+    """Return the blocks vLLM gets: as typed, or as recommended, scaled as the trace is."""
     if wanted.blocks is not None:
         return wanted.blocks
-    if advice is None:
+    if capacity_tokens is None:
         raise UsageError(
             "how large is the cache?", where="--blocks", remedy="say it, or --recommendation"
         )
-    blocks = max(1, round(advice.capacity_tokens * wanted.share / size))
+    blocks = max(1, round(capacity_tokens * wanted.share / size))
     if wanted.share < 1:
         note(f"the cache is scaled down as the trace is, to {blocks:,} blocks of {size} tokens")
     return blocks

@@ -31,7 +31,7 @@ Recommended = Annotated[
         "--recommendation",
         metavar="PATH",
         parser=parsed_by(called),
-        help="What `kvscope tune` wrote.",
+        help="The file that `kvscope tune` or `kvscope fit --export` wrote.",
         show_default="recommendation.toml, if it lies here",
     ),
 ]

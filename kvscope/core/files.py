@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import zstandard
-
 DASH = "-"
 
 
@@ -40,11 +38,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     The content goes to a temporary file in the same folder, which takes the name only when the
     block ends well. What is there and is no file (a pipe, /dev/null) is written to as it is.
     """
-    path = Path(os.path.realpath(path))  # a link stays one
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
         return
+    path = Path(os.path.realpath(path))  # a link stays one
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -69,6 +67,8 @@ def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
         ) as packed:
             yield cast(BinaryIO, packed)
     elif suffix == ".zst":
+        import zstandard  # reports and recommendations do without it
+
         with zstandard.ZstdCompressor(level=6).stream_writer(file, closefd=False) as writer:
             yield cast(BinaryIO, writer)
     else:

@@ -7,6 +7,7 @@ rest is for `kvscope validate`, and for people.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,17 +71,29 @@ class RecommendationFile(msgspec.Struct):
     flags: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """The policy to run and the target that it was chosen for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFile:
+    """A policy to run, what was fitted for it, and the trace that both were taken from.
+
+    A recommendation also has the target, the capacity and the latency that it was chosen for.
+    """
 
     trace: str
-    verdict: Verdict
     policy: Policy
-    capacity_tokens: int
-    target: Target
-    profile: LatencyProfile
     fitted: Fit | None = None
+    target: Target | None = None
+    capacity_tokens: int | None = None
+    profile: LatencyProfile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation(PolicyFile):
+    """What `kvscope tune` recommends."""
+
+    verdict: Verdict
+    target: Target
+    capacity_tokens: int
+    profile: LatencyProfile
 
 
 def write_recommendation(
@@ -135,17 +148,28 @@ def read_recommendation(path: Path) -> Recommendation:
 
     Raises InputError with the file, the key, the value and the remedy.
     """
+    return _recommendation(document_in(path, REMEDY), str(path))
+
+
+def read_policy_file(path: Path) -> PolicyFile:
+    """Return what `kvscope tune` or `kvscope fit --export` wrote to `path`; InputError as above."""
     document, where = document_in(path, REMEDY), str(path)
-    file = table_as(document, RecommendationFile, where, REMEDY)
+    if document.keys() & {"verdict", "target", "capacity", "latency"}:
+        return _recommendation(document, where)
     policy = policy_in(document, where)
+    trace = str(document.get("trace", ""))
+    return PolicyFile(trace=trace, policy=policy, fitted=fit_in(document, policy, where))
+
+
+def _recommendation(document: Mapping[str, Any], where: str) -> Recommendation:
+    file = table_as(document, RecommendationFile, where, REMEDY)
+    policy, target = policy_in(document, where), file.target
     return Recommendation(
         trace=file.trace,
         verdict=file.verdict,
         policy=policy,
         capacity_tokens=file.capacity.tokens,
-        target=Target(
-            float(file.target.slo_s), file.target.percentile, file.target.measure, file.target.view
-        ),
+        target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
         profile=file.latency.profile(f"{where}: latency"),
         fitted=fit_in(document, policy, where),
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import dataclass
 
 from kvscope.policies.base import LanePolicy, Policy
@@ -46,6 +47,11 @@ def flags(policy: Policy, capacity_tokens: int) -> Flags:
     The capacity is what is kept between requests: the tokens of running ones come on top of it.
     """
     return Flags(_sglang(policy, capacity_tokens), _vllm(policy, capacity_tokens))
+
+
+def plugin_command(path: str) -> str:
+    """Return the command that starts vLLM with the plugin and the recommendation at `path`."""
+    return f"KVSCOPE_RECOMMENDATION={shlex.quote(path)} vllm serve MODEL"
 
 
 def _sglang(policy: Policy, tokens: int) -> str | None:

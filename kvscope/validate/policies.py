@@ -11,7 +11,7 @@ from kvscope.learning.fitted import Fit, check_fit
 from kvscope.learning.online.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
-from kvscope.tune.file import Recommendation
+from kvscope.tune.file import PolicyFile
 from kvscope.tune.flags import flags
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
@@ -35,7 +35,7 @@ def lru() -> PolicyRun:
 
 
 def recommended(
-    found: Recommendation, path: Path, *, overlapped: bool, told_time: bool = False
+    found: PolicyFile, path: Path, *, overlapped: bool, told_time: bool = False
 ) -> PolicyRun:
     """What `kvscope tune` wrote to `path`; `overlapped` as in `EngineSettings.async_scheduling`.
 

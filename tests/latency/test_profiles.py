@@ -126,6 +126,19 @@ def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, text: str, message
     assert "\n" not in str(refused.value)
 
 
+def test_an_old_file_is_read() -> None:
+    """As the first version wrote it, every time to the last bit."""
+    path = Path(__file__).parents[1] / "written_before" / "latency.toml"
+    assert read_profile(path) == LatencyProfile(
+        "my engine",
+        "measured",
+        8.2e-3,
+        0.0481e-3,
+        2.1e-9,
+        intervals={"base_s": (0.0079, 0.0085), "per_token_pair_s": (0.0, 3.3e-9)},
+    )
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """A path that ends in .toml is a file, there or not."""
     with pytest.raises(InputError, match="No such file"):

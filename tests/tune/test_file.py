@@ -20,6 +20,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.tune.bootstrap import Bootstrap
 from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
 from kvscope.tune.flags import flags
 from kvscope.tune.result import Tuning
@@ -191,6 +192,22 @@ def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
     assert "KvscopeScheduler" in document["flags"]["vllm"]
 
 
+def test_a_percentile_with_a_point_reads_back(found: Tuning, tmp_path: Path) -> None:
+    """The gain of p99.9 is a key with a point in it."""
+    target = Target(0.2, 0.999)
+    bootstrap = Bootstrap(np.arange(160, dtype=np.int32) % 20, target)
+    slow, fast = (
+        bootstrap.figures(judged.ttft_s) for judged in (found.baseline, found.recommended)
+    )
+    gains = bootstrap.gains(slow, fast)
+    made = _with(found, found.recommended.trial.policy, 350, target)
+    made = replace(made, recommended=replace(made.recommended, gains=gains))
+    path = tmp_path / "recommendation.toml"
+    assert _round(path, made).target == target
+    assert set(gains) == {"p50", "p90", "p95", "p99", "p99.9", "violations", "tel"}
+    assert set(tomllib.loads(path.read_text(encoding="utf-8"))["gain"]) == set(gains)
+
+
 def test_unknown_intervals_and_infinite_values_are_toml(found: Tuning, tmp_path: Path) -> None:
     """Few conversations give no interval; a policy's values may be infinite."""
     few = tuned(in_turn(8, 50), 0.2, capacity_blocks=140)
@@ -295,6 +312,41 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, old: str, new: str, w
     assert str(error).startswith(str(path))
     assert where in (error.where or "")
     assert error.remedy
+
+
+OLD = Path(__file__).parents[1] / "written_before"
+"""Files as the first version of the format was written, by hand-made lines of text."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fitted"), [("tlru", None), ("gittins", 1234), ("tlru-learned", 1234)]
+)
+def test_old_recommendations_are_read(name: str, fitted: int | None) -> None:
+    """The same policy, target, latency and fit; and by the plugin too."""
+    path = OLD / f"recommendation-{name}.toml"
+    read = read_recommendation(path)
+    assert (read.trace, read.verdict, read.capacity_tokens) == ('a "trace"', "switch", 5600)
+    assert (read.target, read.profile) == (Target(0.2, 0.95), PROFILE)
+    assert (read.policy.name, read.policy.evicts) == (name, "leaf")
+    assert read.policy.values["xi_tokens"] == (57 if name == "tlru" else 512)
+    assert (read.fitted.requests if read.fitted else None) == fitted
+    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert plugin.policy is not None
+    assert plugin.policy.values == read.policy.values
+    if isinstance(read.fitted, Fitted):
+        assert (read.fitted.class_set, read.fitted.refits) == (0, True)
+        assert read.fitted.index[:2, :3].tolist() == [[0.512, 0.95, 0.144], [0.191, 0.082, 0.855]]
+    elif fitted is not None:
+        assert read.fitted == drawn_ends(5, trees=5)
+
+
+def test_an_old_policy_file_is_read_by_the_plugin() -> None:
+    """As `kvscope fit --export` wrote it."""
+    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(OLD / "policy-gittins.toml")})
+    assert plugin.policy is not None
+    assert plugin.policy.name == "gittins"
+    assert isinstance(plugin.fitted, Fitted)
+    assert not plugin.fitted.refits
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00" * 10, None])

@@ -103,6 +103,22 @@ def test_a_recommendation_that_lies_here_is_named(
     assert [one["policy"] for one in json.loads(streams.out)["runs"]] == ["lru", "tlru"]
 
 
+def test_what_fit_exported_is_validated(trace: str, capsys: Printed, tmp_path: Path) -> None:
+    """A policy without a target: the blocks are named, and no SLO is judged."""
+    path = tmp_path / "policy.toml"
+    made = ["fit", trace, "--db", ":memory:", "--export", str(path), "--policy", "wa"]
+    assert run(made) == 0
+    capsys.readouterr()
+    options = own(tmp_path, "--recommendation", str(path), "--json", "--max-requests", "30")
+    run(asked(trace, *options, "--policies", "both"))
+    printed = document(capsys)
+    assert [one["policy"] for one in printed["runs"]] == ["lru", "wa"]
+    assert printed["slo_ms"] is None
+    unnamed = ["--model", "a/model", "--python", fake_vllm.interpreter(tmp_path)]
+    assert run(asked(trace, *unnamed, "--policies", "both", "--recommendation", str(path))) == 2
+    assert "--blocks: how large is the cache?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "says",
     [

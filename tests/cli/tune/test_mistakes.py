@@ -123,7 +123,8 @@ def test_a_malformed_recommendation_is_unreadable_input(
     path.write_text("schema = 1\n", encoding="utf-8")
     assert run(["simulate", trace, *options[:2], "--recommendation", str(path)]) == ExitCode.INPUT
     error = capsys.readouterr().err
-    assert error == f"error: {path}: [target]: missing; `kvscope tune` writes such a file\n"
+    remedy = "`kvscope tune` and `kvscope fit --export` write such a file"
+    assert error == f"error: {path}: verdict: missing; {remedy}\n"
 
 
 @pytest.mark.parametrize("earlier", [None, "of before\n"])

@@ -1,0 +1,79 @@
+"""recommendation.toml, by every option that changes it: what is read is what was recommended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.tune.file import read_recommendation
+from tests.cli.tune.asked import HERE, document
+
+Streams = pytest.CaptureFixture[str]
+GITTINS = ("--policies", "gittins")
+LEARNED = ("--policies", "tlru-learned")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        HERE,
+        ("--max-violations", "7.5%", *HERE),
+        ("--percentile", "p96.5", *HERE),
+        ("--view", "queued", *HERE),
+        ("--model", "llama3-8b", "--capacity", "700MiB"),
+        ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity-range", "100MiB..2GiB", *HERE),
+        ("--param", "tlru.xi_tokens=100,200", *HERE),
+        ("--param", "tlru.ttl_s=inf", *HERE),
+        ("--rate-scale", "0.5", *HERE),
+        ("--isolate", "conversation", *HERE),
+        ("--outputs", "ignored", *HERE),
+        ("--warmup", "10%", "--judge", "50%", *HERE),
+        ("--capacity-blocks", "100"),  # too little: LRU, or another capacity
+        ("--slo", "20ms", *HERE),
+        (*GITTINS, *HERE),
+        (*LEARNED, *HERE),
+    ],
+    ids=" ".join,
+)
+def test_the_file_is_what_was_recommended(
+    trace: str, options: tuple[str, ...], capsys: Streams, more: tuple[str, ...]
+) -> None:
+    """Target, policy, capacity and latency, by `read_recommendation`."""
+    slo = () if "--slo" in more else ("--slo", "200ms")
+    base = options[:-2] if "--policies" in more else options
+    printed = document(capsys, trace, *base, *slo, *more)
+    best, target = printed["recommendation"], printed["target"]
+    read = read_recommendation(Path("recommendation.toml"))
+    assert read.verdict == best["verdict"]
+    assert (read.policy.name, read.policy.evicts) == (best["policy"], best["leaves"])
+    params = {name: value for name, value in best["params"].items() if name != "xi_ms"}
+    finite = {name: value for name, value in read.policy.values.items() if name in params}
+    assert {name: value for name, value in finite.items() if params[name] is not None} == {
+        name: value for name, value in params.items() if value is not None
+    }
+    assert read.capacity_tokens == best["capacity_tokens"]
+    assert read.target.slo_s * 1e3 == target["slo_ms"]
+    assert read.target.percentile == target["percentile"]
+    assert (read.target.measure, read.target.view) == (target["measure"], target["view"])
+    assert read.profile.base_s == 0.010
+    assert (read.fitted is None) == (read.policy.table not in {"returns", "ends"})
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(
+    trace: str, options: tuple[str, ...], capsys: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new content never takes the name, and no temporary file stays behind."""
+    Path("recommendation.toml").write_text("before", encoding="utf-8")
+    names = sorted(path.name for path in Path().iterdir())
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert run(["tune", trace, *options, "--slo", "200ms", *HERE]) != 0
+    assert "No space left" in capsys.readouterr().err
+    assert Path("recommendation.toml").read_text(encoding="utf-8") == "before"
+    left = {path.name for path in Path().iterdir()} - {"k.duckdb", "k.duckdb.wal"}
+    assert left <= set(names)
