@@ -186,7 +186,8 @@ def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:
     found = overview.headline(analysis)
     assert [table.title for table in found.tables] == ["Categories"]
     assert found.sentences[0] == (
-        "An infinite cache would hit 0.0% of the input tokens: no prompt begins as an earlier one did."
+        "An infinite cache would hit 0.0% of the input tokens: "
+        "no prompt begins as an earlier one did."
     )
     assert not any("LRU needs" in sentence for sentence in found.sentences)
 
