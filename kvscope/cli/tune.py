@@ -117,7 +117,7 @@ def tune(
         check_name(store, trace)
         from kvscope.app.traces import replayable
         from kvscope.app.tune import write_recommended
-        from kvscope.tune.tuner import CEILINGS
+        from kvscope.tuning.tuner import CEILINGS
 
         replayed = [*(variant.policy for variant in request.variants), *CEILINGS]
         with trace_and_kernels(store, trace, reading, replayed) as stored:
@@ -134,7 +134,7 @@ def tune(
 def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
     """Tune; Ctrl-C ends it with nothing written."""
     from kvscope.app.tune import tune as recommend
-    from kvscope.tune.search import Stopped
+    from kvscope.tuning.search import Stopped
 
     with stoppable() as terminal:
         try:

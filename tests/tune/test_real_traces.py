@@ -20,11 +20,11 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
-from kvscope.tune.bootstrap import Bootstrap, Gain
-from kvscope.tune.objective import Question
-from kvscope.tune.result import Tuning
-from kvscope.tune.target import Target
-from kvscope.tune.tuner import tune
+from kvscope.tuning.bootstrap import Bootstrap, Gain
+from kvscope.tuning.objective import Question
+from kvscope.tuning.result import Tuning
+from kvscope.tuning.target import Target
+from kvscope.tuning.tuner import tune
 from tests.tune.examples import quiet
 
 MOONCAKE, AGENTS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"

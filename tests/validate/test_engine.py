@@ -34,7 +34,7 @@ from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.metrics import BlockPool, block_pool
 from kvscope.serving.server import Launch, VllmServer
 from kvscope.store.prompts import Prompts
-from kvscope.tune.file import read_recommendation
+from kvscope.tuning.file import read_recommendation
 from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay

@@ -26,7 +26,7 @@ from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
-from kvscope.tune.file import write_policy
+from kvscope.tuning.file import write_policy
 from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
