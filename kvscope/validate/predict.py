@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.errors import EngineError
 from kvscope.core.hits import standard
 from kvscope.core.percentiles import percentiles
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import plugin_tables
 from kvscope.policies.base import Policy
