@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
+from kvscope.core.trace import Prompts
 from kvscope.core.vllm_xargs import OUTPUTS
 from kvscope.latency import LatencyProfile
 from kvscope.latency.calibration import fit, measure
@@ -33,8 +34,7 @@ from kvscope.serving.client import completion
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.metrics import BlockPool, block_pool
 from kvscope.serving.server import Launch, VllmServer
-from kvscope.store.prompts import Prompts
-from kvscope.tune.file import read_recommendation
+from kvscope.tuning.file import read_recommendation
 from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
