@@ -31,7 +31,7 @@ from kvscope.learning.ends.file import FittedEnds
 from kvscope.learning.online.lane_heap import Scores
 from kvscope.policies.base import Policy
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.tune.file import write_policy
+from kvscope.tuning.file import write_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 BLOCK, OUTPUTS, IN_FLIGHT, KINDS = 16, 16, 16, 20

@@ -23,7 +23,7 @@ from kvscope.replay.setting import setting_of
 from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 CORES = 2
 SPINS = 400_000_000

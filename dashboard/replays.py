@@ -24,8 +24,8 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Asked
 from kvscope.report.runs import names
 from kvscope.report.ttft import Distribution, distribution
-from kvscope.tune import capacity as xi
-from kvscope.tune.target import Target
+from kvscope.tuning import capacity as xi
+from kvscope.tuning.target import Target
 
 USUAL_POINTS = 5
 

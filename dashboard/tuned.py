@@ -11,7 +11,7 @@ from job import Job
 from kvscope.app.requests import TuneRequest
 from kvscope.app.tune import Tuned, tune, write_recommended
 from kvscope.core.trace import Trace
-from kvscope.tune.search import Stopped
+from kvscope.tuning.search import Stopped
 
 Asking = tuple[Trace, TuneRequest]
 

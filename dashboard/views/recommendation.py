@@ -22,9 +22,9 @@ from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
 from kvscope.replay.setting import setting_of
 from kvscope.report import recommendation
-from kvscope.tune.file import Recommendation, read_recommendation
-from kvscope.tune.flags import Flags, flags, plugin_command
-from kvscope.tune.target import Target
+from kvscope.tuning.file import Recommendation, read_recommendation
+from kvscope.tuning.flags import Flags, flags, plugin_command
+from kvscope.tuning.target import Target
 
 
 def page() -> None:

@@ -10,7 +10,7 @@ from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES
-from kvscope.tune.flags import flags
+from kvscope.tuning.flags import flags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,10 @@ from kvscope.replay.policy_options import (
     refitted,
 )
 from kvscope.replay.setting import setting_of
-from kvscope.tune.target import Target, View
+from kvscope.tuning.target import Target, View
 
 if TYPE_CHECKING:
-    from kvscope.tune.file import Recommendation
+    from kvscope.tuning.file import Recommendation
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -344,7 +344,7 @@ def read_settled(path: str | None, options: Mapping[str, object]) -> Recommendat
             where=", ".join(given),
             remedy=f"leave it out, or edit {path}",
         )
-    from kvscope.tune.file import read_recommendation  # loads kernels
+    from kvscope.tuning.file import read_recommendation  # loads kernels
 
     return read_recommendation(Path(path))
 

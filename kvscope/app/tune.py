@@ -12,7 +12,7 @@ from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import fit_for
@@ -21,14 +21,13 @@ from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
 from kvscope.replay.traffic import traffic
-from kvscope.store.prompts import Prompts
-from kvscope.tune.bootstrap import surely_better
-from kvscope.tune.file import write_recommendation
-from kvscope.tune.flags import Flags, flags
-from kvscope.tune.objective import JUDGED, SCALES, WARMUP, Question, Trial, times_ms
-from kvscope.tune.result import Judged, Tuning
-from kvscope.tune.search import XI
-from kvscope.tune.tuner import tune as tune_policies
+from kvscope.tuning.bootstrap import surely_better
+from kvscope.tuning.file import write_recommendation
+from kvscope.tuning.flags import Flags, flags
+from kvscope.tuning.objective import JUDGED, SCALES, WARMUP, Question, Trial, times_ms
+from kvscope.tuning.result import Judged, Tuning
+from kvscope.tuning.search import XI
+from kvscope.tuning.tuner import tune as tune_policies
 
 
 @dataclass(frozen=True, slots=True)

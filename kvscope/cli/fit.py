@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.reuse_models.results import Fit
     from kvscope.store.db import Store
-    from kvscope.tune.end_gain import EndsFit
+    from kvscope.tuning.end_gain import EndsFit
 
 Window = Annotated[
     float | None,
@@ -130,8 +130,8 @@ def fit(
 
 def _foreseen(store: Store, trace: Trace, horizon_s: float | None, xi: int | None) -> EndsFit:
     from kvscope.policies.tlru_learned import HORIZON
-    from kvscope.store.prompts import load_prompts
-    from kvscope.tune.end_gain import XI_TOKENS, fit_ends
+    from kvscope.store.traces import load_prompts
+    from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
     prompts = load_prompts(store, trace)
     return fit_ends(prompts, horizon_s=horizon_s or HORIZON.default, xi_tokens=xi or XI_TOKENS)

@@ -90,7 +90,7 @@ class Exporting:
         from kvscope.core.hits import standard
         from kvscope.learning.offline.single_fit import fit_for
         from kvscope.replay.traffic import traffic
-        from kvscope.tune.file import write_policy
+        from kvscope.tuning.file import write_policy
 
         of = traffic(replayable(store, trace), standard())
         policy = self._bound(of)

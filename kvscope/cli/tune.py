@@ -49,8 +49,7 @@ from kvscope.core.files import write_text
 if TYPE_CHECKING:
     from kvscope.app.requests import TuneRequest
     from kvscope.app.tune import Tuned
-    from kvscope.core.trace import Trace
-    from kvscope.store.prompts import Prompts
+    from kvscope.core.trace import Prompts, Trace
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -117,7 +116,7 @@ def tune(
         check_name(store, trace)
         from kvscope.app.traces import replayable
         from kvscope.app.tune import write_recommended
-        from kvscope.tune.tuner import CEILINGS
+        from kvscope.tuning.tuner import CEILINGS
 
         replayed = [*(variant.policy for variant in request.variants), *CEILINGS]
         with trace_and_kernels(store, trace, reading, replayed) as stored:
@@ -134,7 +133,7 @@ def tune(
 def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
     """Tune; Ctrl-C ends it with nothing written."""
     from kvscope.app.tune import tune as recommend
-    from kvscope.tune.search import Stopped
+    from kvscope.tuning.search import Stopped
 
     with stoppable() as terminal:
         try:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.latency.profile import LatencyProfile
     from kvscope.store.db import Store
-    from kvscope.tune.file import PolicyFile
+    from kvscope.tuning.file import PolicyFile
     from kvscope.validate.policies import PolicyRun
     from kvscope.validate.replay import Pace
     from kvscope.validate.request_share import Part
@@ -199,7 +199,7 @@ def _validated(
     profile = _profile(latency, advice)
     target = advice.target if advice else None
     if slo_s is not None and target is None:
-        from kvscope.tune.target import Target
+        from kvscope.tuning.target import Target
 
         target = Target(slo_s)
     engine, opened, part, has = engine_for(
@@ -235,7 +235,7 @@ def _validated(
 
 def _recommendation(wanted: Wanted) -> tuple[PolicyFile | None, Path | None]:
     """Return the policy file that is named, or the recommendation in this folder, if any."""
-    from kvscope.tune.file import read_policy_file
+    from kvscope.tuning.file import read_policy_file
 
     if wanted.policies == "lru" and wanted.recommendation is None:
         return None, None

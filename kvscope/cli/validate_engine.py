@@ -12,9 +12,9 @@ from kvscope.core.errors import UsageError
 if TYPE_CHECKING:
     from threading import Event
 
+    from kvscope.core.trace import Prompts
     from kvscope.serving.client import Endpoint
     from kvscope.serving.interpreter import Interpreter
-    from kvscope.store.prompts import Prompts
     from kvscope.validate.request_share import Part
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import Open

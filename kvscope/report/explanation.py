@@ -14,8 +14,8 @@ from kvscope.report.section import Section, Table
 from kvscope.report.sizes import Sizes
 from kvscope.report.text_plots import bar
 from kvscope.report.words import NONE, significant
-from kvscope.tune.objective import Trial
-from kvscope.tune.search import XI
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.search import XI
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -10,7 +10,7 @@ from kvscope.report.section import Section, Table
 from kvscope.report.text_plots import PLOT_WIDTH, sparkline, thinned
 from kvscope.report.words import counted, listed, share, time_unit, trace_in_words
 from kvscope.reuse_models.results import CategoryFit, Fit, ModelFit, StabilityFit, Windows
-from kvscope.tune.end_gain import EndsFit
+from kvscope.tuning.end_gain import EndsFit
 
 SECTIONS = ("summary", "models", "stability", "conversations", "next-prompts", "returns")
 """What `--section` of `kvscope fit` takes; a trace need not have them all."""

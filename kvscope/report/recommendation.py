@@ -17,10 +17,10 @@ from kvscope.report.runs import ORACLE_NOTE, ms_in_words, policy_line
 from kvscope.report.section import Section, Table
 from kvscope.report.sizes import Sizes
 from kvscope.report.words import counted, significant, trace_in_words
-from kvscope.tune.bootstrap import FEWEST, Gain, objective_of
-from kvscope.tune.flags import Flags
-from kvscope.tune.objective import Trial
-from kvscope.tune.result import Judged, Least, Scaled
+from kvscope.tuning.bootstrap import FEWEST, Gain, objective_of
+from kvscope.tuning.flags import Flags
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.result import Judged, Least, Scaled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

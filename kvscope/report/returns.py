@@ -12,7 +12,7 @@ from kvscope.report import style
 from kvscope.report.section import Section, Table
 from kvscope.report.text_plots import bar, sparkline
 from kvscope.report.words import NONE
-from kvscope.tune.end_gain import EndGain, EndsFit
+from kvscope.tuning.end_gain import EndGain, EndsFit
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

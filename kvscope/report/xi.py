@@ -16,7 +16,7 @@ from kvscope.report import style
 from kvscope.report.runs import difference, ms_in_words, policy_line, run_cells, run_columns
 from kvscope.report.section import Section, Table
 from kvscope.report.words import significant
-from kvscope.tune.search import XI
+from kvscope.tuning.search import XI
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

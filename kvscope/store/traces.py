@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvscope.core.errors import InputError
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.store import fits, validations
 from kvscope.store.db import Store
 
@@ -99,6 +102,26 @@ def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
     """(line, reason) of the lines that could not be used; of very many only the first are kept."""
     found = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
     return [(row["line"], row["reason"]) for row in found]
+
+
+def load_prompts(store: Store, trace: Trace) -> Prompts:
+    """The prompts of `trace`, in order of arrival."""
+    requests = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    names = store.rows("ingest/category_names", trace_id=trace.trace_id)
+    return Prompts(
+        block_size=trace.block_size,
+        categories=tuple(row["category"] for row in names),
+        block_parent=load_block_parents(store, trace),
+        **requests,
+    )
+
+
+def load_block_parents(store: Store, trace: Trace) -> NDArray[np.int32]:
+    """The prefix trie of `trace`: each block's parent, entry 0 being the root's own 0."""
+    parents = store.columns("ingest/block_parents", trace_id=trace.trace_id)["parent"]
+    block_parent = np.zeros(len(parents) + 1, dtype=np.int32)
+    block_parent[1:] = parents
+    return block_parent
 
 
 def mark_used(store: Store, trace: Trace) -> None:

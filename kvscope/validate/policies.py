@@ -11,8 +11,8 @@ from kvscope.learning.fitted import Fit, check_fit
 from kvscope.learning.online.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
-from kvscope.tune.file import PolicyFile
-from kvscope.tune.flags import flags
+from kvscope.tuning.file import PolicyFile
+from kvscope.tuning.flags import flags
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"

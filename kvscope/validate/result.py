@@ -14,7 +14,7 @@ from kvscope.core.percentiles import Percentiles
 from kvscope.core.trace import Trace
 from kvscope.store import validations
 from kvscope.store.db import Store
-from kvscope.tune.bootstrap import Gain
+from kvscope.tuning.bootstrap import Gain
 from kvscope.validate.request_share import Part
 
 Verdict = Literal["confirmed", "not confirmed", "inconclusive"]

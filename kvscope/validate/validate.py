@@ -16,7 +16,7 @@ from kvscope.policies.lru import Lru
 from kvscope.serving.client import Endpoint, ModelCard, completion
 from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
-from kvscope.tune.target import Target
+from kvscope.tuning.target import Target
 from kvscope.validate.policies import PolicyRun, check_steered, interleaved
 from kvscope.validate.predict import compared, predict
 from kvscope.validate.replay import Measurement, Pace, replay

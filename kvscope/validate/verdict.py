@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.units import format_duration
-from kvscope.tune.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
+from kvscope.tuning.target import Target
 from kvscope.validate.result import Check, Compared, RunFacts, Verdict
 
 HITS_AT_ONCE = 0.01

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.learning.fitted import Fit
 from kvscope.policies.base import LanePolicy
-from kvscope.tune.file import write_policy
+from kvscope.tuning.file import write_policy
 from kvscope.vllm_plugin.eviction_controller import Steering
 from tests.conformance.conversations import Asked
 

@@ -23,7 +23,7 @@ from kvscope.replay.tier_spec import Read, Tier, parse_tiers
 from kvscope.replay.tiers import TieredReplay, run_tiers, transfer_s
 from kvscope.replay.workload import Workload
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 PROFILE = load_profile("llama2-7b-a100")

@@ -23,7 +23,7 @@ from kvscope.report.policies import tier_sections
 from kvscope.report.runs import contest, names, policy_line
 from kvscope.report.style import SERIES
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 TIERS = (
     TierOutcome("hbm", "lru", 2, None, 0.0, None, 6, 96, 0.4, 0.0, None, 7, 5),

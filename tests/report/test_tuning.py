@@ -25,10 +25,10 @@ from kvscope.report.recommendation import (
 from kvscope.report.ttft import Point, front
 from kvscope.report.words import significant
 from kvscope.store.db import MEMORY, open_store
-from kvscope.tune.bootstrap import Gain
-from kvscope.tune.objective import Trial
-from kvscope.tune.result import Judged, Least, Tuning
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import Gain
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.result import Judged, Least, Tuning
+from kvscope.tuning.target import Target
 from tests import small_traces
 from tests.tune.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 

@@ -21,7 +21,7 @@ from kvscope.core.trace import Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.store import sql, traces
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 REQUESTS = [Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at]) for at in range(5)]

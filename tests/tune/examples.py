@@ -11,20 +11,19 @@ import numpy as np
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.replay.workload import Workload
-from kvscope.store.prompts import Prompts
 from kvscope.synth.base import Record
-from kvscope.tune.objective import Question
-from kvscope.tune.result import Tuning
-from kvscope.tune.search import Advance
-from kvscope.tune.target import Target
-from kvscope.tune.tuner import tune
+from kvscope.tuning.objective import Question
+from kvscope.tuning.result import Tuning
+from kvscope.tuning.search import Advance
+from kvscope.tuning.target import Target
+from kvscope.tuning.tuner import tune
 from tests import small_traces
 
 BLOCK = 16

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.tune.bootstrap import FEWEST, Bootstrap, Gain, objective_of, surely_better
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, objective_of, surely_better
+from kvscope.tuning.target import Target
 
 TARGET = Target(1.0, 0.95)
 NAMES = ("p50", "p90", "p95", "p99", "violations", "tel")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
-from kvscope.tune.capacity import PRECISION, least_for_any, least_for_lru
-from kvscope.tune.objective import Trial
-from kvscope.tune.search import Evaluator
-from kvscope.tune.target import Target
+from kvscope.tuning.capacity import PRECISION, least_for_any, least_for_lru
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.search import Evaluator
+from kvscope.tuning.target import Target
 from tests.tune.examples import PROFILE, WINDOWS, chats, workload
 
 QUICK = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.data_too_large])

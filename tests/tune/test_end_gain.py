@@ -11,8 +11,8 @@ from kvscope.learning.offline.estimates import parameters_from
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import NO_TABLES, replay
 from kvscope.replay.traffic import traffic
-from kvscope.tune.bootstrap import Drawn
-from kvscope.tune.end_gain import LEVELS, WARMUP, _share, fit_ends
+from kvscope.tuning.bootstrap import Drawn
+from kvscope.tuning.end_gain import LEVELS, WARMUP, _share, fit_ends
 from tests.golden.samples import sample
 
 

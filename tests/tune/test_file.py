@@ -20,11 +20,11 @@ from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.tune.bootstrap import Bootstrap
-from kvscope.tune.file import Recommendation, read_recommendation, write_recommendation
-from kvscope.tune.flags import flags
-from kvscope.tune.result import Tuning
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import Bootstrap
+from kvscope.tuning.file import Recommendation, read_recommendation, write_recommendation
+from kvscope.tuning.flags import flags
+from kvscope.tuning.result import Tuning
+from kvscope.tuning.target import Target
 from kvscope.validate.policies import recommended
 from kvscope.vllm_plugin.settings import settings as plugin_settings
 from tests.policies.drawn_trees import drawn_ends

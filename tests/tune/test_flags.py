@@ -8,7 +8,7 @@ from kvscope.core.errors import UsageError
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
-from kvscope.tune.flags import VLLM_PLUGIN, flags
+from kvscope.tuning.flags import VLLM_PLUGIN, flags
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 

@@ -20,10 +20,10 @@ from kvscope.replay.capacity_models import replayed
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served
 from kvscope.replay.workload import Asked
-from kvscope.tune.objective import Trial, tried, ttft_s
-from kvscope.tune.result import Judged, Tuning
-from kvscope.tune.split import FEWEST, split
-from kvscope.tune.target import Target
+from kvscope.tuning.objective import Trial, tried, ttft_s
+from kvscope.tuning.result import Judged, Tuning
+from kvscope.tuning.split import FEWEST, split
+from kvscope.tuning.target import Target
 from tests.tune.examples import chats, in_turn, prompts_of, tuned, workload
 
 REQUESTS, JUDGED_FROM = 320, 192

@@ -8,17 +8,17 @@ from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.variants import Found
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.tune.bootstrap import Bootstrap
-from kvscope.tune.objective import Trial, ttft_s
-from kvscope.tune.prefer import DRAWS, preferred
-from kvscope.tune.search import Contender, Evaluator, search
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import Bootstrap
+from kvscope.tuning.objective import Trial, ttft_s
+from kvscope.tuning.prefer import DRAWS, preferred
+from kvscope.tuning.search import Contender, Evaluator, search
+from kvscope.tuning.target import Target
 from tests.tune.examples import recorded, workload
 
 CAPACITY = 200
 NAMES = ("etlru", "tlru", "threshold-lru", "ttl")
 XI = {"xi_tokens": Found(1_000.0, "made up")}
-# What the docs promise, not what kvscope.tune.prefer says: a change there has to show here.
+# What the docs promise, not what kvscope.tuning.prefer says: a change there has to show here.
 SURELY = 0.9  # of the bootstrap resamples meet the SLO
 ALIKE = 0.03  # differences in throughput that do not matter
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.characterize.windows import round_windows
 from kvscope.core.hits import standard
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.latency.file import load_profile
@@ -19,12 +19,12 @@ from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
-from kvscope.tune.bootstrap import Bootstrap, Gain
-from kvscope.tune.objective import Question
-from kvscope.tune.result import Tuning
-from kvscope.tune.target import Target
-from kvscope.tune.tuner import tune
+from kvscope.store.traces import load_prompts
+from kvscope.tuning.bootstrap import Bootstrap, Gain
+from kvscope.tuning.objective import Question
+from kvscope.tuning.result import Tuning
+from kvscope.tuning.target import Target
+from kvscope.tuning.tuner import tune
 from tests.tune.examples import quiet
 
 MOONCAKE, AGENTS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"

@@ -13,10 +13,18 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.variants import Found, bind
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.tune.flags import flags
-from kvscope.tune.result import decide
-from kvscope.tune.search import Evaluator, Stopped, coarse, finer, hints_from, search, values_to_try
-from kvscope.tune.target import Target
+from kvscope.tuning.flags import flags
+from kvscope.tuning.result import decide
+from kvscope.tuning.search import (
+    Evaluator,
+    Stopped,
+    coarse,
+    finer,
+    hints_from,
+    search,
+    values_to_try,
+)
+from kvscope.tuning.target import Target
 from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
 
 XI = {"xi_tokens": Found(190.0, "made up")}

@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
+from kvscope.core.trace import Prompts
 from kvscope.core.vllm_xargs import OUTPUTS
 from kvscope.latency.calibration import fit, grid, measure
 from kvscope.latency.profile import LatencyProfile
@@ -31,8 +32,7 @@ from kvscope.policies.wa import Wa
 from kvscope.serving.client import BlockPool, block_pool, completion
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.server import Launch, VllmServer
-from kvscope.store.prompts import Prompts
-from kvscope.tune.file import read_recommendation
+from kvscope.tuning.file import read_recommendation
 from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay

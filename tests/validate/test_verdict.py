@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.tune.bootstrap import FEWEST
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import FEWEST
+from kvscope.tuning.target import Target
 from kvscope.validate.policies import PolicyRun, interleaved
 from kvscope.validate.predict import Prediction, compared
 from kvscope.validate.replay import Measurement

@@ -18,7 +18,7 @@ from kvscope.reuse_models.results import (
     StabilityFit,
     WindowFit,
 )
-from kvscope.tune.end_gain import EndGain, EndsFit
+from kvscope.tuning.end_gain import EndGain, EndsFit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from kvscope.app.documents.base import (
 from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Tuned
 from kvscope.core.runs import Outcome
-from kvscope.tune.bootstrap import Gain
-from kvscope.tune.flags import Flags
-from kvscope.tune.objective import Trial
-from kvscope.tune.result import Judged, Least, Scaled
-from kvscope.tune.split import Split
+from kvscope.tuning.bootstrap import Gain
+from kvscope.tuning.flags import Flags
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.result import Judged, Least, Scaled
+from kvscope.tuning.split import Split
 
 _GIB = 2**30
 

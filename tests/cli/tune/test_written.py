@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.tune.file import read_recommendation
+from kvscope.tuning.file import read_recommendation
 from tests.cli.tune.asked import HERE, document
 
 Streams = pytest.CaptureFixture[str]

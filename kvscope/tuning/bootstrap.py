@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.units import format_percentile
-from kvscope.tune.target import Target
+from kvscope.tuning.target import Target
 
 DRAWS = 1000
 CONFIDENCE = 0.95

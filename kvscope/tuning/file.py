@@ -28,10 +28,10 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit, fit_in
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
-from kvscope.tune.flags import Flags
-from kvscope.tune.objective import times_ms
-from kvscope.tune.result import Judged, Tuning, Verdict
-from kvscope.tune.target import Measure, Target, View
+from kvscope.tuning.flags import Flags
+from kvscope.tuning.objective import times_ms
+from kvscope.tuning.result import Judged, Tuning, Verdict
+from kvscope.tuning.target import Measure, Target, View
 
 
 class TargetTable(msgspec.Struct, forbid_unknown_fields=True):

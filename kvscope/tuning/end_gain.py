@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.latency.profile import PRESETS
 from kvscope.learning.ends.offline import Ends, Floats
 from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
@@ -19,9 +20,8 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, history, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.replay.variants import bind, found_values
-from kvscope.store.prompts import Prompts
-from kvscope.tune.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
+from kvscope.tuning.target import Target
 
 WARMUP = 0.4  # of the requests, which do not count
 LEVELS = (0.25, 0.5, 0.75)  # of the infinite cache's hit rate: capacities where LRU has so much

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from kvscope.core.runs import RunSetting
 from kvscope.replay.summary import CategoryOutcome
 from kvscope.replay.variants import Found
-from kvscope.tune.bootstrap import Drawn, Gain
-from kvscope.tune.objective import Trial
-from kvscope.tune.split import Split
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import Drawn, Gain
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.split import Split
+from kvscope.tuning.target import Target
 
 Verdict = Literal["switch", "keep-lru", "add-capacity", "unreachable"]
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Judged:
     """One policy at one capacity on the judged part, its parameters chosen before.
 
-    `gains` are over LRU at the capacity that the user has, by the names of kvscope.tune.bootstrap;
+    `gains` are over LRU at the capacity that the user has, by the names in tuning.bootstrap;
     empty for LRU there; `drawn` is what they are computed from, `keeps` the share (0-1) of its
     draws in which the target is met. `ttft_s` are the latencies of the judged requests in order of
     arrival, in the target's view.

@@ -13,7 +13,7 @@ from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served, summarize
-from kvscope.tune.target import Target, View
+from kvscope.tuning.target import Target, View
 
 Rank = tuple[float, float, float]
 

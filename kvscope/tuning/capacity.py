@@ -13,9 +13,9 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
-from kvscope.tune.objective import Trial
-from kvscope.tune.search import XI, Advance, Evaluator, changed, hints_from, values_to_try
-from kvscope.tune.target import Target
+from kvscope.tuning.objective import Trial
+from kvscope.tuning.search import XI, Advance, Evaluator, changed, hints_from, values_to_try
+from kvscope.tuning.target import Target
 
 PRECISION = 0.01
 GRID = 8

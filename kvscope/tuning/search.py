@@ -18,8 +18,8 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import Served
 from kvscope.replay.variants import Found, bind
 from kvscope.replay.workload import Asked, Workload, cores
-from kvscope.tune.objective import Trial, tried
-from kvscope.tune.target import Target
+from kvscope.tuning.objective import Trial, tried
+from kvscope.tuning.target import Target
 
 _AROUND = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 XI = "xi_tokens"

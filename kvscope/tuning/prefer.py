@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvscope.policies.base import Policy
-from kvscope.tune.bootstrap import Bootstrap, Drawn, objective_of
-from kvscope.tune.flags import flags
-from kvscope.tune.objective import Trial, ttft_s
-from kvscope.tune.search import Advance, Contender, Evaluator
-from kvscope.tune.target import Target
+from kvscope.tuning.bootstrap import Bootstrap, Drawn, objective_of
+from kvscope.tuning.flags import flags
+from kvscope.tuning.objective import Trial, ttft_s
+from kvscope.tuning.search import Advance, Contender, Evaluator
+from kvscope.tuning.target import Target
 
 SETTINGS = 3  # of each contender: so many by what the target measures, and by what they cost
 DRAWS = 200  # an order needs fewer than an interval that is shown
