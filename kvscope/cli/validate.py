@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from kvscope.core.trace import Trace
-    from kvscope.latency import LatencyProfile
+    from kvscope.latency.profile import LatencyProfile
     from kvscope.store.db import Store
     from kvscope.tuning.file import PolicyFile
     from kvscope.validate.policies import PolicyRun

@@ -16,7 +16,7 @@ from kvscope.core.hits import LIBCACHESIM, HitDefinition, standard
 from kvscope.core.runs import TierMode
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.lru import Lru
 from kvscope.replay.setting import setting_of
 from kvscope.replay.tier_spec import Read, Tier, parse_tiers

@@ -35,7 +35,7 @@ def test_a_faithful_server_is_confirmed(trace: str, capsys: Printed) -> None:
         assert run(asked(trace, "--url", url, *wide)) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "every request hit exactly the tokens predicted" in printed
-    assert "Confirmed: the engine does what was predicted." in printed
+    assert "Confirmed: the engine behaves as predicted." in printed
     html = Path(page).read_text()
     assert html.count('"predicted"') == html.count('"measured"') > 0
     with open_store(str(Path(trace).parent / "store.duckdb")) as store:
