@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.live_vllm import BLOCK, MODEL, OUTPUT_TOKENS, longer, run, show
-from kvscope.latency import read_profile
+from kvscope.latency.file import read_profile
 
 # One thread: several wait for each other and for other processes of the machine
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
