@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import background_cache
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from tests.cli.shell import Streams
 
 DASHBOARD = data_folder("dashboard")
