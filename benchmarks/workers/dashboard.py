@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workers.browser import PageTimes, browser_times
+from dashboard import background_cache
 from kvscope.__main__ import prepare_collector
 from kvscope.core.files import data_folder
 
@@ -40,7 +41,6 @@ def main() -> None:
         db = str(Path(folder) / "store.duckdb")
         trace = _ingested(options.trace, db)
         sys.argv = ["app.py", "--db", db]
-        sys.path.insert(0, str(FOLDER))
         pages = _scripts()
         for page, seconds in browser_times(db).items():
             pages[page] |= seconds
@@ -67,7 +67,7 @@ def _scripts() -> PageTimes:
         _finish(_visited(page)[0])
     times: PageTimes = {}
     for page in PAGES:
-        sys.modules["prepared"].settle()  # what the previous page did not wait for
+        background_cache.settle()  # what the previous page did not wait for
         st.cache_resource.clear()
         started = time.perf_counter()
         app, first_s = _visited(page)
@@ -81,7 +81,7 @@ def _scripts() -> PageTimes:
             "again_s": again_s,
             "change_s": _changed(page, app),
         }
-    sys.modules["prepared"].settle()
+    background_cache.settle()
     return times
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import prepared
-from apart import apart
-from job import Job
-from opened import reading
-
+from dashboard import background_cache
+from dashboard.connection import reading
+from dashboard.job import Job
+from dashboard.worker_process import apart
 from kvscope.app.analyze import Analysis, resized
 from kvscope.characterize.prefixes import Prefix
 from kvscope.core.kv_size import ModelKv
@@ -30,12 +29,12 @@ def all_traces() -> list[Trace]:
 
 def analysis(trace: Trace, model: ModelKv | None = None, hbm_bytes: int | None = None) -> Analysis:
     """What `kvscope analyze` finds, sizes for this model."""
-    return resized(prepared.analysis(trace), model, hbm_bytes)
+    return resized(background_cache.analysis(trace), model, hbm_bytes)
 
 
 def prefixes(trace: Trace) -> tuple[Prefix, ...]:
     """The prefixes that are reused most."""
-    return prepared.prefixes(trace)
+    return background_cache.prefixes(trace)
 
 
 def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
