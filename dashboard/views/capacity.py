@@ -25,8 +25,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
-from kvscope.report.sizes import Unit, multiple
-from kvscope.report.words import definition_in_words
+from kvscope.report.words import Unit, definition_in_words, multiple
 
 STEPS = 200
 
