@@ -87,7 +87,7 @@ class Learned:
 
     def _share(self, tables: Tables, xi: int, at: int) -> str:
         bound = self.of.bound(TLruLearned.name, float(xi))
-        done = replay(self.of.traffic, bound, at, past=self.of.past, tables=tables)
+        done = replay(self.of.traffic, bound, at, history=self.of.past, tables=tables)
         plain, told = (self.of.uncached(name, xi, at) for name in ("tlru", "tlru-end"))
         return self.of.closed(xi, plain, told, self.of.left(done.hit_blocks))
 

@@ -41,7 +41,7 @@ def ablation(of: Judged) -> Table:
         for xi, best in ((0, "belady"), (XI_TOKENS, "tail-belady")):
             for at in capacities:
                 policy = of.bound("gittins", float(xi_of(xi)))
-                done = replay(of.traffic, policy, at, past=of.past, tables=tables)
+                done = replay(of.traffic, policy, at, history=of.past, tables=tables)
                 left = of.left(done.hit_blocks)
                 row.append(
                     of.closed(xi, of.uncached("lru", xi, at), of.uncached(best, xi, at), left)
@@ -75,7 +75,7 @@ def _one_class(of: Judged) -> Tables:
     refit_s = REFIT_OFTEN.default
     refits = refits_of(of.traffic, refit_s)
     alike = np.zeros(len(of.traffic.leaf), dtype=np.int32)
-    waits = waits_seen(of.traffic, of.past.moved, refits, refit_s, alike, 1)
+    waits = waits_seen(of.traffic, of.past.segments, refits, refit_s, alike, 1)
     return Tables(refits.since, return_values(waits, (1,)), alike)
 
 

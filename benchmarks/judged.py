@@ -17,10 +17,10 @@ from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, Tables, history, replay
+from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
 from kvscope.replay.traffic import traffic
-from kvscope.replay.variants import bind, found_values
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.prompts import Prompts, load_prompts
 
@@ -63,8 +63,8 @@ class Judged:
             trace = ingest(store, str(path), IngestOptions(read=read or ReadOptions())).trace
             self.prompts: Prompts = load_prompts(store, trace)
         self.traffic = traffic(self.prompts, standard())
-        self.past = history(self.traffic)
-        self._found = found_values(self.traffic, PRESETS["llama2-7b-a100"], None)
+        self.past = touch_history(self.traffic)
+        self._found = estimate_parameters(self.traffic, PRESETS["llama2-7b-a100"], None)
         self.first = int(len(self.prompts.leaf) * WARMUP)
         self.input_tokens = self.prompts.input_tokens[self.first :].astype(np.int64)
         known, self._conversation = np.unique(
@@ -99,7 +99,7 @@ class Judged:
         """Uncached tokens of each request that counts."""
         policy = self.bound(name, float(xi_tokens))
         told = self.tables(policy)
-        done = replay(self.traffic, policy, capacity, past=self.past, tables=told)
+        done = replay(self.traffic, policy, capacity, history=self.past, tables=told)
         return self.left(done.hit_blocks)
 
     def left(self, hit_blocks: NDArray[np.int32]) -> Floats:

@@ -18,9 +18,9 @@ from kvscope.core.hits import standard
 from kvscope.core.jit import kernel
 from kvscope.latency import load_profile
 from kvscope.policies.registry import by_name
-from kvscope.replay.run_cache import spread
-from kvscope.replay.setting import setting_of
-from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
+from kvscope.replay.settings import run_setting
+from kvscope.replay.sweep import WINDOWS, sweep
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.store.prompts import load_prompts
@@ -53,7 +53,7 @@ def spun(workers: int) -> None:
         list(pool.map(spin, [SPINS] * workers, range(1, workers + 1)))
 
 
-def swept(work: Workload, asked: Sequence[Asked], workers: int) -> None:
+def swept(work: Workload, asked: Sequence[ReplayRequest], workers: int) -> None:
     """All runs, thrown away."""
     for _ in sweep(work, asked, workers=workers):
         pass
@@ -69,11 +69,11 @@ def main() -> None:
     with open_store(told.store, read_only=True) as store:
         (trace,) = traces.all_traces(store)
         prompts = load_prompts(store, trace)
-    setting = setting_of(standard(), load_profile("llama2-7b-a100"))
+    setting = run_setting(standard(), load_profile("llama2-7b-a100"))
     work = Workload(prompts, setting, equal_windows(trace, WINDOWS))
-    rooms = spread(work.curve, told.points)
+    rooms = work.curve.capacities(told.points)
     policies = [by_name(name)() for name in told.policies]
-    asked = [Asked(policy, room) for room in rooms for policy in policies]
+    asked = [ReplayRequest(policy, room) for room in rooms for policy in policies]
     some = [one for one in asked if one.capacity_blocks in set(rooms[::EVERY])]
     work.prepare(policies)
     spin(1, 1)

@@ -15,12 +15,12 @@ from kvscope.replay import ahead
 ahead.cores = lambda: 2
 
 def lacking():
-    return [one.name for one in ahead.not_compiled([Lru, Wa])]
+    return [one.name for one in ahead.uncompiled([Lru, Wa])]
 
 print(lacking())
 """
 _BESIDE = """
-with ahead.compiled_beside([Lru, Wa]):
+with ahead.compiling_in_background([Lru, Wa]):
     for _ in range(2000):
         if not lacking():
             break
@@ -29,7 +29,7 @@ print(lacking())
 """
 _AFTER = """
 subprocess.Popen = None  # nothing is started
-with ahead.compiled_beside([Lru, Wa]):
+with ahead.compiling_in_background([Lru, Wa]):
     ahead.compile_for([Lru, Wa])
 for policy in (Lru, Wa):
     stats = ahead.kernel_of(policy, policy.leaves == "leaf").stats
