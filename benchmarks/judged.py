@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
-from kvscope.latency import PRESETS
+from kvscope.latency.profile import PRESETS
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
@@ -22,7 +23,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 WARMUP = 0.4  # of the requests, which do not count
 DRAWS = 1_000

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from benchmarks import ROOT
 from benchmarks.table import Table, record
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
-from kvscope.latency import PRESETS
+from kvscope.latency.profile import PRESETS
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
@@ -35,7 +36,7 @@ from kvscope.policies.tlru_length import TLruLength
 from kvscope.replay.replay import TouchHistory, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 from kvscope.synth.base import Lognormal
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.samples import write_jsonl

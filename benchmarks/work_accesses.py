@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvscope.core.prefix import paths
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 NEVER = -1

@@ -17,7 +17,7 @@ from kvscope.replay.curve import lru_curve
 from kvscope.replay.stack_distances import lru_distances
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 PASSES = 5
 

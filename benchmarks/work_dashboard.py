@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.dashboard_seen import Seen, seen
 from kvscope.__main__ import prepare_collector
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 FOLDER = data_folder("dashboard")
 PAGES = (

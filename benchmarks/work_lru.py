@@ -19,7 +19,7 @@ from kvscope.core.hits import KVCACHE_SIMULATOR
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 
 def hit_rates(trace_path: str, capacities: list[int]) -> list[float]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, standard
+from kvscope.core.trace import Prompts
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
@@ -25,7 +26,7 @@ from kvscope.replay.replay import NO_TABLES, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 PASSES = 3
 FLAT = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "belady")

@@ -16,14 +16,14 @@ from typing import Any
 from kvscope.characterize.windows import equal_windows
 from kvscope.core.hits import standard
 from kvscope.core.jit import kernel
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.settings import run_setting
 from kvscope.replay.sweep import WINDOWS, sweep
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 CORES = 2
 SPINS = 400_000_000

@@ -16,7 +16,8 @@ from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
 from kvscope.core.trace import Trace
-from kvscope.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
+from kvscope.latency.file import load_profile
+from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
 from kvscope.report.words import trace_in_words
 
 NO_MODEL = "none"

@@ -15,7 +15,7 @@ from kvscope.core.trace import Trace
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
-from kvscope.store import runs, traces
+from kvscope.store import results, traces
 from kvscope.validate.result import Kept, kept_validations
 
 _MOST_FITS = 4
@@ -42,7 +42,7 @@ def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
     """The runs over a trace that the store keeps, by what they count and assume."""
     by_setting: dict[RunSetting, list[Run]] = {}
     with reading() as store:
-        for one in runs.all_runs(store, trace):
+        for one in results.all_runs(store, trace):
             by_setting.setdefault(one.run.setting, []).append(one.run)
     return by_setting
 

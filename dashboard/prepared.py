@@ -21,7 +21,7 @@ from kvscope.characterize.summary import STEPS
 from kvscope.core.errors import KvscopeError
 from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 _MOST = 4  # traces whose findings are kept
 _SOON_S = 0.8  # a page waits so long before it says how far it is

@@ -12,7 +12,7 @@ from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.policies.registry import POLICIES
 from kvscope.replay import run_cache
 from kvscope.replay.capacity_models import tier_request
@@ -21,7 +21,6 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sweep import WINDOWS, sweep
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.store.prompts import Prompts
 
 DEFAULT_POINTS = 5
 

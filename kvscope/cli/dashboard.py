@@ -21,7 +21,7 @@ from kvscope.cli.loading import ingest_reported
 from kvscope.cli.options import DEFAULT_DB, Db
 from kvscope.cli.values import parsed_by, whole
 from kvscope.core.errors import KvscopeError, StoreBusyError, UsageError
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
 _SAMPLE = "to-c.jsonl.gz"

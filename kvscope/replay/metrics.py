@@ -15,11 +15,11 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.runs import Outcome, PartOutcome
-from kvscope.latency import LatencyProfile
+from kvscope.core.trace import Prompts
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import HitCurve, first_counted, lru_curve
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
-from kvscope.store.prompts import Prompts
 
 
 def waiting_s(

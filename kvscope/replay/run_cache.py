@@ -11,17 +11,17 @@ from pathlib import Path
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.replay.workload import ReplayRequest
-from kvscope.store import runs as stored
+from kvscope.store import results
 from kvscope.store.db import Store
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (
-    "policies/**/*.py",
+    "core/prefix.py",
+    "core/trace.py",
     "learning/**/*.py",
+    "policies/**/*.py",
     "replay/**/*.py",
     "vllm_sim/**/*.py",
-    "core/prefix.py",
-    "store/prompts.py",
 )
 
 
@@ -43,7 +43,7 @@ def pending_runs(
 ) -> PendingRuns:
     """Return which of the requested runs the store has, made by these very sources."""
     by_digest = {
-        stored.digest(
+        results.request_digest(
             request.policy.name,
             request.policy.evicts,
             request.policy.values,
@@ -52,14 +52,14 @@ def pending_runs(
         ): request
         for request in requests
     }
-    known = stored.known_runs(store, trace, list(by_digest), sources_digest())
+    known = results.known_runs(store, trace, list(by_digest), sources_digest())
     missing = tuple(request for digest, request in by_digest.items() if digest not in known)
     return PendingRuns(tuple(known.values()), missing)
 
 
 def save_run(store: Store, trace: Trace, run: Run) -> Run:
     """Store a run that these sources made, and return it as stored."""
-    return stored.add(store, trace, run, sources_digest())
+    return results.add_run(store, trace, run, sources_digest())
 
 
 @cache

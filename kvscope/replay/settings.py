@@ -14,7 +14,7 @@ from kvscope.replay.policy_options import ALL, REPLAYED, parse_policies
 if TYPE_CHECKING:
     from kvscope.core.hits import HitDefinition
     from kvscope.core.runs import CapacityModel, TierMode
-    from kvscope.latency import LatencyProfile
+    from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
 
 
@@ -34,7 +34,7 @@ def run_setting(
 
 def setting_profile(setting: RunSetting) -> LatencyProfile:
     """Return the latency profile whose numbers a setting holds."""
-    from kvscope.latency import LatencyProfile
+    from kvscope.latency.profile import LatencyProfile
 
     return LatencyProfile(
         setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s

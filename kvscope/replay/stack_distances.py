@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
+from kvscope.core.trace import PromptPaths
 from kvscope.replay.traffic import Walk, walk
-from kvscope.store.prompts import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.prefix import paths
+from kvscope.core.trace import PromptPaths, Prompts
 from kvscope.policies.base import ENDS
-from kvscope.store.prompts import PromptPaths, Prompts
 
 
 class Walk(NamedTuple):

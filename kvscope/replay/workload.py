@@ -9,6 +9,7 @@ from functools import cached_property
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
+from kvscope.core.trace import Prompts
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import REFIT_S, Policy, TableKind
 from kvscope.replay.curve import HitCurve, lru_curve
@@ -19,7 +20,6 @@ from kvscope.replay.sampling import Anchor, anchored, sampled
 from kvscope.replay.settings import setting_profile
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.store.prompts import Prompts
 
 
 @dataclass(frozen=True, slots=True)

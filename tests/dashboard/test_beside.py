@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvscope.core.errors import InputError
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces

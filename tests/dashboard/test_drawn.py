@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from kvscope.characterize.prefixes import Prefix
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.report import prefixes, style
 from tests.dashboard.shown import shown
 

@@ -18,7 +18,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import COMPATIBLE, HitDefinition, standard
 from kvscope.core.runs import Run, RunSetting
 from kvscope.ingest.formats.base import Request
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay import run_cache
@@ -195,7 +195,7 @@ def conversation(turns: int) -> list[Request]:
 def test_parameters_come_from_choice_then_trace_then_default() -> None:
     """What was chosen wins over what the trace and the SLO say, and that over the default."""
     found = workload(conversation(20))
-    values = estimate_parameters(found.turns, PROFILE, 0.2)
+    values = estimate_parameters(found.request_traffic, PROFILE, 0.2)
     assert values["next_prompt_tokens"].value == 6
     assert values["xi_tokens"].value == PROFILE.xi_tokens(0.2)
     tlru = by_name("tlru")
@@ -218,10 +218,14 @@ def test_attention_makes_gdfs_cost_what_the_profile_says() -> None:
     """A profile with a quadratic term gives gdfs its costs, a linear one leaves them alone."""
     found = workload(conversation(3))
     quadratic = load_profile("small-llama-cpu")
-    costs = bind(Variant(by_name("gdfs")), estimate_parameters(found.turns, quadratic, None)).values
+    costs = bind(
+        Variant(by_name("gdfs")), estimate_parameters(found.request_traffic, quadratic, None)
+    ).values
     assert costs["per_token_pair_s"] == quadratic.per_token_pair_s > 0
     assert costs["per_token_s"] == quadratic.per_token_s
-    plain = bind(Variant(by_name("gdfs")), estimate_parameters(found.turns, PROFILE, None)).values
+    plain = bind(
+        Variant(by_name("gdfs")), estimate_parameters(found.request_traffic, PROFILE, None)
+    ).values
     assert plain["per_token_s"] == 1.0
 
 
