@@ -106,7 +106,7 @@ def _command(db: str, host: str, port: int) -> list[str]:
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     folder = data_folder("dashboard")
-    run = [sys.executable, str(folder / "serve.py"), "run", str(folder / "app.py")]
+    run = [sys.executable, "-P", "-m", "dashboard.serve", "run", str(folder / "app.py")]
     return [*run, *options, "--", "--db", db]
 
 
@@ -148,9 +148,9 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _importable() -> str:
-    """This very kvscope first, wherever it was imported from."""
+    """Return a PYTHONPATH with this very kvscope and its dashboard first."""
     import kvscope
 
-    here = str(Path(kvscope.__file__).resolve().parents[1])
-    known = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([here, known] if known else [here])
+    here = [Path(kvscope.__file__).resolve().parents[1], data_folder("dashboard").parent]
+    known = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    return os.pathsep.join([*dict.fromkeys(map(str, here)), *known])
