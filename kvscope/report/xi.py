@@ -9,7 +9,7 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
-from kvscope.replay.setting import profile_of
+from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import policy_line, run_columns
 from kvscope.report.section import Section, tabulate
@@ -37,7 +37,7 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     capacity.
     """
     runs = list(by_xi(simulation.runs).values())
-    profile = profile_of(simulation.setting)
+    profile = setting_profile(simulation.setting)
     table = tabulate(
         f"{runs[0].policy} at {count(simulation.capacities[0])} blocks, by xi",
         runs,
