@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.background import each_beside
+from kvscope.core.background import consume_in_background
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import PromptPaths, Trace
@@ -96,7 +96,7 @@ def ingest(
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
-        each_beside(columns.add, reader.records(source))
+        consume_in_background(columns.add, reader.records(source))
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
         known = _known(store, source, options)
