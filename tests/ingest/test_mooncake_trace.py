@@ -32,14 +32,14 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def stored() -> Iterator[tuple[Store, Trace]]:
-    """The trace, ingested once."""
+    """Return the trace, ingested once."""
     with open_store(MEMORY) as store:
         yield store, ingest(store, str(FILE)).trace
 
 
 @pytest.fixture(scope="module")
 def prompts(stored: tuple[Store, Trace]) -> Prompts:
-    """What the curves walk."""
+    """Return what the curves walk."""
     return load_prompts(*stored)
 
 
