@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from kvscope.cli import values
+from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 
