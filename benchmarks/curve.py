@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks.measure import interleaved, measure, note, python
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
-from kvscope.store.sql import migrations
+from kvscope.store.db import migrations
 
 CAPACITY_BLOCKS = 50_000
 AIM = 5.0

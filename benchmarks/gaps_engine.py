@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.judged import Figure, Floats, Judged
 from benchmarks.table import Table
-from kvscope.latency import PRESETS
+from kvscope.latency.profile import PRESETS
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
 
 PROFILE = PRESETS["llama2-7b-h100-fp8"]

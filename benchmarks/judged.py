@@ -13,7 +13,7 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
-from kvscope.latency import PRESETS
+from kvscope.latency.profile import PRESETS
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.latency import read_profile
+from kvscope.latency.file import read_profile
 
 BLOCK, BLOCKS = 32, 120
 SLO_TOKENS = 560  # the SLO is the time that so many uncached tokens take here

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.real_engine import BLOCK, MODEL, OUTPUT_TOKENS, beside, longer, run
-from kvscope.latency import read_profile
+from kvscope.latency.file import read_profile
 
 # One thread: several wait for each other, and for whatever else runs on this machine
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dashboard_seen import Seen, seen
+from dashboard import background_cache
 from kvscope.__main__ import prepare_collector
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 FOLDER = data_folder("dashboard")
 PAGES = (
@@ -40,7 +41,6 @@ def main() -> None:
         db = str(Path(folder) / "store.duckdb")
         trace = _ingested(told.trace, db)
         sys.argv = ["app.py", "--db", db]
-        sys.path.insert(0, str(FOLDER))
         pages = _scripts()
         for page, seconds in seen(db).items():
             pages[page] |= seconds
@@ -67,7 +67,7 @@ def _scripts() -> Seen:
         _whole(_visited(page)[0])
     found: Seen = {}
     for page in PAGES:
-        sys.modules["prepared"].settle()  # what the page before did not wait for
+        background_cache.settle()  # what the page before did not wait for
         st.cache_resource.clear()
         started = time.perf_counter()
         app, first_s = _visited(page)
@@ -81,7 +81,7 @@ def _scripts() -> Seen:
             "again_s": again_s,
             "change_s": _changed(page, app),
         }
-    sys.modules["prepared"].settle()
+    background_cache.settle()
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from kvscope.characterize.windows import equal_windows
 from kvscope.core.hits import standard
 from kvscope.core.jit import kernel
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.run_cache import spread
 from kvscope.replay.setting import setting_of

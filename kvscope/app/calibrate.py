@@ -18,11 +18,11 @@ from kvscope.app.monitor import Monitor
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.latency.calibration import Calibration, Measured, Target
+    from kvscope.latency.calibration import Calibration, Measurable, MeasuredEngine
 
 DEFAULT_LONGEST = 4096
 
-OpenTarget = tuple["Target", "Measured", int]
+OpenEngine = tuple["Measurable", "MeasuredEngine", int]
 """What to measure, what it is, and the longest prompt in tokens."""
 
 
@@ -46,7 +46,7 @@ def calibrate(
     Raises EngineError where the engine cannot be reached, or fails before there is enough.
     """
     from kvscope.latency.calibration import calibrate as fit_profile
-    from kvscope.latency.grid import grid
+    from kvscope.latency.calibration import grid
 
     if target.url is not None:
         opened = _server(target, options, launch)
@@ -72,24 +72,24 @@ def calibrate(
 @contextmanager
 def _server(
     target: TargetOptions, options: CalibrateOptions, launch: LaunchOptions
-) -> Iterator[OpenTarget]:
-    from kvscope.latency.calibration import Measured
+) -> Iterator[OpenEngine]:
+    from kvscope.latency.calibration import MeasuredEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.client import Endpoint
 
     endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
-    served = endpoint.served(target.served_model)
-    measured = Measured("server", endpoint.version(), None, served.model)
+    served = endpoint.model(target.served_model)
+    measured = MeasuredEngine("server", endpoint.version(), None, served.name)
     # without a seed: it may have been calibrated before, and still have those tokens in its cache
-    target_server = ServerTarget(endpoint, served.model)
+    target_server = ServerTarget(endpoint, served.name)
     yield target_server, measured, _longest(options.max_tokens, served.max_model_len)
 
 
 @contextmanager
 def _vllm(
     model: str, options: CalibrateOptions, launch: LaunchOptions, monitor: Monitor
-) -> Iterator[OpenTarget]:
-    from kvscope.latency.calibration import Measured
+) -> Iterator[OpenEngine]:
+    from kvscope.latency.calibration import MeasuredEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, VllmServer, config_of
@@ -115,14 +115,14 @@ def _vllm(
         stop=monitor.stop,
     )
     with server:
-        served = server.endpoint.served()
-        measured = Measured("vLLM", python.vllm, device, Path(served.model).name, launch.vllm_flags)
-        yield ServerTarget(server.endpoint, served.model, seed=options.seed), measured, longest
+        served = server.endpoint.model()
+        measured = MeasuredEngine("vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags)
+        yield ServerTarget(server.endpoint, served.name, seed=options.seed), measured, longest
 
 
 @contextmanager
-def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iterator[OpenTarget]:
-    from kvscope.latency.calibration import Measured
+def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iterator[OpenEngine]:
+    from kvscope.latency.calibration import MeasuredEngine
     from kvscope.latency.targets import TorchTarget
     from kvscope.serving.interpreter import with_torch
     from kvscope.serving.server import config_of, model_folder
@@ -146,7 +146,7 @@ def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iter
     with decoder:
         device = decoder.description["device"]
         name = python.device_name if device == python.device and python.device_name else device
-        yield decoder, Measured("torch", python.torch, name, folder.name), longest
+        yield decoder, MeasuredEngine("torch", python.torch, name, folder.name), longest
 
 
 def _limit(config: dict[str, object] | None) -> int | None:

@@ -90,7 +90,8 @@ def write_export(
 ) -> None:
     """Write a policy, with what is fitted for it to the whole trace, as the vLLM plugin reads it."""
     from kvscope.app.traces import replayable
-    from kvscope.latency import DEFAULT_PROFILE, load_profile
+    from kvscope.latency.file import load_profile
+    from kvscope.latency.profile import DEFAULT_PROFILE
     from kvscope.learning.offline.single_fit import fit_for
     from kvscope.replay.traffic import traffic
     from kvscope.replay.variants import bind, found_values

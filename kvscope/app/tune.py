@@ -13,7 +13,7 @@ from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import fit_for
 from kvscope.learning.returns.file import Fitted

@@ -22,7 +22,7 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
-    from kvscope.latency import LatencyProfile
+    from kvscope.latency.profile import LatencyProfile
     from kvscope.serving.client import Endpoint
     from kvscope.store.db import Store
     from kvscope.tuning.file import PolicyFile
@@ -203,13 +203,12 @@ def _running_server(
     target: TargetOptions, options: ValidateOptions, launch: LaunchOptions, choose: Choose
 ) -> EngineAtHand:
     """Return the server that runs already; its blocks as stated, or as its metrics have them."""
-    from kvscope.serving.client import Endpoint
-    from kvscope.serving.metrics import block_pool
+    from kvscope.serving.client import Endpoint, block_pool
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import running_already
 
     endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
-    served = endpoint.served(target.served_model)
+    served = endpoint.model(target.served_model)
     pool = block_pool(endpoint.metrics())
     size = launch.engine_block_size or (pool and pool.block_size)
     blocks = options.blocks or (pool and pool.usable_blocks)
@@ -220,7 +219,7 @@ def _running_server(
             remedy="state how many it has, and their size",
         )
     part = choose(_longest(served.max_model_len, blocks * size))
-    facts = EngineFacts("server", endpoint.version(), None, served.model, blocks, size)
+    facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
     return EngineAtHand(facts, running_already(endpoint, served), part)
 
 

@@ -51,14 +51,14 @@ def calibrate(
     else:
         from kvscope.report.calibration import sections
 
-        output.emit(calibration.measured.in_words)
+        output.emit(calibration.engine.in_words)
         output.show_sections(sections(calibration))
     if path != values.STANDARD_STREAM:
         note(f"profile written to {path}: pass it to simulate, tune and validate as --latency")
-    if calibration.ended:
-        made = f"{calibration.readings} of {calibration.wanted}"
-        note(f"ended early: {calibration.ended}; fitted to {made} measurements")
+    run = calibration.run
+    if run.ended:
+        note(f"ended early: {run.ended}; fitted to {run.count} of {run.planned} measurements")
     if terminal.stop.is_set():
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if calibration.ended:
+    if run.ended:
         raise typer.Exit(ExitCode.ENGINE)

@@ -20,7 +20,7 @@ from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import first_counted
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
-from kvscope.latency import PRESETS
+from kvscope.latency.profile import PRESETS
 from kvscope.learning.ends.offline import Ends, Floats
 from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
 from kvscope.policies.base import Policy

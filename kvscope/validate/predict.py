@@ -12,7 +12,7 @@ from kvscope.core.errors import EngineError
 from kvscope.core.hits import standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import plugin_tables
 from kvscope.policies.base import Policy

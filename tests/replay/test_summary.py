@@ -15,7 +15,7 @@ from kvscope.core.kv_size import resolve_model
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import lru_distances

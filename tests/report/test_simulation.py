@@ -13,7 +13,7 @@ from kvscope.core.hits import standard
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.runs import Run, TierOutcome
 from kvscope.ingest.pipeline import ingest
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.setting import setting_of

@@ -13,7 +13,7 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of

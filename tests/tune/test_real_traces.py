@@ -14,7 +14,7 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of

@@ -6,24 +6,17 @@ import json
 from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io
 import pytest
 
+from dashboard.plotly_figure import drawn
 from kvscope.characterize.prefixes import Prefix
-from kvscope.core.paths import data_folder
 from kvscope.report import prefixes, style
 from tests.dashboard.shown import shown
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(data_folder("dashboard")))
-
-
 def _sent(figure: go.Figure) -> tuple[str, dict[str, Any]]:
     """The title, and what `st.plotly_chart` would send."""
-    import plotly.io
-    from drawn import drawn
-
     title, made = drawn(figure)
     return title, json.loads(plotly.io.to_json(made, validate=False))
 

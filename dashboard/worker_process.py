@@ -30,7 +30,7 @@ def apart(work: Callable[..., T], *given: Any, step: Step) -> T:
 
     What `step` raises ends that process. `work` and what it is given must be picklable.
     """
-    command = [sys.executable, "-c", "import apart; apart.main()"]
+    command = [sys.executable, "-c", "from dashboard.worker_process import main; main()"]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=paths

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from dashboard import background_cache, connection, worker_process
 from kvscope.core.errors import InputError
-from kvscope.core.paths import data_folder
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
@@ -26,9 +26,8 @@ _PATIENCE_S = 240.0
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch, db: str) -> None:
-    """The dashboard's own modules can be imported, and its store is `db`."""
+    """The dashboard's store is `db`."""
     monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
-    monkeypatch.syspath_prepend(str(data_folder("dashboard")))
 
 
 def _read(db: Path, prompts: list[list[int]]) -> Trace:
@@ -77,8 +76,6 @@ def test_a_removed_trace_that_comes_back(
 @pytest.mark.usefixtures("dashboard")
 def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page says how far it is; others are usable; it stops on demand, and begins anew."""
-    import prepared
-
     begun = threading.Event()
 
     def slow(*_: object, step: Callable[[str], None], **__: object) -> None:
@@ -86,9 +83,9 @@ def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -
             step("something slow")
             begun.wait(0.01)
 
-    quick = prepared.analyze
-    monkeypatch.setattr(prepared, "analyze", slow)
-    monkeypatch.setattr(prepared, "_SOON_S", 0.05)
+    quick = background_cache.analyze
+    monkeypatch.setattr(background_cache, "analyze", slow)
+    monkeypatch.setattr(background_cache, "_SOON_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr("tests.dashboard.shown.drawn", lambda app: app)
         app = shown(db, monkeypatch, "reuse")
@@ -100,7 +97,7 @@ def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -
     app.button(key="stop analysis").click().run()
     drawn(app)
     assert "stopped" in app.warning[0].value
-    monkeypatch.setattr(prepared, "analyze", quick)
+    monkeypatch.setattr(background_cache, "analyze", quick)
     app.button(key="analyze").click().run()
     drawn(app)
     assert "Contribution" in titles(app)
@@ -110,44 +107,40 @@ def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("dashboard")
 def test_readers_do_not_wait(db: str) -> None:
     """Neither for each other nor for a writer; a writer waits for those who read only."""
-    import opened
-
     wrote = threading.Event()
 
     def write() -> None:
-        with opened.writing() as store:
+        with connection.writing() as store:
             traces.mark_used(store, traces.find(store, None))
         wrote.set()
 
-    with opened.reading() as first, opened.reading() as second:
+    with connection.reading() as first, connection.reading() as second:
         assert traces.all_traces(first) == traces.all_traces(second)
         writer = threading.Thread(target=write)
         writer.start()
         assert not wrote.wait(0.2)
     writer.join(_PATIENCE_S)
     assert wrote.is_set()
-    with opened.writing(), opened.reading() as store:
+    with connection.writing(), connection.reading() as store:
         assert traces.all_traces(store)
-    with opened.reading() as store, pytest.raises(Exception, match="read-only"):
+    with connection.reading() as store, pytest.raises(Exception, match="read-only"):
         traces.mark_used(store, traces.find(store, None))
 
 
 @pytest.mark.usefixtures("dashboard")
 def test_a_process_apart() -> None:
     """It returns, raises and tells its steps as a call would, and ends when it is told to."""
-    from apart import apart
-
     told: list[str] = []
-    assert apart(stepping.squares, 4, step=told.append) == [0, 1, 4, 9]
+    assert worker_process.apart(stepping.squares, 4, step=told.append) == [0, 1, 4, 9]
     assert told == ["square 0", "square 1", "square 2", "square 3"]
     with pytest.raises(InputError, match="cannot be squared"):
-        apart(stepping.refuses, "a word", step=told.append)
+        worker_process.apart(stepping.refuses, "a word", step=told.append)
 
     def stop(_: str) -> None:
         raise Stopped("enough")
 
     with pytest.raises(Stopped):
-        apart(stepping.endless, step=stop)
+        worker_process.apart(stepping.endless, step=stop)
 
 
 def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import deep
-import held
-import opened
-import prepared
 import streamlit as st
 
+from dashboard import background_cache, connection, data, query_params
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
 from kvscope.core.trace import Trace
-from kvscope.latency import DEFAULT_PROFILE, PRESETS, LatencyProfile, load_profile
+from kvscope.latency.file import load_profile
+from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
 from kvscope.report.words import trace_in_words
 
 NO_MODEL = "none"
@@ -34,16 +32,16 @@ class Chosen:
 
 def choose() -> Chosen:
     """Draw the sidebar's widgets and keep what they say."""
-    known = {trace.name: trace for trace in held.all_traces()}
+    known = {trace.name: trace for trace in data.all_traces()}
     with st.sidebar:
         name = None
         if known:
             # A trace read meanwhile becomes the one that is looked at; see `look_at`.
-            deep.seed("trace", next(iter(known)), among=known)
+            query_params.seed("trace", next(iter(known)), among=known)
             if st.session_state["trace"] not in known:
                 st.session_state["trace"] = next(iter(known))
             name = st.selectbox("Trace", list(known), key="trace")
-        deep.seed("model", "llama3-8b")
+        query_params.seed("model", "llama3-8b")
         model = st.selectbox(
             "Model (or the path of a config.json)",
             list(dict.fromkeys([NO_MODEL, *preset_names(), st.session_state["model"]])),
@@ -52,7 +50,7 @@ def choose() -> Chosen:
             help="Whose KV cache: sizes are then told in GiB too.",
         )
         hbm = asked("hbm", "HBM", "80GiB", units.parse_size, "Sizes also as multiples of it.")
-        deep.seed("latency", DEFAULT_PROFILE)
+        query_params.seed("latency", DEFAULT_PROFILE)
         latency = st.selectbox(
             "Latency profile",
             list(dict.fromkeys([*PRESETS, st.session_state["latency"]])),
@@ -60,8 +58,8 @@ def choose() -> Chosen:
             accept_new_options=True,
             help="How long prefill takes: a preset, or the file that `kvscope calibrate` wrote.",
         )
-        deep.remember("trace", "model", "latency")
-        st.caption(f"Store: {opened.database()}")
+        query_params.remember("trace", "model", "latency")
+        st.caption(f"Store: {connection.database()}")
     chosen = Chosen(
         trace=known[name] if name else None,
         model=resolve_model(model) if model and model != NO_MODEL else None,
@@ -70,7 +68,7 @@ def choose() -> Chosen:
     )
     st.session_state["chosen"] = chosen
     if chosen.trace is not None:
-        prepared.of(chosen.trace)
+        background_cache.of(chosen.trace)
     return chosen
 
 
@@ -110,9 +108,9 @@ def asked(
 
     `hint` stands in an empty box.
     """
-    deep.seed(key, default)
+    query_params.seed(key, default)
     text = st.text_input(label, key=key, help=words, placeholder=hint)
-    deep.remember(key)
+    query_params.remember(key)
     if not text:
         return None
     try:

@@ -10,11 +10,11 @@ import threading
 from collections import OrderedDict
 from typing import Any, NoReturn, Self
 
-import job
 import streamlit as st
-from opened import reading
-from plain import plain
 
+from dashboard import job
+from dashboard.connection import reading
+from dashboard.markdown import plain
 from kvscope.app.analyze import Analysis, StartedCaching, analyze
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import deep
-import frame
-import render
-import replays
 import streamlit as st
 
+from dashboard import query_params, render, replays, sidebar
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
@@ -26,7 +23,7 @@ def compared(asked: replays.Asking, made: replays.Replays, now: replays.Asking) 
     """The summary, a closer look at one capacity, every run."""
     if not _worth_showing(asked, made, now):
         return
-    found = replace(made.found, model=frame.chosen().model)
+    found = replace(made.found, model=sidebar.chosen().model)
     summary, *rest = policies.sections(found)
     render.show([summary])
     _closer(made)
@@ -72,13 +69,13 @@ def _capacity(found: Simulation) -> int:
     known = found.capacities
     if len(known) == 1:
         return known[0]
-    deep.seed("at", replays.middle(found), int, among=known)
+    query_params.seed("at", replays.middle(found), int, among=known)
     if st.session_state["at"] not in known:
         st.session_state["at"] = replays.middle(found)
     at = st.select_slider(
         "Look at the capacity (blocks)", known, key="at", format_func=units.format_count
     )
-    deep.remember("at")
+    query_params.remember("at")
     return int(at)
 
 
@@ -90,11 +87,11 @@ def _who_pays(found: Simulation, at: int) -> None:
     if baseline is None or not others:
         st.caption("Who gains and who pays is told of lru and another policy: choose both.")
         return
-    deep.seed("other", next(iter(others)), among=others)
+    query_params.seed("other", next(iter(others)), among=others)
     if st.session_state["other"] not in others:
         st.session_state["other"] = next(iter(others))
     picked = st.selectbox("Compare lru with", list(others), key="other")
-    deep.remember("other")
+    query_params.remember("other")
     before, after = (ttft.by_category(run) for run in (baseline, others[picked]))
     title = f"lru, and {picked} then, at {units.format_count(at)} blocks"
     render.show([ttft.category_section(title, before, after)])
@@ -107,14 +104,14 @@ def _at_xi(found: Simulation) -> None:
     left, right = st.columns([3, 2])
     with left:
         first = min(runs, key=lambda one: runs[one].outcome.ttft_ms.p95)
-        deep.seed("xi", int(first), int, among=values)
+        query_params.seed("xi", int(first), int, among=values)
         if st.session_state["xi"] not in values:
             st.session_state["xi"] = int(first)
         at = st.select_slider("xi (tokens)", values, key="xi", format_func=units.format_count)
     with right:
-        deep.seed("rank", "p95", among=PERCENTILES)
+        query_params.seed("rank", "p95", among=PERCENTILES)
         rank = st.segmented_control("Target", PERCENTILES, key="rank", required=True) or "p95"
-    deep.remember("xi", "rank")
+    query_params.remember("xi", "rank")
     lru = next(run for run in found.runs if run.policy == BASELINE)
     _beside(lru, runs[at])
     render.show([xi.section(found, rank, at)], within="xi")

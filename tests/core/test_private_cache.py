@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.core.paths import private_cache
+from kvscope.core.files import private_cache
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_temporary_folder_that_somebody_else_has_made_is_not_used(home: Path) 
     trap = _in_temporary(home)
     trap.mkdir()
     trap.chmod(0o777)
-    script = "from kvscope.core.paths import private_cache; print(private_cache('kernels'))"
+    script = "from kvscope.core.files import private_cache; print(private_cache('kernels'))"
     process = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"TMPDIR": str(trap.parent)},

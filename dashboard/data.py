@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import prepared
-from apart import apart
-from job import Job
-from opened import reading
-
+from dashboard import background_cache
+from dashboard.connection import reading
+from dashboard.job import Job
+from dashboard.worker_process import apart
 from kvscope.app.analyze import Analysis, resized
 from kvscope.characterize.prefixes import Prefix
 from kvscope.core.kv_size import ModelKv
@@ -15,7 +14,7 @@ from kvscope.core.trace import Trace
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
-from kvscope.store import runs, traces
+from kvscope.store import results, traces
 from kvscope.validate.result import Kept, kept_validations
 
 _MOST_FITS = 4
@@ -30,19 +29,19 @@ def all_traces() -> list[Trace]:
 
 def analysis(trace: Trace, model: ModelKv | None = None, hbm_bytes: int | None = None) -> Analysis:
     """What `kvscope analyze` finds, sizes for this model."""
-    return resized(prepared.analysis(trace), model, hbm_bytes)
+    return resized(background_cache.analysis(trace), model, hbm_bytes)
 
 
 def prefixes(trace: Trace) -> tuple[Prefix, ...]:
     """The prefixes that are reused most."""
-    return prepared.prefixes(trace)
+    return background_cache.prefixes(trace)
 
 
 def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
     """The runs over a trace that the store keeps, by what they count and assume."""
     by_setting: dict[RunSetting, list[Run]] = {}
     with reading() as store:
-        for one in runs.all_runs(store, trace):
+        for one in results.all_runs(store, trace):
             by_setting.setdefault(one.run.setting, []).append(one.run)
     return by_setting
 
