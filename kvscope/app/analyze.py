@@ -163,7 +163,11 @@ def analyze_source(
     """
     started: list[StartedCaching] = []
     trace = load_trace(
-        store, source, monitor, reading, lambda paths: started.append(StartedCaching(paths, request))
+        store,
+        source,
+        monitor,
+        reading,
+        lambda paths: started.append(StartedCaching(paths, request)),
     )
     return analyze(store, trace, request, started=started[0] if started else None)
 

@@ -116,7 +116,9 @@ def _vllm(
     )
     with server:
         served = server.endpoint.model()
-        measured = MeasuredEngine("vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags)
+        measured = MeasuredEngine(
+            "vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags
+        )
         yield ServerTarget(server.endpoint, served.name, seed=options.seed), measured, longest
 
 

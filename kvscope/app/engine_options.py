@@ -189,7 +189,9 @@ class ValidateOptions:
     ] = 0.2
     repeats: Annotated[
         int,
-        Option("Runs of each policy, by turns, so that drift affects all alike.", "N", values.whole(1)),
+        Option(
+            "Runs of each policy, by turns, so that drift affects all alike.", "N", values.whole(1)
+        ),
     ] = 1
     outputs: Annotated[
         Literal["forced", "bounded"] | None,
@@ -201,7 +203,5 @@ class ValidateOptions:
     ] = None
     tolerance: Annotated[
         float,
-        Option(
-            "Largest deviation of TTFT from the prediction.", "SHARE", values.share, "10%"
-        ),
+        Option("Largest deviation of TTFT from the prediction.", "SHARE", values.share, "10%"),
     ] = 0.1

@@ -88,7 +88,7 @@ def fit_source(
 def write_export(
     store: Store, trace: Trace, variant: Variant, path: Path, capacity_blocks: int | None
 ) -> None:
-    """Write a policy, with what is fitted for it to the whole trace, as the vLLM plugin reads it."""
+    """Write a policy, with its table fitted to the whole trace, as the vLLM plugin reads it."""
     from kvscope.app.traces import replayable
     from kvscope.latency.file import load_profile
     from kvscope.latency.profile import DEFAULT_PROFILE

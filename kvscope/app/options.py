@@ -56,7 +56,9 @@ Hbm = Annotated[
 Capacities = Annotated[
     tuple[int, ...] | None,
     Option(
-        "Capacities, for example 10GiB,20GiB; needs --model.", "SIZE,...", values.listed(values.size)
+        "Capacities, for example 10GiB,20GiB; needs --model.",
+        "SIZE,...",
+        values.listed(values.size),
     ),
 ]
 CapacitiesBlocks = Annotated[

@@ -28,7 +28,7 @@ from kvscope.replay.policy_options import (
     refitted,
 )
 from kvscope.replay.setting import setting_of
-from kvscope.tuning.target import Target, View
+from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
     from kvscope.tuning.file import Recommendation
@@ -125,10 +125,8 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
     recommended = _recommendation(options)
     kv = kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
     definition = hit_definition(options.compat, options.outputs, options.warmup)
-    if recommended:
-        profile, slo_s = recommended.profile, recommended.target.slo_s
-    else:
-        profile, slo_s = latency_profile(options.latency), options.slo
+    slo_s = recommended.target.slo_s if recommended else options.slo
+    profile = recommended.profile if recommended else latency_profile(options.latency)
     setting = replace(
         setting_of(definition, profile, slo_s=slo_s),
         rate_scale=above_zero(options.rate_scale),

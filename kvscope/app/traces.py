@@ -136,10 +136,10 @@ def ingest_file(
             raise InputError(reason, where=f"{path}:{line}")
         monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
     traces.mark_used(store, trace)
-    notes = [f"{path}: {text}" for text in trace.notes] if ingested.created else []
+    notes = list(trace.notes) if ingested.created else []
     if ingested.created and trace.out_of_order:
-        notes.append(f"{path}: {trace.out_of_order:,} requests were out of order, now sorted by time")
-    for text in (*bad_lines_in_words(rejects), *notes):
+        notes.append(f"{trace.out_of_order:,} requests were out of order, now sorted by time")
+    for text in (*bad_lines_in_words(rejects), *(f"{path}: {text}" for text in notes)):
         monitor.note(text)
     return ingested
 

@@ -23,7 +23,6 @@ from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
     from kvscope.latency.profile import LatencyProfile
-    from kvscope.serving.client import Endpoint
     from kvscope.store.db import Store
     from kvscope.tuning.file import PolicyFile
     from kvscope.validate.policies import PolicyRun
@@ -294,7 +293,7 @@ def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -
     if Path(DEFAULT_PROFILE_FILE).is_file():
         monitor.note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
         return latency_profile(DEFAULT_PROFILE_FILE)
-    monitor.note("no --latency: TTFT is predicted with a preset; `kvscope calibrate` measures yours")
+    monitor.note("no --latency: a preset predicts TTFT; `kvscope calibrate` measures yours")
     return latency_profile(None)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from kvscope.app.options import AS_STORED, AnalyzeOptions, Reading
+from kvscope.app.options import AnalyzeOptions, Reading
 from kvscope.cli import output
-from kvscope.cli.options import DEFAULT_DB, ONE_SCREEN, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
 from kvscope.cli.terminal import Terminal
 
 
 def analyze(
+    *,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
-    options: AnalyzeOptions = AnalyzeOptions(),
-    printing: Printing = ONE_SCREEN,
-    reading: Reading = AS_STORED,
+    options: AnalyzeOptions,
+    printing: Printing,
+    reading: Reading,
 ) -> None:
     """Characterize a trace: what is reused, what caching can give, how large it must be.
 

@@ -24,9 +24,10 @@ Output = Annotated[
 
 
 def calibrate(
-    target: TargetOptions = TargetOptions(),
-    options: CalibrateOptions = CalibrateOptions(),
-    launch: LaunchOptions = LaunchOptions(),
+    *,
+    target: TargetOptions,
+    options: CalibrateOptions,
+    launch: LaunchOptions,
     path: Output = DEFAULT_OUTPUT,
     as_json: Json = False,
 ) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from kvscope.app.options import AS_STORED, FitOptions, Reading
+from kvscope.app.options import FitOptions, Reading
 from kvscope.cli import output
-from kvscope.cli.options import DEFAULT_DB, ONE_SCREEN, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
 from kvscope.cli.terminal import Terminal
 
 
 def fit(
+    *,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
-    options: FitOptions = FitOptions(),
-    printing: Printing = ONE_SCREEN,
-    reading: Reading = AS_STORED,
+    options: FitOptions,
+    printing: Printing,
+    reading: Reading,
 ) -> None:
     """Fit models of reuse and of conversations: which one to use, and how stable it is.
 

@@ -78,7 +78,6 @@ class Printing:
     as_json: Json = False
 
 
-ONE_SCREEN = Printing()
 Debug = Annotated[
     bool,
     typer.Option(
@@ -100,7 +99,7 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(command, eval_str=True)
     if "debug" in signature.parameters:  # a group may be built into several apps
         return command
-    groups = {
+    groups: dict[str, Any] = {
         name: parameter.annotation
         for name, parameter in signature.parameters.items()
         if is_dataclass(parameter.annotation)

@@ -48,7 +48,7 @@ def report(
     sections: Callable[[], Sequence[Section]],
     html: Callable[[], str],
 ) -> None:
-    """Print a result as `printing` says: JSON, one screen or sections; and write its HTML report."""
+    """Print a result as JSON, one screen or sections, and write its HTML report, if wanted."""
     if printing.as_json:
         emit_json(document())
     else:

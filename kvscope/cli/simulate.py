@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from kvscope.app.options import AS_STORED, Reading, SimulateOptions
+from kvscope.app.options import Reading, SimulateOptions
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, ONE_SCREEN, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode
 
 
 def simulate(
+    *,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
-    options: SimulateOptions = SimulateOptions(),
-    printing: Printing = ONE_SCREEN,
-    reading: Reading = AS_STORED,
+    options: SimulateOptions,
+    printing: Printing,
+    reading: Reading,
 ) -> None:
     """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum.
 

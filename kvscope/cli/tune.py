@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from kvscope.app import values
-from kvscope.app.options import AS_STORED, Option, Reading, TuneOptions
+from kvscope.app.options import Option, Reading, TuneOptions
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, ONE_SCREEN, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode
 
@@ -28,13 +28,14 @@ Output = Annotated[
 
 
 def tune(
+    *,
     options: TuneOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
     path: Output = DEFAULT_OUTPUT,
-    printing: Printing = ONE_SCREEN,
-    reading: Reading = AS_STORED,
+    printing: Printing,
+    reading: Reading,
 ) -> None:
     """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty.
 

@@ -7,22 +7,23 @@ from dataclasses import replace
 import typer
 
 from kvscope.app.engine_options import LaunchOptions, TargetOptions, ValidateOptions
-from kvscope.app.options import AS_STORED, Reading
+from kvscope.app.options import Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note, show_log
-from kvscope.cli.options import DEFAULT_DB, ONE_SCREEN, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode
 
 
 def validate(
+    *,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
-    target: TargetOptions = TargetOptions(),
-    options: ValidateOptions = ValidateOptions(),
-    launch: LaunchOptions = LaunchOptions(),
-    printing: Printing = ONE_SCREEN,
-    reading: Reading = AS_STORED,
+    target: TargetOptions,
+    options: ValidateOptions,
+    launch: LaunchOptions,
+    printing: Printing,
+    reading: Reading,
 ) -> None:
     """Replay the trace on a real engine; compare prediction and measurement for LRU and the advice.
 
