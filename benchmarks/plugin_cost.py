@@ -1,9 +1,8 @@
-"""What the vLLM plugin costs: vLLM's own scheduler, with and without it, on made traffic.
+"""Measure what the vLLM plugin costs, in vLLM's own scheduler.
 
-`python -m benchmarks.plugin` in an environment that has vLLM. No model: outputs are given. Nobody
-repeats a prompt, so that whatever the policy, each request takes as many blocks as any other and
-all that differs is the order; the difference in time is the plugin's. It is this thread's time on
-the processor, in which others on the machine count for little.
+Run it in an environment that has vLLM. No model: outputs are given. No prompt is repeated, so under
+every policy each request takes the same number of blocks and only their order differs: the
+difference in time is the plugin's. Times are CPU time of this thread.
 """
 
 from __future__ import annotations
@@ -57,51 +56,52 @@ UNGUARDED = ", no guard"
 
 
 @dataclass(frozen=True)
-class Run:
-    """Seconds of all steps, and blocks that were taken with content."""
+class SchedulerRun:
+    """CPU seconds of all steps, and the number of evicted blocks with content."""
 
     seconds: float
     evictions: int
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--blocks", type=int, default=8000, help="blocks of the pool")
     parser.add_argument("--prompt-blocks", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, interleaved")
-    told = parser.parse_args()
-    runs: dict[str, list[Run]] = {name: [] for name in POLICIES}
-    remembered: dict[str, int] = {}
+    options = parser.parse_args()
+    runs: dict[str, list[SchedulerRun]] = {name: [] for name in POLICIES}
+    shadow_bytes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-        for _ in range(told.rounds):
+        for _ in range(options.rounds):
             for name, policy in POLICIES.items():
-                made = _scheduler(folder, policy, told.blocks)
+                scheduler = _scheduler(folder, policy, options.blocks)
                 if (guarded := name.removesuffix(UNGUARDED)) in CLASS_SETS:
-                    blocks = told.blocks if guarded == name else None
-                    _of_all_classes(made.kvscope[0], CLASS_SETS[guarded], blocks)
+                    blocks = options.blocks if guarded == name else None
+                    _of_all_classes(scheduler.kvscope[0], CLASS_SETS[guarded], blocks)
                 elif policy and policy["name"] == TLruLearned.name:
-                    _by_turns(made.kvscope[0].learner)
-                runs[name].append(_served(made, told.requests, told.prompt_blocks))
+                    _by_turns(scheduler.kvscope[0].learner)
+                runs[name].append(_serve(scheduler, options.requests, options.prompt_blocks))
                 if guarded == name and name in CLASS_SETS:
-                    guard = made.kvscope[0].learner._guard  # noqa: SLF001
-                    remembered[name] = _bytes(guard.watch.shadows, set())
-    print(_table(runs, told.requests).markdown())
-    for name, size in remembered.items():
-        print(f"The shadows of {name} take {size:,} bytes.")
+                    guard = scheduler.kvscope[0].learner._guard  # noqa: SLF001
+                    shadow_bytes[name] = _bytes(guard.watch.shadows, set())
+    print(_table(runs, options.requests).markdown())
+    for name, size in shadow_bytes.items():
+        print(f"The shadow caches of {name} take {size:,} bytes.")
 
 
-def _table(runs: dict[str, list[Run]], requests: int) -> Table:
-    """Each policy beside vLLM's own queue, by medians of the rounds."""
+def _table(runs: dict[str, list[SchedulerRun]], requests: int) -> Table:
+    """Return each policy's medians and its cost above vLLM's own queue."""
     own, *_ = runs.values()
     rows = []
-    for name, found in runs.items():
-        seconds = statistics.median(run.seconds for run in found)
-        evictions = found[0].evictions or own[0].evictions
-        more = [(run.seconds - base.seconds) for run, base in zip(found, own, strict=True)]
-        each_us = statistics.median(more) / found[-1].evictions * 1e6 if found[-1].evictions else 0
+    for name, policy_runs in runs.items():
+        seconds = statistics.median(run.seconds for run in policy_runs)
+        evictions = policy_runs[0].evictions or own[0].evictions
+        added = [run.seconds - base.seconds for run, base in zip(policy_runs, own, strict=True)]
+        counted = policy_runs[-1].evictions
+        each_us = statistics.median(added) / counted * 1e6 if counted else 0
         cells = [
             f"{seconds / requests * 1e6:,.0f}",
             f"{evictions / requests:.1f}",
@@ -111,8 +111,8 @@ def _table(runs: dict[str, list[Run]], requests: int) -> Table:
     return Table(
         "The plugin in vLLM's scheduler",
         f"{requests:,} requests, {IN_FLIGHT} in flight, no model. The published workload-aware"
-        f" policy takes {PUBLISHED_US:g} µs an eviction.",
-        ("order", "µs a request", "evictions a request", "more µs an eviction"),
+        f" policy takes {PUBLISHED_US:g} µs per eviction.",
+        ("policy", "µs per request", "evictions per request", "added µs per eviction"),
         rows,
     )
 
@@ -137,7 +137,7 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
             max_num_batched_tokens=8192,
         ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-        additional_config={"kvscope": _told(folder, policy)} if policy else {},
+        additional_config={"kvscope": _plugin_config(folder, policy)} if policy else {},
     )
     config.cache_config.num_gpu_blocks = blocks + 1
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -154,8 +154,8 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
     )
 
 
-def _told(folder: str, policy: dict[str, Any]) -> dict[str, Any]:
-    """What the plugin is told: the policy, or the file that has its trees too."""
+def _plugin_config(folder: str, policy: dict[str, Any]) -> dict[str, Any]:
+    """Return the plugin's configuration: the policy, or a policy file if it has trees."""
     if policy["name"] != TLruLearned.name:
         return {"policy": policy}
     path = Path(folder) / "policy.toml"
@@ -164,7 +164,7 @@ def _told(folder: str, policy: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trees() -> FittedEnds:
-    """Made-up trees that ask for all features, and have half of what they learned from end."""
+    """Return trees that use all features and predict an end for half of their requests."""
     rng = np.random.default_rng(1)
     known = rng.random((1000, len(FEATURES))) * np.array(
         [1000, 1000, 2 * OUTPUTS, 1, 4, 100, 100, 4]
@@ -175,10 +175,10 @@ def _trees() -> FittedEnds:
 
 
 def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -> None:
-    """Have requests be of every class in turn: as many queues as there can be, two a class.
+    """Assign requests to every class in turn, for as many queues as possible: two per class.
 
-    An index that falls with age, of another height for each class. Nothing else of what the plugin
-    does for a request is left out; the guard where it is not told how many blocks there are.
+    The index falls with age, from another height in each class. All other work per request is
+    done, except the guard's if `guarded_blocks` is None.
     """
     from kvscope.learning.online.learners import Returns
     from kvscope.learning.returns.file import Fitted
@@ -188,11 +188,11 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     classes = math.prod(STEPS[class_set])
     falling = 1.0 / (30.0 + began_s(np.arange(AGES)))
     index = np.outer(1.0 + np.arange(classes) * 7 % classes / classes, falling)
-    made = Fitted(class_set, index, math.inf, 0, refits=True)
-    learner = steering.learner = Returns(steering.policy, BLOCK, made)
+    fitted = Fitted(class_set, index, math.inf, 0, refits=True)
+    learner = steering.learner = Returns(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
         learner.watch(guarded_blocks)
-    find, sets = learner._classes, [math.prod(STEPS[one]) for one in learner._sets]  # noqa: SLF001
+    find, sets = learner._classes, [math.prod(STEPS[name]) for name in learner._sets]  # noqa: SLF001
 
     def in_turn(seen: Any, prompt_tokens: int, tokens: int) -> list[int]:
         find(seen, prompt_tokens, tokens)
@@ -202,31 +202,31 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     steering.use(learner.table)
 
 
-def _bytes(one: Any, seen: set[int]) -> int:
-    """What an object and all that it holds takes, but for policies, tables and code."""
-    if id(one) in seen or callable(one) or isinstance(one, Policy | Scores):
+def _bytes(value: Any, counted: set[int]) -> int:
+    """Return the bytes of an object and all that it holds, without policies, tables and code."""
+    if id(value) in counted or callable(value) or isinstance(value, Policy | Scores):
         return 0
-    seen.add(id(one))
+    counted.add(id(value))
     parts: list[Any] = []
-    if isinstance(one, dict):
-        parts = [*one.keys(), *one.values()]
-    elif isinstance(one, list | tuple | set):
-        parts = list(one)
-    elif hasattr(one, "__slots__"):
-        parts = [getattr(one, name) for name in one.__slots__]
-    elif hasattr(one, "__dict__"):
-        parts = [one.__dict__]
-    return sys.getsizeof(one) + sum(_bytes(part, seen) for part in parts)
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set):
+        parts = list(value)
+    elif hasattr(value, "__slots__"):
+        parts = [getattr(value, name) for name in value.__slots__]
+    elif hasattr(value, "__dict__"):
+        parts = [value.__dict__]
+    return sys.getsizeof(value) + sum(_bytes(part, counted) for part in parts)
 
 
 def _by_turns(learner: Any) -> None:
-    """Have every second request be taken to end: they are all alike, and the trees say the same."""
+    """Predict an end for every second request: all are alike, so the trees say the same of all."""
     find = learner.category
     learner.category = lambda request, of: (find(request, of), of.number % 2)[1]
 
 
-def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:
-    """Serve fresh prompts, so many in flight; the time that the scheduler itself takes."""
+def _serve(scheduler: Any, requests: int, prompt_blocks: int) -> SchedulerRun:
+    """Serve new prompts, IN_FLIGHT at a time; return the time that the scheduler takes."""
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -238,8 +238,8 @@ def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:
     waiting = []
     for number in range(requests):
         prompt = rng.integers(0, 1 << 30, prompt_blocks * BLOCK + 1).tolist()
-        said = {"kvscope_type": f"kind{number % KINDS}", "kvscope_turn": 1}
-        params = SamplingParams(max_tokens=OUTPUTS, ignore_eos=True, extra_args=said)
+        hints = {"kvscope_type": f"kind{number % KINDS}", "kvscope_turn": 1}
+        params = SamplingParams(max_tokens=OUTPUTS, ignore_eos=True, extra_args=hints)
         hasher = get_request_block_hasher(BLOCK, sha256)
         waiting.append(Request(str(number), prompt, params, None, block_hasher=hasher))
     waiting.reverse()
@@ -253,15 +253,15 @@ def _served(scheduler: Any, requests: int, prompt_blocks: int) -> Run:
         planned = scheduler.schedule()
         seconds += time.thread_time() - start
         names = list(planned.num_scheduled_tokens)
-        sampled = [[] if scheduler.requests[one].is_prefill_chunk else [7] for one in names]
+        sampled = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
         places = {name: place for place, name in enumerate(names)}
         result = ModelRunnerOutput(names, places, sampled_token_ids=sampled)
         start = time.thread_time()
         scheduler.update_from_output(planned, result)
         seconds += time.thread_time() - start
     gc.enable()
-    watching = getattr(scheduler, "kvscope", ())
-    return Run(seconds, watching[0].free.evictions if watching else 0)
+    observers = getattr(scheduler, "kvscope", ())
+    return SchedulerRun(seconds, observers[0].free.evictions if observers else 0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Work for a fresh process: every policy over a stored trace, timed on one core after a first run.
+"""Time the replay of every policy over a stored trace on one core, after a first pass.
 
-`python -m benchmarks.work_replays STORE SHARE` prints JSON: by policy the CPU seconds of a
-replay of prefixes; where libCacheSim has the policy, of the same accesses one by one (`flat`); and
-where kvcache-simulator has it, by its definition (`simulator`), with the tokens hit as it counts.
+Arguments: STORE SHARE. Prints by policy the CPU seconds of a replay of prefixes; of the same
+accesses block by block (`flat`) where libCacheSim has the policy; and with the definition and hit
+tokens of kvcache-simulator (`simulator`) where it has the policy.
 """
 
 from __future__ import annotations
@@ -34,62 +34,62 @@ SIMULATOR = ("lru", "fifo", "belady")
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Median CPU seconds of some passes after a first one, and what the work gave."""
-    seconds, given = [], work()
+    """Return the median CPU seconds of the passes after the first one, and the result."""
+    seconds, result = [], work()
     for _ in range(PASSES):
         started = time.process_time()
-        given = work()
+        result = work()
         seconds.append(time.process_time() - started)
-    return median(seconds), given
+    return median(seconds), result
 
 
 def replays(
     work: Traffic, policies: tuple[type[Policy], ...], capacity: int, *, mandatory: bool
 ) -> dict[str, dict[str, float]]:
-    """CPU seconds and the block hit rate of each policy."""
+    """Return CPU seconds and block hit rate by policy."""
     past = history(work)
     looked = int(work.look.sum(dtype=np.int64))
-    found = {}
+    results = {}
     for policy in policies:
-        # A flat trace has no turns, so nothing to fit to.
+        # A flat trace has no turns, so there is nothing to fit.
         tables = NO_TABLES if mandatory or policy.table is None else tables_for(work, policy)
         once = partial(
             replay, work, policy(), capacity, past=past, tables=tables, mandatory=mandatory
         )
         seconds, done = timed(once)
-        found[policy.name] = {"cpu_s": seconds, "hit_rate": int(done.hit_blocks.sum()) / looked}
-    return found
+        results[policy.name] = {"cpu_s": seconds, "hit_rate": int(done.hit_blocks.sum()) / looked}
+    return results
 
 
 def by_simulator(prompts: Prompts, capacity: int) -> dict[str, dict[str, float]]:
-    """CPU seconds and the tokens that the last half of the requests hit, of each policy."""
+    """Return CPU seconds and the hit tokens of the last half of the requests by policy."""
     work = traffic(prompts, KVCACHE_SIMULATOR)
     past = history(work)
     half = slice(len(prompts.leaf) // 2, None)
-    found = {}
+    results = {}
     for name in SIMULATOR:
         policy = by_name(name)()
         once = partial(replay, work, policy, capacity, past=past, mandatory=name == "fifo")
         seconds, done = timed(once)
         hit = done.hit_blocks.astype(np.int64) * prompts.block_size
         tokens = int(np.minimum(hit, prompts.input_tokens)[half].sum())
-        found[name] = {"cpu_s": seconds, "hit_tokens": tokens}
-    return found
+        results[name] = {"cpu_s": seconds, "hit_tokens": tokens}
+    return results
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("store")
     parser.add_argument("share", type=float, help="capacity as a share of the blocks")
-    parser.add_argument("--describe", action="store_true", help="only say what would be replayed")
-    told = parser.parse_args()
-    with open_store(told.store, read_only=True) as store:
+    parser.add_argument("--describe", action="store_true", help="only print what would be replayed")
+    options = parser.parse_args()
+    with open_store(options.store, read_only=True) as store:
         (trace,) = traces.all_traces(store)
         prompts = load_prompts(store, trace)
     blocks = len(prompts.block_parent) - 1
-    capacity = int(blocks * told.share)
-    if told.describe:
+    capacity = int(blocks * options.share)
+    if options.describe:
         print(json.dumps({"blocks": blocks, "capacity_blocks": capacity, "flat": FLAT}))
         return
     prefix, flat = traffic(prompts, standard()), traffic(prompts, LIBCACHESIM)

@@ -1,6 +1,6 @@
-"""Prepares a trace's accesses for the curve: as a kvscope store, and in libCacheSim's format.
+"""Convert a trace to a kvscope store and to libCacheSim's format.
 
-`python -m benchmarks.work_accesses TRACE FOLDER` leaves NAME.duckdb and NAME.oracleGeneral.
+Arguments: TRACE FOLDER. Writes NAME.duckdb and NAME.oracleGeneral there.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ NEVER = -1
 
 
 def next_access(blocks: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The position, from 1, of each access's block's next access, or NEVER."""
+    """Return for each access the position, from 1, of its block's next access, or NEVER."""
     order = np.argsort(blocks, kind="stable")
     again = blocks[order[1:]] == blocks[order[:-1]]
-    found = np.full(len(blocks), NEVER, dtype=np.int64)
-    found[order[:-1][again]] = order[1:][again] + 1
-    return found
+    positions = np.full(len(blocks), NEVER, dtype=np.int64)
+    positions[order[:-1][again]] = order[1:][again] + 1
+    return positions
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("folder", type=Path)
-    told = parser.parse_args()
-    name = told.trace.name.split(".", maxsplit=1)[0]
-    store_path = told.folder / f"{name}.duckdb"
+    options = parser.parse_args()
+    name = options.trace.name.split(".", maxsplit=1)[0]
+    store_path = options.folder / f"{name}.duckdb"
     store_path.unlink(missing_ok=True)
     with open_store(str(store_path)) as store:
-        prompts = load_prompts(store, ingest(store, str(told.trace)).trace)
+        prompts = load_prompts(store, ingest(store, str(options.trace)).trace)
     _, blocks = paths(prompts.block_parent, prompts.leaf, prompts.blocks)
     records = np.empty(len(blocks), dtype=RECORD)
     records["time"] = np.arange(len(blocks))
     records["id"] = blocks
     records["size"] = 1
     records["next"] = next_access(blocks)
-    records.tofile(told.folder / f"{name}.oracleGeneral")
+    records.tofile(options.folder / f"{name}.oracleGeneral")
 
 
 if __name__ == "__main__":

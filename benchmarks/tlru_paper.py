@@ -1,7 +1,7 @@
-"""The T-LRU paper's Tables 4 to 6, on its own stochastic model: `python -m benchmarks.paper`.
+"""Repeat the T-LRU paper's Tables 4 to 6 on its own stochastic model.
 
-T-LRU against LRU and Threshold-LRU, at token level, over capacities and latency thresholds xi_s;
-beside it the hindsight variants. Each figure is the mean over seeded traces of the model, with its
+T-LRU against LRU and Threshold-LRU, at token level, over capacities and latency thresholds xi_s,
+and the hindsight variants. Each figure is the mean over seeded traces of the model, with its
 standard error. `--record` writes them into docs/evidence/t-lru-paper.md.
 
 Source: Tail-Optimized Caching for LLM Inference, appendix F (ShareGPT lengths, synthetic times).
@@ -64,14 +64,14 @@ class Sample:
     past: History
 
     def ttft_ms(self, policy: Policy, capacity_tokens: int) -> NDArray[np.float64]:
-        """Each request's TTFT on an idle engine."""
-        done = replay(self.traffic, policy, capacity_tokens, past=self.past)
-        hits = done.hit_blocks.astype(np.int64)
+        """Return each request's TTFT in ms on an idle engine."""
+        result = replay(self.traffic, policy, capacity_tokens, past=self.past)
+        hits = result.hit_blocks.astype(np.int64)
         return PROFILE.ttft_s(self.prompts.input_tokens - hits, hits) * 1e3
 
 
 def sample(requests: int, seed: int) -> Sample:
-    """A trace of the model, through a file and a store like any other."""
+    """Return a trace of the model, ingested from a file."""
     with tempfile.TemporaryDirectory() as folder, open_store(MEMORY) as store:
         path = Path(folder) / "model.jsonl"
         write_jsonl(MODEL.generate(requests=requests, seed=seed), path)
@@ -82,35 +82,35 @@ def sample(requests: int, seed: int) -> Sample:
 
 
 def tlru(kind: type[Policy], xi_ms: float) -> Policy:
-    """A variant of T-LRU at a latency threshold."""
+    """Return a variant of T-LRU at a latency threshold."""
     values = {"xi_tokens": float(PROFILE.xi_tokens(xi_ms / 1e3))}
-    if any(one.name == "next_prompt_tokens" for one in kind.parameters):
+    if any(parameter.name == "next_prompt_tokens" for parameter in kind.parameters):
         values["next_prompt_tokens"] = NEXT_PROMPT_TOKENS
     return kind(values)
 
 
 def tables(samples: Sequence[Sample]) -> list[Table]:
-    """Tables 4, 5, 6, and how near the hindsight variants are to the optimum."""
+    """Return Tables 4, 5 and 6, and how close the hindsight variants come to the optimum."""
     with ThreadPoolExecutor() as pool:
         base: Times = {
-            (kind, at): list(pool.map(lambda one, k=kind, c=at: one.ttft_ms(k(), c), samples))
+            (kind, at): list(pool.map(lambda x, k=kind, c=at: x.ttft_ms(k(), c), samples))
             for kind in (Lru, ThresholdLru)
             for at in CAPACITIES
         }
-        wanted = sorted({*THRESHOLDS_MS, *VIOLATION_THRESHOLDS_MS})
+        thresholds = sorted({*THRESHOLDS_MS, *VIOLATION_THRESHOLDS_MS})
         tail = {
-            (xi, at): list(pool.map(lambda one, x=xi, c=at: one.ttft_ms(tlru(TLru, x), c), samples))
-            for xi in wanted
+            (xi, at): list(pool.map(lambda x, xi=xi, c=at: x.ttft_ms(tlru(TLru, xi), c), samples))
+            for xi in thresholds
             for at in CAPACITIES
         }
         hindsight: Times = {
             (kind, at): list(
-                pool.map(lambda one, k=kind, c=at: one.ttft_ms(tlru(k, SLO_MS), c), samples)
+                pool.map(lambda x, k=kind, c=at: x.ttft_ms(tlru(k, SLO_MS), c), samples)
             )
             for kind in (TLruEnd, TLruLength, TailBelady)
             for at in CAPACITIES
         }
-    found = [_levels(base)]
+    paper_tables = [_levels(base)]
     for number, kind in ((4, Lru), (5, ThresholdLru)):
         rows = [
             [
@@ -124,7 +124,7 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
             for at in CAPACITIES
         ]
         columns = (f"{xi} ms, {name}" for xi in THRESHOLDS_MS for name in ("p90", "p95"))
-        found.append(
+        paper_tables.append(
             Table(
                 f"Table {number}: T-LRU against {kind.name}",
                 "Reduction of p90 and p95 TTFT, by capacity in tokens and xi_s.",
@@ -144,7 +144,7 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
         for at in CAPACITIES
     ]
     columns = (f"{xi} ms, {name}" for xi in VIOLATION_THRESHOLDS_MS for name in ("lru", "thr."))
-    found.append(
+    paper_tables.append(
         Table(
             f"Table 6: requests beyond {SLO_MS:g} ms",
             "Reduction against LRU and against Threshold-LRU, by xi_s.",
@@ -163,7 +163,7 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
         ]
         for at in CAPACITIES
     ]
-    found.append(
+    paper_tables.append(
         Table(
             "What knowing the future adds",
             f"Reduction of TEL against LRU, xi_s = {SLO_MS:g} ms.",
@@ -171,17 +171,17 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
             rows,
         )
     )
-    return found
+    return paper_tables
 
 
 def _levels(base: Times) -> Table:
-    """LRU's own percentiles: a gain peaks where xi_s is near the percentile."""
+    """Return LRU's own percentiles: a gain peaks where xi_s is near the percentile."""
     ranks = (0.5, 0.9, 0.95, 0.99)
     rows = [
         [
             f"{at:,}",
-            *(f"{np.mean([_percentile(r)(one) for one in base[Lru, at]]):.0f}" for r in ranks),
-            f"{np.mean([_violations(one) for one in base[Lru, at]]):.1%}",
+            *(f"{np.mean([_percentile(r)(x) for x in base[Lru, at]]):.0f}" for r in ranks),
+            f"{np.mean([_violations(x) for x in base[Lru, at]]):.1%}",
         ]
         for at in CAPACITIES
     ]
@@ -206,7 +206,7 @@ def _share(
     before: Sequence[NDArray[np.float64]],
     after: Sequence[NDArray[np.float64]],
 ) -> str:
-    """The mean relative reduction and its standard error, in percent."""
+    """Return the mean relative reduction and its standard error, in percent."""
     gains = np.array(
         [1 - figure(new) / figure(old) for old, new in zip(before, after, strict=True)]
     )
@@ -214,18 +214,20 @@ def _share(
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
-    parser.add_argument("--traces", type=int, default=20, help="how many traces of the model")
-    parser.add_argument("--requests", type=int, default=2_000, help="turns of each")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tlru_paper", description=__doc__)
+    parser.add_argument("--traces", type=int, default=20, help="number of traces")
+    parser.add_argument("--requests", type=int, default=2_000, help="requests of each trace")
     parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
-    told = parser.parse_args()
-    samples = [sample(told.requests, seed) for seed in range(told.traces)]
-    command = f"`python -m benchmarks.paper --traces {told.traces} --requests {told.requests}`"
-    words = "\n".join([command, "", *(table.markdown() for table in tables(samples))])
-    print(words)
-    if told.record:
-        record(PAGE, words, "paper")
+    options = parser.parse_args()
+    samples = [sample(options.requests, seed) for seed in range(options.traces)]
+    command = (
+        f"`python -m benchmarks.tlru_paper --traces {options.traces} --requests {options.requests}`"
+    )
+    text = "\n".join([command, "", *(table.markdown() for table in tables(samples))])
+    print(text)
+    if options.record:
+        record(PAGE, text, "paper")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Work for a fresh process: replays of generated chats, of more and more accesses.
+"""Time replays of generated chats of more and more accesses.
 
-`python -m benchmarks.work_growth LARGEST POLICY...` prints JSON: for each power of ten from 100,000
-to LARGEST the accesses, the CPU seconds of what replays share, and of a replay of each policy. The
-chats are those of `benchmarks.generate`, built in memory: no file of them is needed.
+Arguments: LARGEST POLICY... Prints for each power of ten from 100,000 to LARGEST the accesses, the
+CPU seconds that all replays share, and those of each policy's replay. The chats are those of
+`benchmarks.generate`, built in memory.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from kvscope.replay.replay import history, replay
 from kvscope.replay.traffic import Traffic, next_prompts
 
 SMALLEST = 100_000
-ACCESSES_A_REQUEST = 30
+ACCESSES_PER_REQUEST = 30
 SYSTEM_BLOCKS = 4
 SHARE = 0.1
 PASSES = 2
 
 
 def chats(requests: int) -> Traffic:
-    """So many turns; a turn's prompt and answer become known when the next turn carries them."""
-    drawn = plan(requests, seed=0)
-    new_chat = np.ones(int(drawn.chat.max()) + 1, dtype=np.int64)
+    """Return the traffic of `requests` turns; a prompt and answer become known in the next turn."""
+    turns = plan(requests, seed=0)
+    new_chat = np.ones(int(turns.chat.max()) + 1, dtype=np.int64)
     tokens = new_chat * SYSTEM_BLOCKS * BLOCK_TOKENS
     heads = SYSTEM_BLOCKS * SYSTEM_PROMPTS
     trie = np.zeros(
-        1 + heads + int((drawn.prompt_tokens + drawn.output_tokens).sum()) // BLOCK_TOKENS,
+        1 + heads + int((turns.prompt_tokens + turns.output_tokens).sum()) // BLOCK_TOKENS,
         dtype=np.int32,
     )
     for head in range(SYSTEM_PROMPTS):
         first = 1 + head * SYSTEM_BLOCKS
         trie[first + 1 : first + SYSTEM_BLOCKS] = np.arange(first, first + SYSTEM_BLOCKS - 1)
-    tips = (1 + drawn.system) * SYSTEM_BLOCKS
+    tips = (1 + turns.system) * SYSTEM_BLOCKS
     before = new_chat * -1
     leaf, length, anonymous, parent = np.zeros((4, requests), dtype=np.int32)
     inputs = np.zeros(requests, dtype=np.int64)
     used = grow(
-        trie, heads + 1, drawn.chat, drawn.prompt_tokens, drawn.output_tokens, tokens, tips,
+        trie, heads + 1, turns.chat, turns.prompt_tokens, turns.output_tokens, tokens, tips,
         before, leaf, length, anonymous, parent, inputs,
     )  # fmt: skip
     return Traffic(
@@ -58,13 +58,13 @@ def chats(requests: int) -> Traffic:
         length=length,
         look=np.minimum(length, (inputs - 1) // BLOCK_TOKENS).astype(np.int32),
         anonymous=anonymous,
-        arrival_s=drawn.time_s,
+        arrival_s=turns.time_s,
         input_tokens=inputs.astype(np.int32),
-        history_tokens=inputs + drawn.output_tokens,
+        history_tokens=inputs + turns.output_tokens,
         category=np.zeros(requests, dtype=np.int32),
         parent=parent,
         next_prompt_tokens=next_prompts(
-            parent, inputs.astype(np.int32), inputs + drawn.output_tokens
+            parent, inputs.astype(np.int32), inputs + turns.output_tokens
         ),
     )
 
@@ -89,7 +89,7 @@ def grow(
     parent: Ints,
     inputs: Longs,
 ) -> int:
-    """Say every turn: append its blocks to the trie; how many blocks there are then."""
+    """Append the blocks of every turn to the trie; return the number of blocks."""
     for request in range(len(chat_of)):
         chat = chat_of[request]
         depth = 0 if before[chat] < 0 else length[before[chat]]
@@ -111,40 +111,40 @@ def grow(
 
 
 def measured(largest: int, policies: list[str]) -> Iterator[dict[str, Any]]:
-    """One document a size."""
+    """Yield one document per size."""
     accesses = SMALLEST
     while accesses <= largest:
-        work = chats(accesses // ACCESSES_A_REQUEST)
+        work = chats(accesses // ACCESSES_PER_REQUEST)
         history(work)
         started = time.process_time()
         past = history(work)
         shared_s = time.process_time() - started
-        room = int(len(work.block_parent) * SHARE)
-        found = {}
+        capacity = int(len(work.block_parent) * SHARE)
+        cpu_s = {}
         for name in policies:
             policy = by_name(name)
-            told = tables_for(work, policy)
+            tables = tables_for(work, policy)
             seconds = []
             for _ in range(PASSES):
                 started = time.process_time()
-                replay(work, policy(), room, past=past, tables=told)
+                replay(work, policy(), capacity, past=past, tables=tables)
                 seconds.append(time.process_time() - started)
-            found[name] = min(seconds)
+            cpu_s[name] = min(seconds)
         yield {
             "accesses": int((work.length + work.anonymous).sum(dtype=np.int64)),
             "shared_s": shared_s,
-            "cpu_s": found,
+            "cpu_s": cpu_s,
         }
         accesses *= 10
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("largest", type=int)
     parser.add_argument("policies", nargs="+")
-    told = parser.parse_args()
-    print(json.dumps(list(measured(told.largest, told.policies))))
+    options = parser.parse_args()
+    print(json.dumps(list(measured(options.largest, options.policies))))
 
 
 if __name__ == "__main__":

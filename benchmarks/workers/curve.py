@@ -1,7 +1,7 @@
-"""Work for a fresh process: LRU's exact curve of a stored trace, timed after a first pass.
+"""Time LRU's exact curve of a stored trace, after a first pass.
 
-`python -m benchmarks.work_curve STORE CAPACITY` prints JSON: accesses, CPU seconds (one thread),
-and the hit rate at CAPACITY as libCacheSim defines it.
+Arguments: STORE CAPACITY. Prints accesses, CPU seconds (one thread) and the hit rate at CAPACITY as
+libCacheSim defines it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PASSES = 5
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("store")
     parser.add_argument("capacity", type=int)
-    told = parser.parse_args()
-    with open_store(told.store, read_only=True) as store:
+    options = parser.parse_args()
+    with open_store(options.store, read_only=True) as store:
         (trace,) = traces.all_traces(store)
         prompts = load_prompts(store, trace)
     prefix = replace(LIBCACHESIM, flat=False)
@@ -42,14 +42,14 @@ def main() -> None:
         if counted:
             seconds["distances"].append(between - started)
             seconds["curve"].append(ended - started)
-    flat = lru_curve(prompts, LIBCACHESIM).rate(told.capacity)
-    answer = {
+    flat = lru_curve(prompts, LIBCACHESIM).rate(options.capacity)
+    document = {
         "accesses": trace.accesses,
         "distances_cpu_s": median(seconds["distances"]),
         "curve_cpu_s": median(seconds["curve"]),
         "flat_hit_rate": float(flat),
     }
-    print(json.dumps(answer))
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

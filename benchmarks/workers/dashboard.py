@@ -1,7 +1,7 @@
-"""Work for a fresh process: every page of the dashboard on a trace, timed.
+"""Time every page of the dashboard on a trace.
 
-Prints JSON: the trace's size, and seconds a page. Kernels and imports are warm; what the pages keep
-of a trace is forgotten before each first visit.
+Arguments: TRACE. Prints the trace's size and seconds per page. Kernels and imports are warm; the
+pages' caches are emptied before each first visit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dashboard_seen import Seen, seen
+from benchmarks.workers.browser import PageTimes, browser_times
 from dashboard import background_cache
 from kvscope.__main__ import prepare_collector
 from kvscope.core.files import data_folder
@@ -28,21 +28,21 @@ PAGES = (
     "validation",
 )
 PATIENCE_S = 600
-EVERY_S = 0.3  # as pages look themselves how far what they wait for is
+POLL_S = 0.3  # as the pages poll
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("trace")
-    told = parser.parse_args()
+    options = parser.parse_args()
     prepare_collector()
     with tempfile.TemporaryDirectory() as folder:
         db = str(Path(folder) / "store.duckdb")
-        trace = _ingested(told.trace, db)
+        trace = _ingested(options.trace, db)
         sys.argv = ["app.py", "--db", db]
         pages = _scripts()
-        for page, seconds in seen(db).items():
+        for page, seconds in browser_times(db).items():
             pages[page] |= seconds
     print(json.dumps({"trace": trace, "pages": pages}))
 
@@ -59,34 +59,34 @@ def _ingested(path: str, db: str) -> dict[str, Any]:
     return trace
 
 
-def _scripts() -> Seen:
-    """Each page's script: first visit, another one, a change of one of its widgets."""
+def _scripts() -> PageTimes:
+    """Return each page's script times: first visit, second visit, change of a widget."""
     import streamlit as st
 
     for page in PAGES:  # imports, and kernels from their cache
-        _whole(_visited(page)[0])
-    found: Seen = {}
+        _finish(_visited(page)[0])
+    times: PageTimes = {}
     for page in PAGES:
-        background_cache.settle()  # what the page before did not wait for
+        background_cache.settle()  # what the previous page did not wait for
         st.cache_resource.clear()
         started = time.perf_counter()
         app, first_s = _visited(page)
-        _whole(app)
+        _finish(app)
         whole_s = time.perf_counter() - started
         again_s = _timed(app.run)
         _ready(page, app)
-        found[page] = {
+        times[page] = {
             "first_s": first_s,
             "whole_s": whole_s,
             "again_s": again_s,
             "change_s": _changed(page, app),
         }
     background_cache.settle()
-    return found
+    return times
 
 
 def _visited(page: str) -> tuple[Any, float]:
-    """The app at a page, and how long its script took there."""
+    """Return the app at a page and the seconds of its script."""
     from streamlit.testing.v1 import AppTest
 
     app = AppTest.from_file(str(FOLDER / "app.py"), default_timeout=PATIENCE_S)
@@ -94,28 +94,28 @@ def _visited(page: str) -> tuple[Any, float]:
     return app, _timed(app.switch_page(f"views/{page}.py").run)
 
 
-def _whole(app: Any) -> None:
-    """The page once nothing is missing, asked for as often as it asks itself."""
+def _finish(app: Any) -> None:
+    """Run the page again until nothing is missing."""
     while _busy(app):
-        time.sleep(EVERY_S)
+        time.sleep(POLL_S)
         app.run()
 
 
 def _busy(app: Any) -> bool:
-    return any(one.key.startswith("stop ") for one in app.button if one.key)
+    return any(button.key.startswith("stop ") for button in app.button if button.key)
 
 
 def _ready(page: str, app: Any) -> None:
-    """What has to be replayed before there is anything to change; not counted."""
+    """Replay what the page needs before a widget can change; not counted."""
     button = {"lab": "run", "recommendation": "tune"}.get(page)
     if button is None:
         return
     app.button(key=button).click().run()
-    _whole(app)
+    _finish(app)
 
 
 def _changed(page: str, app: Any) -> float:
-    """Move the page's own slider, or choose another model at the side."""
+    """Return the seconds of moving the page's slider or choosing another model."""
     if page == "capacity":
         return _moved(app, "capacity")
     if page == "lab":
@@ -124,7 +124,7 @@ def _changed(page: str, app: Any) -> float:
 
 
 def _moved(app: Any, key: str) -> float:
-    """The slider at its second step."""
+    """Move a slider to its second step."""
     slider = app.select_slider(key=key)
     return _timed(slider.set_value(int(slider.options[1].replace(",", ""))).run)
 

@@ -1,7 +1,7 @@
-"""Work for a fresh process: ingest a trace, then LRU's hit rates as kvcache-simulator counts them.
+"""Time a trace from file to LRU's hit rates as kvcache-simulator counts them.
 
-`python -m benchmarks.work_lru TRACE --capacities 100,200` prints JSON: the hit rates, and the
-seconds of each pass, the imports left out. A pass begins with a new store.
+Arguments: TRACE --capacities 100,200. Prints the hit rates, and the seconds of each pass without
+the imports. A pass begins with a new store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope.store.traces import load_prompts
 
 
 def hit_rates(trace_path: str, capacities: list[int]) -> list[float]:
-    """LRU's hit rates at these capacities, in blocks."""
+    """Return LRU's hit rates at these capacities in blocks."""
     with (
         tempfile.TemporaryDirectory() as folder,
         open_store(str(Path(folder) / "store.duckdb")) as store,
@@ -35,18 +35,18 @@ def hit_rates(trace_path: str, capacities: list[int]) -> list[float]:
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     prepare_collector()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("trace")
     parser.add_argument("--capacities", required=True, help="in blocks, separated by commas")
     parser.add_argument("--passes", type=int, default=1)
-    told = parser.parse_args()
-    capacities = [int(capacity) for capacity in told.capacities.split(",")]
+    options = parser.parse_args()
+    capacities = [int(capacity) for capacity in options.capacities.split(",")]
     seconds = []
-    for _ in range(told.passes):
+    for _ in range(options.passes):
         started = time.perf_counter()
-        rates = hit_rates(told.trace, capacities)
+        rates = hit_rates(options.trace, capacities)
         seconds.append(time.perf_counter() - started)
     print(json.dumps({"hit_rates": rates, "passes_s": seconds}))
 

@@ -1,7 +1,6 @@
-"""Work for a fresh process: libCacheSim's replays at one capacity, timed after a first pass.
+"""Time libCacheSim's replays at one capacity, after a first pass.
 
-`python -m benchmarks.work_libcachesim ACCESSES CAPACITY OBJECTS POLICY...` prints JSON: CPU seconds
-and the hit rate of each policy.
+Arguments: ACCESSES CAPACITY OBJECTS POLICY... Prints CPU seconds and hit rate of each policy.
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ CACHES = {
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("accesses")
     parser.add_argument("capacity", type=int)
     parser.add_argument("objects", type=int)
     parser.add_argument("policies", nargs="+", choices=CACHES)
-    told = parser.parse_args()
+    options = parser.parse_args()
     # Room for every object in its hash table; at the default, 24, it is slower at these sizes.
-    power = max(min(told.capacity, told.objects).bit_length(), 16)
-    print(
-        json.dumps(
-            {name: _timed(name, told.accesses, told.capacity, power) for name in told.policies}
-        )
-    )
+    power = max(min(options.capacity, options.objects).bit_length(), 16)
+    results = {
+        name: _timed(name, options.accesses, options.capacity, power) for name in options.policies
+    }
+    print(json.dumps(results))
 
 
 def _timed(name: str, accesses: str, capacity: int, hashpower: int) -> dict[str, float]:

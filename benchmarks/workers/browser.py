@@ -1,4 +1,4 @@
-"""The dashboard as a person sees it: from a click, or a change of a widget, to the last chart."""
+"""Time the dashboard in Chromium: from a click or a change of a widget to the last chart."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ TITLES = {
 }
 FEWEST_CHARTS = {"overview": 1, "reuse": 3, "time": 3, "space": 3, "capacity": 2}
 OTHER_MODEL = "qwen2-7b"
-_PATIENCE_MS = 300_000
+_TIMEOUT_MS = 300_000
 _DRAWN = """fewest => {
     const app = document.querySelector('[data-testid=stApp]');
-    const shown = kind => [...document.querySelectorAll(kind)].filter(one => one.offsetParent);
+    const shown = kind => [...document.querySelectorAll(kind)].filter(node => node.offsetParent);
     const charts = shown('[data-testid=stPlotlyChart]');
-    return app.dataset.testScriptState === 'notRunning' && window.asked !== false
-        && !shown('button').some(one => one.innerText === 'Stop')
-        && charts.length >= fewest && charts.every(one => one.querySelector('.main-svg'));
+    return app.dataset.testScriptState === 'notRunning' && window.requested !== false
+        && !shown('button').some(node => node.innerText === 'Stop')
+        && charts.length >= fewest && charts.every(node => node.querySelector('.main-svg'));
 }"""
-_ASKS = """() => {
+_WATCH = """() => {
     const app = document.querySelector('[data-testid=stApp]');
-    window.asked = false;
+    window.requested = false;
     new MutationObserver((_, watching) => {
         if (app.dataset.testScriptState === 'notRunning') return;
-        window.asked = true;
+        window.requested = true;
         watching.disconnect();
     }).observe(app, {attributes: true});
 }"""
-Seen = dict[str, dict[str, float | None]]
+PageTimes = dict[str, dict[str, float | None]]
 
 
-def seen(db: str) -> Seen:
-    """Seconds a page of a `kvscope dashboard` just started: `opened_s`, `seen_s`, `moved_s`.
+def browser_times(db: str) -> PageTimes:
+    """Return seconds per page of a newly started `kvscope dashboard`; nothing without Chromium.
 
-    Those of the first visit, of another one, and of a change there. None without Chromium.
+    `opened_s`: first visit, `seen_s`: second visit, `moved_s`: change of a widget there.
     """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None or find_spec("playwright") is None:
@@ -69,15 +69,15 @@ def seen(db: str) -> Seen:
         with sync_playwright() as started:
             browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport={"width": 1280, "height": 800})
-            page.set_default_timeout(_PATIENCE_MS)
+            page.set_default_timeout(_TIMEOUT_MS)
             opened = {"overview": _timed(page, "overview", lambda: page.goto(address))}
             opened |= {name: _visit(page, name) for name in list(TITLES)[1:]}
             again = {name: _visit(page, name) for name in TITLES}
-            found: Seen = {}
+            times: PageTimes = {}
             for name in TITLES:
                 seconds = {"opened_s": opened[name], "seen_s": again[name]}
-                found[name] = {**seconds, "moved_s": _move(page, name)}
-            return found
+                times[name] = {**seconds, "moved_s": _move(page, name)}
+            return times
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
@@ -89,25 +89,23 @@ def _visit(page: Any, name: str) -> float:
 
 
 def _move(page: Any, name: str) -> float | None:
-    """Move the page's slider, open another tab of its charts, or choose another model."""
+    """Time moving the page's slider, opening another tab or choosing another model."""
     _visit(page, name)
     if name == "lab":  # what is stored is shown at once
         page.get_by_role("button", name="Run", exact=True).click()
         page.get_by_role("heading", name="Time to first token").wait_for()
         _drawn(page, name)
     tabs = page.locator("[class*=st-key-charts_] [role=tab][aria-selected=false]")
-    if (
-        name not in ("capacity", "lab") and tabs.count()
-    ):  # its chart is not there before it is asked
+    if name not in ("capacity", "lab") and tabs.count():  # the tab's chart is not drawn before
         return _timed(page, name, tabs.first.click)
-    page.evaluate(_ASKS)
+    page.evaluate(_WATCH)
     if name in ("capacity", "lab"):
         return _timed(page, name, lambda: page.get_by_role("slider").press("ArrowRight"))
     page.get_by_role("combobox", name="Model").click()
     model = page.get_by_role("option", name=OTHER_MODEL, exact=True)
     took = _timed(page, name, model.click)
     page.get_by_role("combobox", name="Model").press_sequentially("llama3-8b")
-    page.evaluate(_ASKS)
+    page.evaluate(_WATCH)
     page.keyboard.press("Enter")
     _drawn(page, name)
     return took

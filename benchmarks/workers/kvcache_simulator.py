@@ -1,7 +1,7 @@
-"""Work for a fresh process: kvcache-simulator's command line some times over, in one process.
+"""Time kvcache-simulator's command line, several passes in one process.
 
-`python -m benchmarks.work_simulator PASSES run --trace TRACE ...` prints JSON: the seconds of each
-pass, the imports left out. Its C++ part is a process of its own in each pass, as ever.
+Arguments: PASSES, then its own (run --trace TRACE ...). Prints the seconds of each pass, without
+the imports. Its C++ part is a process of its own in each pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvcache_sim.cli import main as simulator
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     seconds = []
     for _ in range(int(sys.argv[1])):
         with contextlib.redirect_stdout(io.StringIO()):
