@@ -94,11 +94,11 @@ def write_export(
     from kvscope.latency.profile import DEFAULT_PROFILE
     from kvscope.learning.offline.single_fit import fit_for
     from kvscope.replay.traffic import traffic
-    from kvscope.replay.variants import bind, found_values
+    from kvscope.replay.parameter_estimates import bind, estimate_parameters
     from kvscope.tuning.file import write_policy
 
     whole = traffic(replayable(store, trace), standard())
-    estimates = found_values(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
+    estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
     policy = bind(variant, estimates)
     fitted = fit_for(whole, policy, capacity_blocks)
     if fitted is not None and policy.table == "ends" and not fitted.requests:

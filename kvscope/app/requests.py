@@ -18,7 +18,6 @@ from kvscope.core.kv_size import KvDtype, ModelKv, resolve_model
 from kvscope.core.runs import RunSetting
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
-from kvscope.replay.capacity_options import modelled, policies_for
 from kvscope.replay.policy_options import (
     ALL,
     CONTENDERS,
@@ -27,7 +26,7 @@ from kvscope.replay.policy_options import (
     parse_variants,
     refitted,
 )
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
 from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
@@ -128,14 +127,14 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
     slo_s = recommended.target.slo_s if recommended else options.slo
     profile = recommended.profile if recommended else latency_profile(options.latency)
     setting = replace(
-        setting_of(definition, profile, slo_s=slo_s),
+        run_setting(definition, profile, slo_s=slo_s),
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
         sample_rate=options.sample,
         coarsen=options.coarsen,
     )
     named = (options.capacity, options.capacity_blocks, options.points)
-    setting = modelled(
+    setting = with_capacity_model(
         setting,
         options.capacity_model,
         max_num_seqs=options.max_num_seqs,
@@ -172,7 +171,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         )
     profile = latency_profile(options.latency)
     setting = replace(
-        setting_of(hit_definition(None, options.outputs, 0.0), profile, slo_s=options.slo),
+        run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=options.slo),
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
     )

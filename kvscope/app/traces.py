@@ -115,7 +115,6 @@ def ingest_file(
     for an unreadable trace, and UnusableLinesError where too many of its lines are bad.
     """
     from kvscope.ingest.pipeline import UnusableLinesError, ingest
-    from kvscope.ingest.rejected_lines import bad_lines_in_words
 
     file = Path(path)
     if file.is_dir():
@@ -126,8 +125,9 @@ def ingest_file(
             ingested = ingest(store, path, _ingest_options(reading), advance, foresee)
         rejects = ingested.rejects
     except UnusableLinesError as error:
-        for text in bad_lines_in_words(error.rejects):
-            monitor.note(text)
+        if len(error.rejects.reasons) > 1:  # else the error says it all
+            for text in error.rejects.in_words():
+                monitor.note(text)
         raise
     trace = ingested.trace
     if not ingested.created:
@@ -139,7 +139,7 @@ def ingest_file(
     notes = list(trace.notes) if ingested.created else []
     if ingested.created and trace.out_of_order:
         notes.append(f"{trace.out_of_order:,} requests were out of order, now sorted by time")
-    for text in (*bad_lines_in_words(rejects), *(f"{path}: {text}" for text in notes)):
+    for text in (*rejects.in_words(), *(f"{path}: {text}" for text in notes)):
         monitor.note(text)
     return ingested
 
@@ -166,10 +166,10 @@ def prompts_to_replay(
     """Yield a trace and its prompts; a second process compiles what `policies` lack meanwhile."""
     from kvscope.replay import precompile
 
-    if missing := precompile.not_compiled(policies):
+    if missing := precompile.uncompiled(policies):
         names = ", ".join(policy.name for policy in missing)
         monitor.note(f"compiling kernels, once: {names}; this can take half a minute")
-    with precompile.compiled_beside(policies):
+    with precompile.compiling_in_background(policies):
         trace = load_trace(store, source, monitor, reading)
         yield trace, replayable(store, trace)
 
