@@ -113,7 +113,7 @@ bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-
 	$(ENGINE)/bin/python -m benchmarks.live_gittins
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
-	$(PY) -m kvscope.synth.samples sample_traces
+	$(PY) -m kvscope.synth.profiles sample_traces
 
 wheel: setup ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation --outdir dist

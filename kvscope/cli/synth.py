@@ -62,8 +62,7 @@ def synth(
     param: Parameters = None,
 ) -> None:
     """Generate a trace of hashed requests from a profile; no real user data is involved."""
-    from kvscope.synth.registry import by_name
-    from kvscope.synth.samples import write_jsonl
+    from kvscope.synth.profiles import by_name, write_jsonl
 
     chosen = _changed(by_name(profile), param or [])
     with progress(f"making {profile}", requests, unit="steps") as advance:
