@@ -40,7 +40,7 @@ def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAU
         raise KvscopeError(
             "needs Streamlit, which is not installed",
             where="kvscope dashboard",
-            remedy="install it with: pip install 'kvscope[dashboard]'",
+            remedy="install it with: pip install streamlit",
         )
     _refuse_taken(host, port)
     with _lasting(db) as path:
