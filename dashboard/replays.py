@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
-import opened
-import prepared
-from job import Job
 
+from dashboard import background_cache, connection
+from dashboard.job import Job
 from kvscope.app.requests import Capacities, SimulateRequest
 from kvscope.app.simulate import Simulation, simulate, workload_for
 from kvscope.app.simulate import replay as replayed_runs
@@ -18,10 +17,9 @@ from kvscope.core.trace import Trace
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.capacity_models import replayed
-from kvscope.replay.capacity_options import over_tiers
+from kvscope.replay.capacity_models import serve_replay, tier_request
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.workload import Asked
+from kvscope.replay.workload import ReplayRequest
 from kvscope.report.runs import names
 from kvscope.report.ttft import Distribution, distribution
 from kvscope.tuning import capacity as xi
@@ -55,11 +53,11 @@ class Replays:
 
 def replay(job: Job, asking: Asking) -> Replays:
     """The runs asked for, from the store or replayed and kept."""
-    lru = prepared.lru_for(job, asking.trace)
+    lru = background_cache.lru_for(job, asking.trace)
     request = SimulateRequest(
         asking.setting, asking.variants, Capacities(blocks=asking.capacities_blocks)
     )
-    made = Replays(simulate(opened, asking.trace, lru.prompts, request, job))
+    made = Replays(simulate(connection, asking.trace, lru.prompts, request, job))
     with job.steps("spreading TTFT over the requests", len(made.found.capacities)) as advance:
         for at in made.found.capacities:
             if job.stop.is_set():  # what is missing is made when it is looked at
@@ -74,15 +72,15 @@ def over_xi(job: Job, asking: Asking) -> Replays:
 
     Where none is named, it is the one with which LRU gets half of the hits that there are.
     """
-    lru = prepared.lru_for(job, asking.trace)
+    lru = background_cache.lru_for(job, asking.trace)
     workload = workload_for(asking.trace, lru.prompts, asking.setting)
     half = max(lru.curve.capacity_for(lru.curve.ideal / 2), 1)
     at = next(iter(asking.capacities_blocks), half)
     target = Target(asking.setting.slo_s or 0.0)
     with job.steps("looking where xi matters"):
         policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
-    asked = [Asked(policy, at) for policy in policies]
-    return Replays(replayed_runs(opened, asking.trace, workload, asked, job))
+    asked = [ReplayRequest(policy, at) for policy in policies]
+    return Replays(replayed_runs(connection, asking.trace, workload, asked, job))
 
 
 def middle(found: Simulation) -> int:
@@ -107,11 +105,11 @@ def _ttft_ms(made: Replays, run: Run) -> np.ndarray[tuple[int, ...], np.dtype[np
     assert workload is not None  # noqa: S101  (for mypy: `replay` and `over_xi` have it)
     policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
     asked = (
-        over_tiers(workload, policy, made.found.estimates)
+        tier_request(workload, policy, made.found.estimates)
         if run.setting.tiers
-        else Asked(policy, run.capacity_blocks)
+        else ReplayRequest(policy, run.capacity_blocks)
     )
     workload.prepare([policy])
-    served = replayed(workload, asked).served
+    served = serve_replay(workload, asked).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)] * 1e3

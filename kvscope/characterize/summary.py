@@ -24,7 +24,7 @@ from kvscope.characterize.traffic import (
     request_sizes,
 )
 from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
-from kvscope.core.background import beside
+from kvscope.core.background import in_background
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.store.db import Store
 
@@ -72,13 +72,13 @@ def characterize(
 
     history = run("touches", load_history)
     # Facts of the history alone are computed meanwhile: they leave the store to the others.
-    waiting_for = beside(_of_history, store, trace, history)
+    of_history = in_background(_of_history, store, trace, history)
     following = run("next turns", next_turns)
     places = run("places in the prompt", spatial, paths)
     changes = run("stability", stability, history)
     reuse_sources = run("sources of reuse", sources)
     reuse_skew = run("skew", skew)
-    gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: waiting_for())
+    gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())
     return Characterization(
         trace=trace,
         lengths=run("lengths", lengths),
