@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from kvscope import __version__
@@ -103,7 +103,9 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Return the whole document; plotly's script stands in it once, compressed."""
     from plotly.offline import get_plotlyjs
 
-    menu, body, figures = [], [], {}
+    menu: list[str] = []
+    body: list[str] = []
+    figures: dict[str, Mapping[str, object]] = {}
     for number, section in enumerate(sections, start=1):
         menu.append(f'<a href="#section-{number}">{escape(section.title)}</a>')
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
@@ -133,7 +135,7 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     )
 
 
-def _json(figures: dict[str, object]) -> str:
+def _json(figures: Mapping[str, object]) -> str:
     """Return the figures with the template that they share, so that no `<` ends the script."""
     from plotly.utils import PlotlyJSONEncoder
 

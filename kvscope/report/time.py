@@ -32,15 +32,15 @@ def sections(facts: Characterization) -> list[Section]:
     known = []
     gaps, hazard, lifetimes = facts.reuse_gaps, facts.reuse_hazard, facts.lifetimes
     if gaps is not None and gaps.overall is not None:
-        gaps = replace(gaps, by_category=of_large(gaps.by_category))
         if hazard is not None:
             hazard = replace(hazard, by_category=of_large(hazard.by_category))
-        known.append(_gaps(gaps, gaps.overall, hazard, few))
+        by_category = of_large(gaps.by_category)
+        known.append(_gaps(replace(gaps, by_category=by_category), gaps.overall, hazard, few))
     if lifetimes is not None and lifetimes.overall is not None:
         over_time = tuple(row for row in lifetimes.over_time if row.category in shown)
-        by_category = of_large(lifetimes.by_category)
-        lifetimes = replace(lifetimes, by_category=by_category, over_time=over_time)
-        known.append(_lifetimes(lifetimes, lifetimes.overall, few))
+        lives = of_large(lifetimes.by_category)
+        of_these = replace(lifetimes, by_category=lives, over_time=over_time)
+        known.append(_lifetimes(of_these, lifetimes.overall, few))
     if facts.stability.between_windows:
         requests = {row.category: row.requests for row in facts.categories}
         known.append(_stability(facts.stability, requests))
