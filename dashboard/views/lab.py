@@ -20,7 +20,7 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.capacity_options import modelled, policies_for
 from kvscope.replay.policy_options import ALL, Variant, parse_variants
 from kvscope.replay.setting import setting_of
-from kvscope.tuning.capacity import has_xi
+from kvscope.tuning.search import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]
 MODELS: tuple[CapacityModel, ...] = ("cache", "engine")

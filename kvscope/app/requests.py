@@ -31,7 +31,7 @@ from kvscope.replay.setting import setting_of
 from kvscope.tuning.target import Target, View
 
 if TYPE_CHECKING:
-    from kvscope.tuning.file import Recommendation
+    from kvscope.tuning.file import RecommendationFile
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -330,7 +330,7 @@ def above_zero(rate_scale: float) -> float:
     return rate_scale
 
 
-def read_settled(path: str | None, options: Mapping[str, object]) -> Recommendation | None:
+def read_settled(path: str | None, options: Mapping[str, object]) -> RecommendationFile | None:
     """Return the recommendation in the file at `path`, if one is named.
 
     Raises UsageError for any of the `options` that says what the file settles.
@@ -349,7 +349,7 @@ def read_settled(path: str | None, options: Mapping[str, object]) -> Recommendat
     return read_recommendation(Path(path))
 
 
-def _with_lru(recommended: Recommendation) -> list[Variant]:
+def _with_lru(recommended: RecommendationFile) -> list[Variant]:
     """Return LRU and what is recommended, if that is another policy."""
     from kvscope.policies.lru import Lru
 

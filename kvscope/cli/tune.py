@@ -48,7 +48,7 @@ from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from kvscope.app.requests import TuneRequest
-    from kvscope.app.tune import Tuned
+    from kvscope.app.tune import Recommendation
     from kvscope.core.trace import Prompts, Trace
 
 BASELINE = "lru"
@@ -116,9 +116,9 @@ def tune(
         check_name(store, trace)
         from kvscope.app.traces import replayable
         from kvscope.app.tune import write_recommended
-        from kvscope.tuning.tuner import CEILINGS
+        from kvscope.tuning.tuner import ORACLES
 
-        replayed = [*(variant.policy for variant in request.variants), *CEILINGS]
+        replayed = [*(variant.policy for variant in request.variants), *ORACLES]
         with trace_and_kernels(store, trace, reading, replayed) as stored:
             prompts = replayable(store, stored)
             tuned = _tuned(stored, prompts, request)
@@ -130,10 +130,10 @@ def tune(
         note(f"recommendation written to {path}")
 
 
-def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
+def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Recommendation:
     """Tune; Ctrl-C ends it with nothing written."""
     from kvscope.app.tune import tune as recommend
-    from kvscope.tuning.search import Stopped
+    from kvscope.tuning.trial import Stopped
 
     with stoppable() as terminal:
         try:
@@ -143,7 +143,7 @@ def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _report(tuned: Tuned, *, explain: bool, as_json: bool, html: str | None) -> None:
+def _report(tuned: Recommendation, *, explain: bool, as_json: bool, html: str | None) -> None:
     from kvscope.report.recommendation import html_report, screen, sections
 
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style, ttft, xi
@@ -14,8 +14,8 @@ from kvscope.report.section import Section, Table
 from kvscope.report.sizes import Sizes
 from kvscope.report.text_plots import bar
 from kvscope.report.words import NONE, significant
-from kvscope.tuning.objective import Trial
 from kvscope.tuning.search import XI
+from kvscope.tuning.trial import Trial
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,17 +26,17 @@ _ABOUT_XI = (
 )
 
 
-def sections(tuned: Tuned) -> list[Section]:
+def sections(tuned: Recommendation) -> list[Section]:
     """Return the sections that `--explain` adds."""
     return [*_xi(tuned), *_capacities(tuned), _tried(tuned), *_by_category(tuned)]
 
 
-def sizes_of(tuned: Tuned) -> Sizes:
+def sizes_of(tuned: Recommendation) -> Sizes:
     """Return how to write the capacities of a tuning."""
     return Sizes(tuned.trace.block_size, tuned.model, tuned.hbm_bytes)
 
 
-def sensitivity(tuned: Tuned) -> dict[str, list[Trial]]:
+def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
     """Return for each policy with a xi its trials at the user's capacity, one a xi, ascending."""
     by_policy: dict[str, dict[float, Trial]] = {}
     for trial in tuned.tuning.explored:
@@ -46,7 +46,7 @@ def sensitivity(tuned: Tuned) -> dict[str, list[Trial]]:
     return {name: [trials[xi] for xi in sorted(trials)] for name, trials in by_policy.items()}
 
 
-def best_by_capacity(tuned: Tuned) -> dict[str, dict[int, Trial]]:
+def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
     """Return for each policy the trial with the lowest target at each capacity that was tried."""
     best: dict[str, dict[int, Trial]] = {}
     for trial in tuned.tuning.explored:
@@ -57,7 +57,7 @@ def best_by_capacity(tuned: Tuned) -> dict[str, dict[int, Trial]]:
     return best
 
 
-def _xi(tuned: Tuned) -> list[Section]:
+def _xi(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of xi."""
     tables = []
     for name, trials in sensitivity(tuned).items():
@@ -80,7 +80,7 @@ def _xi(tuned: Tuned) -> list[Section]:
     return [Section("Why this xi", _ABOUT_XI, tuple(tables), figures=figures)]
 
 
-def _capacities(tuned: Tuned) -> list[Section]:
+def _capacities(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of capacity, where several were tried."""
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
@@ -104,7 +104,7 @@ def _capacities(tuned: Tuned) -> list[Section]:
     return [Section("Why this capacity", tables=(table,))]
 
 
-def _tried(tuned: Tuned) -> Section:
+def _tried(tuned: Recommendation) -> Section:
     """Return all that was tried at the user's capacity, the best first."""
     tuning = tuned.tuning
     here = [trial for trial in tuning.explored if trial.capacity_blocks == tuning.capacity_blocks]
@@ -123,7 +123,7 @@ def _tried(tuned: Tuned) -> Section:
     return Section("Tried", tables=(Table("Tried in the training window", columns, rows),))
 
 
-def _by_category(tuned: Tuned) -> list[Section]:
+def _by_category(tuned: Recommendation) -> list[Section]:
     """Return TTFT by category under LRU and under the recommended policy."""
     tuning = tuned.tuning
     if tuning.recommended is tuning.baseline:
@@ -132,7 +132,7 @@ def _by_category(tuned: Tuned) -> list[Section]:
         {part.category: part.outcome for part in judged.categories}
         for judged in (tuning.baseline, tuning.recommended)
     )
-    title = f"LRU now, then {tuned.called(tuning.recommended.trial.policy)} as recommended"
+    title = f"LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
     return [ttft.category_section(title, before, after, tuned.times_ms)]
 
 
@@ -140,7 +140,7 @@ def _ms(trial: Trial) -> str:
     return significant(trial.target_s * 1e3)
 
 
-def sensitivity_chart(tuned: Tuned) -> go.Figure:
+def sensitivity_chart(tuned: Recommendation) -> go.Figure:
     """Build the target's latency against xi."""
     points = {
         name: [(trial.policy.values[XI], trial.target_s * 1e3) for trial in trials]
@@ -152,7 +152,7 @@ def sensitivity_chart(tuned: Tuned) -> go.Figure:
     return chart
 
 
-def capacities_chart(tuned: Tuned) -> go.Figure:
+def capacities_chart(tuned: Recommendation) -> go.Figure:
     """Build the target's latency against capacity: the best setting of each policy at each."""
     title, unit = "Tail against capacity in the training window", sizes_of(tuned).axis
     chart = style.figure(title, f"capacity ({unit.name})", f"{tuned.target_name} (ms)")

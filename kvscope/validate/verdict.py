@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.units import format_duration
-from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, Resampled
 from kvscope.tuning.target import Target
 from kvscope.validate.result import Check, Compared, RunFacts, Verdict
 
@@ -40,7 +40,7 @@ def judged(
     for run in runs:
         by_policy.setdefault(run.policy, []).append(run)
     checks = [check for run in runs for check in _complete(run)]
-    drawn: dict[str, tuple[Drawn, Drawn]] = {}
+    drawn: dict[str, tuple[Resampled, Resampled]] = {}
     for name, likes in by_policy.items():
         checks.append(_hits(name, likes, sequential=sequential))
         bootstrap, predicted, measured = _draws(likes, conversation, goal)
@@ -50,12 +50,12 @@ def judged(
             _ttft(
                 name,
                 figure,
-                float(predicted.told[names.index(figure)]),
-                float(measured.told[names.index(figure)]),
+                float(predicted.value[names.index(figure)]),
+                float(measured.value[names.index(figure)]),
                 _interval(bootstrap, measured, figure),
                 tolerance,
             )
-            for figure in dict.fromkeys(("p50", objective_of(goal)))
+            for figure in dict.fromkeys(("p50", goal.objective))
         ]
     other = next((name for name in by_policy if name != baseline), None)
     found = None
@@ -63,7 +63,7 @@ def judged(
         bootstrap, *_ = _draws(by_policy[other], conversation, goal)
         pairs = zip(drawn[baseline], drawn[other], strict=True)
         found = Compared(*(bootstrap.gains(before, after) for before, after in pairs))
-        checks.append(_gain(other, objective_of(goal), found))
+        checks.append(_gain(other, goal.objective, found))
     return tuple(checks), found, _verdict(checks)
 
 
@@ -105,7 +105,7 @@ def _hits(name: str, runs: Sequence[RunFacts], *, sequential: bool) -> Check:
 
 def _draws(
     runs: Sequence[RunFacts], conversation: NDArray[np.int32], goal: Target
-) -> tuple[Bootstrap, Drawn, Drawn]:
+) -> tuple[Bootstrap, Resampled, Resampled]:
     """The figures of all runs of one policy, a conversation being drawn with all its repeats."""
     bootstrap = Bootstrap(np.concatenate([conversation[run.counted] for run in runs]), goal)
     predicted = np.concatenate([run.predicted_ttft_s[run.counted] for run in runs])
@@ -113,7 +113,7 @@ def _draws(
     return bootstrap, bootstrap.figures(predicted), bootstrap.figures(measured)
 
 
-def _interval(bootstrap: Bootstrap, drawn: Drawn, figure: str) -> tuple[float, float] | None:
+def _interval(bootstrap: Bootstrap, drawn: Resampled, figure: str) -> tuple[float, float] | None:
     """The 95 % interval of a figure; None where there are too few conversations to draw from."""
     return bootstrap.interval(drawn, figure) if bootstrap.conversations >= FEWEST else None
 

@@ -1,4 +1,4 @@
-"""Traffic of which it is known what tuning has to find, and the short way to a `Tuning`."""
+"""Traffic of which it is known what tuning has to find, and the short way to a `TuningResult`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.replay.workload import Workload
 from kvscope.synth.base import Record
-from kvscope.tuning.objective import Question
-from kvscope.tuning.result import Tuning
-from kvscope.tuning.search import Advance
 from kvscope.tuning.target import Target
-from kvscope.tuning.tuner import tune
+from kvscope.tuning.trial import Advance
+from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
 from tests import small_traces
 
 BLOCK = 16
@@ -153,9 +151,9 @@ def tuned(
     target: Target | None = None,
     stop: Event | None = None,
     **question: object,
-) -> Tuning:
+) -> TuningResult:
     """What `tune` says of a trace."""
-    asked = Question(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
+    asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
     return tune(
         prompts_of(trace), SETTING, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
     )

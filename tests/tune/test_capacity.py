@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.tuning.capacity import PRECISION, least_for_any, least_for_lru
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.search import Evaluator
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Evaluator, Trial
 from tests.tune.examples import PROFILE, WINDOWS, chats, workload
 
 QUICK = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
@@ -71,10 +70,10 @@ def test_no_tried_capacity_above_the_least_fails(
         high = evaluator.workload.curve.capacity_for(evaluator.workload.curve.ideal)
         worst, best = (evaluator.trial(LRU, at).target_s for at in (0, high))
         evaluator.target = Target(best + (worst - best) * share, 0.9)
-        evaluator.tried.clear()
+        evaluator.trials.clear()
         found = least_for_any(evaluator, [LRU, *settings_of], 0, high, also=also)
         held: dict[int, bool] = {}
-        for trial in evaluator.tried.values():
+        for trial in evaluator.trials.values():
             at = trial.capacity_blocks
             held[at] = held.get(at, False) or trial.meets(evaluator.target)
         assert also is None or not 0 < also < high or also in held
