@@ -142,8 +142,8 @@ def validate(
         log_path=server_log,
         seed=reading.seed,
     )
-    from kvscope.store import validations
     from kvscope.store.db import open_store
+    from kvscope.store.results import add_validation
 
     with open_store(db) as store:
         found = load_trace(store, trace, reading)
@@ -151,7 +151,7 @@ def validate(
             result = _validated(
                 store, found, wanted, pace, latency, slo, warmup, tolerance, repeats, stop
             )
-        validations.add(store, found, result)
+        add_validation(store, found, result)
     _report(found, result, html, as_json=as_json)
     if stop.is_set():
         raise typer.Exit(ExitCode.INTERRUPTED)

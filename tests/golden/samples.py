@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.core.trace import Prompts
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store

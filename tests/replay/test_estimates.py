@@ -39,7 +39,7 @@ def told(name: str) -> Traffic:
 
 def evidence_of(name: str) -> tuple[Evidence, Prompts]:
     """The same requests as `kvscope fit` sees them."""
-    from kvscope.core.paths import data_folder
+    from kvscope.core.files import data_folder
     from kvscope.ingest.pipeline import ingest
     from kvscope.reuse_models.evidence import load_evidence
     from kvscope.store.db import MEMORY, open_store

@@ -16,9 +16,9 @@ from kvcache_sim.cpp_backend import run_cpp_sweep
 from kvcache_sim.trace import TraceData, parse_trace_lines
 from numpy.typing import NDArray
 
-from benchmarks.work_accesses import RECORD, next_access
+from benchmarks.workers.convert import RECORD, next_access
+from kvscope.core.files import data_folder
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM
-from kvscope.core.paths import data_folder
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts
 from kvscope.policies.registry import by_name

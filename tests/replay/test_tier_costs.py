@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
+from kvscope.core.files import data_folder
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, standard
-from kvscope.core.paths import data_folder
 from kvscope.core.runs import TierMode
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
