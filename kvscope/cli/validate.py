@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from kvscope.latency.profile import LatencyProfile
     from kvscope.store.db import Store
     from kvscope.tuning.file import PolicyFile
-    from kvscope.validate.policies import PolicyRun
     from kvscope.validate.replay import Pace
-    from kvscope.validate.request_share import Part
     from kvscope.validate.result import Validation
+    from kvscope.validate.tokens import TraceSample
+    from kvscope.validate.validate import PolicyRun
 
 DEFAULT_RECOMMENDATION = "recommendation.toml"
 
@@ -190,7 +190,7 @@ def _validated(
     stop: Event,
 ) -> Validation:
     from kvscope.app.traces import replayable
-    from kvscope.validate.validate import Asked
+    from kvscope.validate.validate import ValidationPlan
     from kvscope.validate.validate import validate as validated
     from kvscope.vllm_sim import EngineSettings
 
@@ -202,12 +202,12 @@ def _validated(
         from kvscope.tuning.target import Target
 
         target = Target(slo_s)
-    engine, opened, part, has = engine_for(
+    engine, open_engine, sample, has = engine_for(
         prompts, wanted, advice.capacity_tokens if advice else None, stop
     )
     overlapped = has is not None and has.device == "cuda"
-    question = Asked(
-        part=part,
+    plan = ValidationPlan(
+        sample=sample,
         pace=pace,
         profile=profile,
         settings=EngineSettings(
@@ -225,12 +225,10 @@ def _validated(
         repeats=repeats,
         seed=wanted.seed,
     )
-    told_time = pace.kind == "sequential"
-    runs = _runs(wanted, advice, path, overlapped=overlapped, told_time=told_time)
-    _say(part, question.forced)
-    return validated(
-        question, engine, runs, opened, progress=_steps, last_words=show_log, stop=stop
-    )
+    trace_clock = pace.kind == "sequential"
+    runs = _runs(wanted, advice, path, overlapped=overlapped, trace_clock=trace_clock)
+    _say(sample, plan.forced)
+    return validated(plan, engine, runs, open_engine, progress=_steps, show_log=show_log, stop=stop)
 
 
 def _recommendation(wanted: Wanted) -> tuple[PolicyFile | None, Path | None]:
@@ -270,27 +268,27 @@ def _runs(
     path: Path | None,
     *,
     overlapped: bool,
-    told_time: bool,
+    trace_clock: bool,
 ) -> list[PolicyRun]:
-    from kvscope.validate.policies import PolicyRun, lru, recommended
+    from kvscope.validate.validate import PolicyRun, recommended_run
 
     if wanted.url is not None and wanted.policies == "both":  # it runs what it was started with
         note("the server is taken to evict by LRU; if not, see --policies recommendation")
-        return [lru()]
+        return [PolicyRun()]
     if advice is None or path is None or wanted.policies == "lru":
-        return [lru()]
-    best = recommended(advice, path, overlapped=overlapped, told_time=told_time)
+        return [PolicyRun()]
+    best = recommended_run(advice, path, overlapped=overlapped, trace_clock=trace_clock)
     if wanted.url is not None:
         return [PolicyRun(advice.policy, fitted=advice.fitted)]
     if best.policy.name == "lru" or wanted.policies == "recommendation":
         return [best]
-    return [lru(), best]
+    return [PolicyRun(), best]
 
 
-def _say(part: Part, forced: bool) -> None:
+def _say(sample: TraceSample, forced: bool) -> None:
     """What is not replayed as it is recorded."""
-    if part.too_long:
-        note(f"{part.too_long:,} requests are longer than the engine takes, and are left out")
+    if sample.too_long:
+        note(f"{sample.too_long:,} requests are longer than the engine takes, and are left out")
     if not forced:
         note(
             "outputs are the engine's own: what later turns carry of them is not hit,"

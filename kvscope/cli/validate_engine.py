@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Prompts
     from kvscope.serving.client import Endpoint
     from kvscope.serving.interpreter import Interpreter
-    from kvscope.validate.request_share import Part
     from kvscope.validate.result import EngineFacts
-    from kvscope.validate.validate import Open
+    from kvscope.validate.tokens import TraceSample
+    from kvscope.validate.validate import EngineOpener
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Wanted:
 
 def engine_for(
     prompts: Prompts, wanted: Wanted, capacity_tokens: int | None, stop: Event
-) -> tuple[EngineFacts, Open, Part, Interpreter | None]:
+) -> tuple[EngineFacts, EngineOpener, TraceSample, Interpreter | None]:
     """What is replayed on, how it is opened, what it is to serve, and what a vLLM of one's own has.
 
     Raises UsageError where the server does not tell its blocks or nobody says how many to give,
@@ -90,17 +90,17 @@ def engine_for(
     return EngineFacts("vLLM", has.vllm, device, model, blocks, size, flags), opened, part, has
 
 
-def _running(prompts: Prompts, wanted: Wanted) -> tuple[EngineFacts, Open, Part]:
+def _running(prompts: Prompts, wanted: Wanted) -> tuple[EngineFacts, EngineOpener, TraceSample]:
     from kvscope.serving.client import Endpoint
     from kvscope.validate.result import EngineFacts
-    from kvscope.validate.validate import running_already
+    from kvscope.validate.validate import running_server
 
     endpoint = Endpoint(str(wanted.url), timeout_s=wanted.timeout_s)
     served = endpoint.model(wanted.served_model)
     size, blocks = _pool(endpoint, wanted)
     part = _part(prompts, wanted, _least(served.max_model_len, blocks * size))
     facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
-    return facts, running_already(endpoint, served), part
+    return facts, running_server(endpoint, served), part
 
 
 def _pool(endpoint: Endpoint, wanted: Wanted) -> tuple[int, int]:
@@ -137,10 +137,10 @@ def _least(told: object, tokens: int) -> int:
     return min(told - 1, tokens) if isinstance(told, int) else tokens
 
 
-def _part(prompts: Prompts, wanted: Wanted, longest: int) -> Part:
-    from kvscope.validate.request_share import part
+def _part(prompts: Prompts, wanted: Wanted, longest: int) -> TraceSample:
+    from kvscope.validate.tokens import sample_trace
 
-    return part(
+    return sample_trace(
         prompts,
         share=wanted.share,
         seconds=None if wanted.minutes is None else 60 * wanted.minutes,

@@ -41,7 +41,7 @@ def test_lru_needs_what_a_linear_scan_finds(
         evaluator.target = Target(best + (worst - best) * share, percentile)
         meets = [evaluator.trial(LRU, at).meets(evaluator.target) for at in range(low, high + 1)]
         assert meets == sorted(meets)  # once held, held with more
-        found = least_for_lru(evaluator, LRU, low, high)
+        found = least_for_lru(evaluator, low, high)
     if not any(meets):
         assert found is None
         return
@@ -95,7 +95,7 @@ class Scripted:
     def __init__(self, meets: Any) -> None:
         self.meets, self.target, self.asked = meets, Target(1.0), set[int]()
 
-    def trials(self, questions: list[tuple[Policy, int]], advance: object = None) -> list[Any]:
+    def evaluate(self, questions: list[tuple[Policy, int]], advance: object = None) -> list[Any]:
         """A trial of 0.5 s where the target is met, else of 2 s."""
         self.asked |= {at for _, at in questions}
         return [_Told(policy, at, 0.5 if self.meets(at) else 2.0) for policy, at in questions]
@@ -135,7 +135,7 @@ def test_the_present_capacity_is_looked_at() -> None:
 def test_halving_comes_to_its_end(least: int) -> None:
     """Any least capacity up to a million is found with few questions."""
     for search in (
-        lambda evaluator: least_for_lru(evaluator, LRU, 0, 1_000_000),
+        lambda evaluator: least_for_lru(evaluator, 0, 1_000_000),
         lambda evaluator: least_for_any(evaluator, [LRU], 0, 1_000_000),
     ):
         evaluator: Any = Scripted(lambda at: at >= least)

@@ -25,7 +25,7 @@ from kvscope.tuning.file import RecommendationFile, read_recommendation, write_r
 from kvscope.tuning.flags import flags
 from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningResult
-from kvscope.validate.policies import recommended
+from kvscope.validate.validate import recommended_run
 from kvscope.vllm_plugin.settings import settings as plugin_settings
 from tests.policies.drawn_trees import drawn_ends
 from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
@@ -156,10 +156,10 @@ def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
         assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
         if fit is not None:
             assert plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}).fitted == fit
-            assert recommended(read, path, overlapped=False).fitted == fit
+            assert recommended_run(read, path, overlapped=False).fitted == fit
     for refuse in (
         lambda: plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}),
-        lambda: recommended(read, path, overlapped=False),
+        lambda: recommended_run(read, path, overlapped=False),
     ):
         with pytest.raises(UsageError, match=r"tlru-learned goes by a table \[ends\]"):
             refuse()

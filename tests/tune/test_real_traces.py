@@ -44,12 +44,12 @@ def _prompts(name: str) -> tuple[Trace, Prompts]:
 def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float, TuningResult]]:
     """What is recommended when 30, 40 or 50 % of the requests judge."""
     trace, prompts = _prompts(name)
-    question = TuningOptions(Target(slo_s), VARIANTS, capacity)
+    options = TuningOptions(Target(slo_s), VARIANTS, capacity)
     return prompts, {
         judged: tune(
             prompts,
             setting_of(standard(), load_profile()),
-            replace(question, judged=judged),
+            replace(options, held_out=judged),
             round_windows(trace),
             lineage=trace.lineage,
             progress=quiet,

@@ -138,7 +138,7 @@ def test_added_capacity_is_more_than_there_is() -> None:
         one.parent_chat_id += 600 if one.parent_chat_id >= 0 else 0
         one.hash_ids = [500_000 + int(block) for block in one.hash_ids or ()]
     trace += later
-    found = tuned(trace, 0.03, (), capacity_blocks=300, warmup=0.1, judged=280 / 900)
+    found = tuned(trace, 0.03, (), capacity_blocks=300, warmup=0.1, held_out=280 / 900)
     assert found.verdict == "add-capacity"
     assert found.least_lru is not None
     assert found.least_lru.training.capacity_blocks <= 204
@@ -162,7 +162,7 @@ def test_lru_is_kept_where_it_is_provably_best() -> None:
     for slo_s in (0.3, 0.6, 2.0):
         found = tuned(trace, slo_s, zero)
         (contender,) = found.contenders
-        assert contender.trial.policy.values["xi_tokens"] == 0
+        assert contender.policy.values["xi_tokens"] == 0
         assert all(not one.significant for one in contender.gains.values())
         assert found.recommended.policy.name == "lru"
         assert found.verdict != "switch"

@@ -33,10 +33,10 @@ from kvscope.serving.client import BlockPool, block_pool, completion
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.server import Launch, VllmServer
 from kvscope.tuning.file import read_recommendation
-from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
+from kvscope.validate.validate import PolicyRun, recommended_run
 from kvscope.vllm_sim import EngineSettings
 from tests.policies.drawn_trees import drawn_ends
 from tests.validate.test_tokens import chats
@@ -86,7 +86,7 @@ def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A vLLM as it comes."""
-    with launch(tmp_path_factory.mktemp("tiny"), lru()) as running:
+    with launch(tmp_path_factory.mktemp("tiny"), PolicyRun()) as running:
         yield running
 
 
@@ -163,7 +163,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"base_ms = 5\nper_token_ms = 0.03\n"
         + "\n".join(FITTED[policy.name].lines() if policy.name in FITTED else [])
     )
-    run = recommended(read_recommendation(file), file, overlapped=False, told_time=True)
+    run = recommended_run(read_recommendation(file), file, overlapped=False, trace_clock=True)
     prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)
     pace = Pace("sequential")
     with launch(tmp_path, run, FEW_BLOCKS) as server:
