@@ -15,10 +15,10 @@ from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, history, replay
+from kvscope.replay.replay import NO_TABLES, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.replay.variants import bind, found_values
 from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Resampled
 from kvscope.tuning.target import Target
 
@@ -75,10 +75,10 @@ class _Replays:
     def __init__(
         self, prompts: Prompts, requests: Traffic, ends: Ends, horizon_s: float, xi_tokens: float
     ) -> None:
-        self._traffic, self._past, self._tables = requests, history(requests), ends.tables()
+        self._traffic, self._past, self._tables = requests, touch_history(requests), ends.tables()
         self._first = int(len(requests.leaf) * WARMUP)
         self._given = {"xi_tokens": xi_tokens, "horizon_s": horizon_s}
-        self._estimates = found_values(requests, PRESETS["llama2-7b-a100"], None)
+        self._estimates = estimate_parameters(requests, PRESETS["llama2-7b-a100"], None)
         self._conversation = prompts.conversation[self._first :]
         self._bootstrap = Bootstrap(self._conversation, Target(slo_s=xi_tokens))
 
@@ -105,7 +105,7 @@ class _Replays:
         given = {name: value for name, value in self._given.items() if name in takes}
         policy = bind(Variant(kind, given), self._estimates)
         tables = self._tables if policy.table else NO_TABLES
-        done = replay(self._traffic, policy, capacity, past=self._past, tables=tables)
+        done = replay(self._traffic, policy, capacity, history=self._past, tables=tables)
         hits = done.hit_blocks[self._first :].astype(np.int64) * self._traffic.block_size
         left = self._traffic.input_tokens[self._first :] - hits
         uncached: Floats = np.maximum(left, 0).astype(np.float64)

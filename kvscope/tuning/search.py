@@ -11,8 +11,8 @@ import numpy as np
 
 from kvscope.policies.base import Parameter, Policy
 from kvscope.policies.lru import Lru
+from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.variants import Found, bind, found_values
 from kvscope.replay.workload import Workload
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
@@ -22,7 +22,6 @@ REFINEMENTS = 3
 _AROUND = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 _HINTS = (0.5, 0.75, 0.9, 0.95, 0.99)
 
-Estimates = Mapping[str, Found]
 Values = Mapping[str, Sequence[float]]
 
 
@@ -167,7 +166,7 @@ def over_xi(
     """
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)
-    estimates = found_values(workload.turns, workload.profile, target.slo_s)
+    estimates = estimate_parameters(workload.request_traffic, workload.profile, target.slo_s)
     with closing(Evaluator(workload, target)) as evaluator:
         hints = xi_hints(evaluator, capacity_blocks)
     start = bind(free, estimates)

@@ -15,9 +15,10 @@ from kvscope.core.errors import InputError, KvscopeError
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
-from kvscope.replay.capacity_models import replayed
-from kvscope.replay.summary import Served, summarize
-from kvscope.replay.workload import Asked, Workload, cores
+from kvscope.replay.capacity_models import serve_replay
+from kvscope.replay.metrics import ServedRequests, summarize
+from kvscope.replay.sweep import cores
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.target import Target, View
 
 PolicyAt = tuple[Policy, int]
@@ -59,7 +60,7 @@ def times_ms(outcome: Outcome, view: View) -> Percentiles:
     return queued or outcome.ttft_ms
 
 
-def ttft_s(served: Served, target: Target) -> NDArray[np.float64]:
+def ttft_s(served: ServedRequests, target: Target) -> NDArray[np.float64]:
     """Return the TTFT of the counted requests in the target's view; inf for one without a token.
 
     Raises InputError where the view needs times that the trace lacks.
@@ -75,7 +76,7 @@ def ttft_s(served: Served, target: Target) -> NDArray[np.float64]:
     return np.where(np.isnan(counted), np.inf, counted)
 
 
-def trial_of(policy: Policy, capacity_blocks: int, served: Served, target: Target) -> Trial:
+def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, target: Target) -> Trial:
     """Return the trial of a replay."""
     times = ttft_s(served, target)
     rank = int(np.ceil(target.percentile * len(times) - 1e-9)) - 1
@@ -143,11 +144,11 @@ class Evaluator:
         """Return the trial of one policy and capacity."""
         return self.evaluate([(policy, capacity_blocks)])[0]
 
-    def served(self, policy: Policy, capacity_blocks: int) -> Served:
+    def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
         """Replay and return the result of each request, which trials do not keep."""
         if self._stop.is_set():
             raise Stopped("stopped before the search was finished")
-        return replayed(self.workload, Asked(policy, capacity_blocks)).served
+        return serve_replay(self.workload, ReplayRequest(policy, capacity_blocks)).served
 
     def _trial(self, policy: Policy, capacity_blocks: int) -> Trial:
         return trial_of(policy, capacity_blocks, self.served(policy, capacity_blocks), self.target)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
-from kvscope.core.runs import RunSetting
+from kvscope.core.runs import PartOutcome, RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
@@ -29,14 +29,14 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.tlru import TLru
 from kvscope.replay.curve import first_counted
+from kvscope.replay.metrics import by_category
+from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import CategoryOutcome, by_category
-from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.ranking import rank_contenders
-from kvscope.tuning.search import Contender, Estimates, search, xi_hints
+from kvscope.tuning.search import Contender, search, xi_hints
 from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
@@ -85,7 +85,7 @@ class HeldOutTrial(Trial):
     resampled: Resampled
     meeting_share: float
     ttft_s: NDArray[np.float64]
-    categories: tuple[CategoryOutcome, ...]
+    categories: tuple[PartOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,9 @@ class Tuner:
         self.held_out = Evaluator(whole, target, stop=stop)
         first = first_counted(whole.prompts, whole.setting.definition)
         self.bootstrap = Bootstrap(whole.prompts.conversation[first:], target)
-        self.estimates = found_values(training.turns, training.profile, target.slo_s, share=1.0)
+        self.estimates = estimate_parameters(
+            training.request_traffic, training.profile, target.slo_s, share=1.0
+        )
 
     def close(self) -> None:
         """Drop the replays that have not begun."""

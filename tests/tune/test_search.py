@@ -10,8 +10,8 @@ from threading import Event
 import pytest
 
 from kvscope.policies.registry import POLICIES, by_name
+from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.variants import Found, bind
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.flags import flags
@@ -21,7 +21,7 @@ from kvscope.tuning.trial import Evaluator, Stopped
 from kvscope.tuning.tuner import HeldOutTrial, TuningResult, decide
 from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
 
-XI = {"xi_tokens": Found(190.0, "made up")}
+XI = {"xi_tokens": ParameterEstimate(190.0, "made up")}
 IN_TURN_CAPACITY = 350  # of 20 conversations of 20 blocks: LRU loses every one before it returns
 
 
@@ -221,7 +221,7 @@ def test_every_policy_has_a_space_of_its_own(policy: type) -> None:
 
 
 def test_each_question_is_answered_once() -> None:
-    """Asked again, nothing is replayed: progress is told of nothing."""
+    """ReplayRequest again, nothing is replayed: progress is told of nothing."""
     with closing(Evaluator(workload(in_turn()), Target(0.2))) as evaluator:
         asked = [(by_name("lru")(), 40), (by_name("tlru")(), 40)]
         steps: list[int] = []
