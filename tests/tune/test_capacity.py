@@ -96,7 +96,7 @@ class Scripted:
         self.meets, self.target, self.asked = meets, Target(1.0), set[int]()
 
     def evaluate(self, questions: list[tuple[Policy, int]], advance: object = None) -> list[Any]:
-        """A trial of 0.5 s where the target is met, else of 2 s."""
+        """Return trials of 0.5 s where the target is met, else of 2 s."""
         self.asked |= {at for _, at in questions}
         return [_Told(policy, at, 0.5 if self.meets(at) else 2.0) for policy, at in questions]
 

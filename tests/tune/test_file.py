@@ -35,7 +35,7 @@ CONTENDERS = [one for one in POLICIES if not one.hindsight]
 
 @pytest.fixture(scope="module")
 def found() -> TuningResult:
-    """A switch to tlru."""
+    """Return a switch to tlru."""
     return tuned(in_turn(), 0.2, capacity_blocks=350)
 
 

@@ -33,7 +33,7 @@ SOME = tuple(Variant(by_name(one)) for one in ("tlru", "threshold-lru", "wa"))
 
 
 def _replayed(policy: Policy, capacity: int) -> Run:
-    """What `kvscope simulate` says with a warm-up up to where judging begins."""
+    """Return the run of `kvscope simulate` with a warm-up up to the held-out window."""
     whole = workload(chats(4, REQUESTS), warmup=(JUDGED_FROM + 0.5) / REQUESTS)
     whole.setting = replace(whole.setting, slo_s=SLO_S)
     return make_run(whole, ReplayRequest(policy, capacity))
@@ -41,7 +41,7 @@ def _replayed(policy: Policy, capacity: int) -> Run:
 
 @pytest.fixture(scope="module", params=["unloaded", "queued"])
 def found(request: pytest.FixtureRequest) -> TuningResult:
-    """A tuning in each view."""
+    """Return a tuning in each view."""
     target = Target(SLO_S, 0.9, view=request.param)
     return tuned(chats(4, REQUESTS), SLO_S, SOME, target=target)
 

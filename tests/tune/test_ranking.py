@@ -24,7 +24,7 @@ ALIKE = 0.03  # differences in throughput that do not matter
 
 
 def chosen(slo_s: float) -> tuple[list[Contender], Evaluator]:
-    """The contenders on a birth-death trace, in the order of preference."""
+    """Return the contenders on a birth-death trace, in the order of preference."""
     requests = recorded(BirthDeath().generate(requests=1_500, seed=3))
     evaluator = Evaluator(workload(requests, 0.2), Target(slo_s))
     variants = [Variant(by_name(name)) for name in NAMES]

@@ -42,7 +42,7 @@ def _prompts(name: str) -> tuple[Trace, Prompts]:
 
 
 def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float, TuningResult]]:
-    """What is recommended when 30, 40 or 50 % of the requests judge."""
+    """Return what is recommended when 30, 40 or 50 % of the requests are held out."""
     trace, prompts = _prompts(name)
     options = TuningOptions(Target(slo_s), VARIANTS, capacity)
     return prompts, {
@@ -59,7 +59,7 @@ def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float,
 
 
 def _better_or_lru(found: TuningResult) -> None:
-    """What is recommended has, of the judged requests, a lower p95 than LRU has, or is LRU."""
+    """Check that the recommendation has a lower held-out p95 than LRU, or is LRU."""
     best = found.recommended
     if best.policy.name == "lru":
         assert found.verdict != "switch"
@@ -70,7 +70,7 @@ def _better_or_lru(found: TuningResult) -> None:
 
 
 def _halves(prompts: Prompts, found: TuningResult) -> list[Gain]:
-    """The chosen policy's gain in the first and in the second half of what judged it."""
+    """Return the chosen policy's gain in both halves of the held-out window."""
     conversation = prompts.conversation[-found.split.judged_requests :]
     half = len(conversation) // 2
     gains = []

@@ -67,7 +67,7 @@ def ignore(amount: int) -> None:
 
 
 def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
-    """A vLLM with few blocks, which says what it is told to."""
+    """Return a vLLM with few blocks and forced outputs."""
     (folder / "config.json").write_text(json.dumps(TINY))
     wanted = Launch(
         str(folder),
@@ -85,7 +85,7 @@ def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A vLLM as it comes."""
+    """Yield a vLLM with its own policy."""
     with launch(tmp_path_factory.mktemp("tiny"), PolicyRun()) as running:
         yield running
 
@@ -97,7 +97,7 @@ def replayed(
     policy: Policy | None = None,
     blocks: int = BLOCKS,
 ) -> tuple[Prediction, Measurement]:
-    """The same requests on the engine, whose cache was emptied, and on its model."""
+    """Replay the requests on the engine, its cache emptied, and on its simulation."""
     assert server.endpoint.reset_cache()
     trace = TokenTrace(prompts, forced=True)
     model = server.endpoint.model().name
@@ -113,7 +113,7 @@ def foreseen(
     measured: Measurement | None = None,
     blocks: int = BLOCKS,
 ) -> Prediction:
-    """What the simulator says of the requests."""
+    """Return the prediction for the requests."""
     sent = TokenTrace(prompts, forced=True).sent(SIZE)
     settings = replace(SETTINGS, usable_blocks=blocks)
     fitted = FITTED.get(policy.name)

@@ -25,7 +25,7 @@ def chats(folder: Path, requests: int = 120, alive: int = 12, **how: Any) -> Pro
 
 
 def hits_by_tokens(trace: TokenTrace, size: int) -> list[int]:
-    """What a cache without limits hits of the tokens themselves, by vLLM's rules."""
+    """Return the hits of an infinite cache on the tokens themselves, by vLLM's rules."""
     held: set[tuple[int, ...]] = set()
     found = []
     for request in range(len(trace)):

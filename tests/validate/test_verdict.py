@@ -25,7 +25,7 @@ Times = NDArray[np.float64]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: Pytest) -> RunFacts:
-    """A run of LRU in which all went as predicted."""
+    """Return a run of LRU in which all went as predicted."""
     prompts = chats(tmp_path_factory.mktemp("chats"), COUNT)
     hits = np.full(COUNT, 16, dtype=np.int64)
     times = np.random.default_rng(0).uniform(0.05, 0.2, COUNT)
@@ -48,7 +48,7 @@ def verdict(*runs: RunFacts, sequential: bool = True) -> tuple[str, dict[str, Ch
 
 
 def faster(facts: RunFacts, times: float) -> RunFacts:
-    """The same from T-LRU, measured so many times as fast, and predicted to be twice as fast."""
+    """Return the same from T-LRU, `times` as fast, and predicted to be twice as fast."""
     return replace(
         facts,
         policy=TLru.name,

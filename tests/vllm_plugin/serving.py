@@ -143,7 +143,7 @@ class Engine:
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line of this file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("conversations", "five-sessions"))
     parser.add_argument("--requests", type=int, default=300)

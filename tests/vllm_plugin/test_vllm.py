@@ -46,7 +46,7 @@ POLICIES = (Lru(), TAIL, Wa(), Gittins({"xi_tokens": 256, "next_prompt_tokens": 
 
 
 def recommended(path: Path, policy: LanePolicy, fitted: Fit | None = None) -> Path:
-    """The file that kvscope would write for a policy, as far as the plugin reads it."""
+    """Write the file of a policy, as far as the plugin reads it."""
     write_policy(path, policy, fitted, trace="made", block_size=BLOCK)
     return path
 
@@ -54,7 +54,7 @@ def recommended(path: Path, policy: LanePolicy, fitted: Fit | None = None) -> Pa
 def ran(
     what: str, blocks: int = BLOCKS, requests: int = REQUESTS, **environment: str
 ) -> dict[str, Any]:
-    """What the script of `tests.vllm_plugin.serving` tells, run as an operator would run vLLM."""
+    """Return the output of `tests.vllm_plugin.serving`, run as an operator runs vLLM."""
     sizes = ("--blocks", str(blocks), "--requests", str(requests))
     found = subprocess.run(
         [sys.executable, "-m", "tests.vllm_plugin.serving", what, *sizes],
@@ -70,7 +70,7 @@ def ran(
 
 
 def prompts(answer: dict[str, Any]) -> Prompts:
-    """The same requests for the simulator."""
+    """Return the same requests for the simulator."""
     asked = [
         Asked(tuple(one["prompt"]), tuple(one["output"]), None, one["arrival_s"])
         for one in answer["served"]
