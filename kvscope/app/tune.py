@@ -25,7 +25,15 @@ from kvscope.tuning.file import write_recommendation
 from kvscope.tuning.flags import Flags, flags
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import Trial, times_ms
-from kvscope.tuning.tuner import HELD_OUT, SCALES, WARMUP, HeldOutTrial, TuningOptions, TuningResult
+from kvscope.tuning.tuner import (
+    HELD_OUT,
+    ORACLES,
+    SCALES,
+    WARMUP,
+    HeldOutTrial,
+    TuningOptions,
+    TuningResult,
+)
 from kvscope.tuning.tuner import tune as tune_policies
 
 
@@ -110,6 +118,11 @@ class Recommendation:
         return " ".join([policy.name + star, *told])
 
 
+def kernels(request: TuneRequest) -> list[type[Policy]]:
+    """Return the policies whose kernels the request needs."""
+    return [*(variant.policy for variant in request.variants), *ORACLES]
+
+
 def tune(
     trace: Trace, prompts: Prompts, request: TuneRequest, monitor: Monitor | None = None
 ) -> Recommendation:
@@ -121,7 +134,7 @@ def tune(
     monitor = monitor or Silent()
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
-    options = TuningOptions(
+    tuning_options = TuningOptions(
         target=request.target,
         variants=request.variants,
         capacity_blocks=capacities[0] if capacities else None,
@@ -134,7 +147,7 @@ def tune(
     tuning = tune_policies(
         prompts,
         request.setting,
-        options,
+        tuning_options,
         round_windows(trace),
         lineage=trace.lineage,
         progress=monitor.steps,

@@ -72,24 +72,33 @@ def tabulate(
 
 
 def select(
-    screen: Sequence[Section], sections: Sequence[Section], *, full: bool, names: Sequence[str]
-) -> list[Section]:
-    """Return what a command prints: its one screen, all `sections`, or those of these names.
+    screen: Callable[[], Sequence[Section]],
+    sections: Callable[[], Sequence[Section]],
+    *,
+    full: bool,
+    names: Sequence[str],
+) -> Sequence[Section]:
+    """Return what a command prints: its one screen, all sections, or those of these names.
 
-    Raises UsageError for a name that this report has not.
+    Names match without regard to case. Raises UsageError for one that this report does not have.
     """
+    if not full and not names:
+        return screen()
+    every = sections()
     if full:
-        return list(sections)
-    if not names:
-        return list(screen)
-    known = {section.name: section for section in sections}
-    if missing := [name for name in names if name not in known]:
+        return every
+    check_names(names, list(dict.fromkeys(section.name for section in every)))
+    return [section for name in names for section in every if section.name == name.lower()]
+
+
+def check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UsageError for a section that is not among the `known` ones, in any case."""
+    if unknown := [name for name in names if name.lower() not in known]:
         raise UsageError(
-            f"this report has no section {missing[0]!r}",
+            f"there is no section {unknown[0]!r}",
             where="--section",
             remedy=f"name one of {', '.join(known)}",
         )
-    return [known[name] for name in names]
 
 
 def bar(share: float, width: int = 24) -> str:

@@ -38,6 +38,7 @@ from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
 from kvscope.validate.validate import PolicyRun, recommended_run
 from kvscope.vllm_sim import EngineSettings
+from tests.long import long
 from tests.policies.drawn_trees import drawn_ends
 from tests.validate.test_tokens import chats
 
@@ -147,7 +148,11 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
     assert 0 < predicted.hit_tokens.sum() < whole.hit_tokens.sum()  # the bound was felt
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "policy",
+    [policy if isinstance(policy, Gittins) else long(policy) for policy in POLICIES],
+    ids=lambda policy: policy.name,
+)
 def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> None:
     """300 requests as `kvscope validate` sends them to its plugin: not one token off.
 
