@@ -20,8 +20,8 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     assert "Recommendation: switch" in words
     found = re.search(
         r"Switch to tlru xi_tokens=(\d+): p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
-        r" -[\d.]+% to -[\d.]+%\), within the SLO of 200 ms in (?:9\d|100)% of the bootstrap"
-        r" resamples, at 350 blocks, 5,600 tokens",
+        r" same in all\), within the SLO of 200 ms in (?:9\d|100)% of the bootstrap"
+        r" resamples, at 350 blocks\.",
         words,
     )
     assert found is not None
@@ -68,7 +68,7 @@ def test_add_capacity(trace: str, options: tuple[str, ...], capsys: Streams) -> 
     assert re.search(
         r"Add capacity: LRU has .* no policy significantly meets the SLO of 100 ms", words
     )
-    assert re.search(r"meets it at [\d,]+ blocks, [\d,]+ tokens: p95 TTFT ", words)
+    assert re.search(r"meets it at [\d,]+ blocks.*: p95 TTFT ", words)
 
 
 def test_a_range_that_ends_too_soon(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
