@@ -1,7 +1,7 @@
-"""The chance that a conversation goes on: a few trees in a table, evaluated without any library.
+"""The probability that a conversation goes on: a few trees, evaluated without any library.
 
-Whoever serves requests can use this file: it needs numbers and comparisons, no training and no
-arrays. How the trees are learned is in `kvscope.learning.ends.boosting`.
+It takes numbers and comparisons alone, so that an engine can evaluate it per request;
+`kvscope.learning.ends.boosting` learns the trees.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ FEATURES = (
 )
 """What is known of a request when it has been served, as `Trees` number it.
 
-What there is not (a wait without an earlier turn) is NOTHING. Blocks that were not touched for the
-length of the window that is learned from are forgotten: they count as never touched.
+A feature that does not exist (a wait without an earlier turn) is NOTHING. Blocks not touched for
+the length of the window that is learned from are forgotten: they count as never touched.
 """
 NOTHING = -1.0
-SHARED_HEAD = 4  # ways that a path goes on: then it is a head that many share, not a turn
+SHARED_HEAD = 4  # ways that a path goes on: then it is a shared head, not a turn
 
 
 class Trees(NamedTuple):
     """A boosted model of T trees, each of three comparisons and four values.
 
-    A tree asks for `features[t][0]`: below `edges[t][0]` it goes on with the second feature and
-    edge, else with the third; below those it adds the first value of the two that are left (of
+    A tree compares `features[t][0]`: below `edges[t][0]` it goes on with the second feature and
+    edge, else with the third; below those it adds the first of the two values that are left (of
     `values[t]`: below-below, below-above, above-below, above-above). The sum, from `start` on, is
     the logarithm of the odds that the conversation goes on within the horizon.
     """
@@ -44,11 +44,11 @@ class Trees(NamedTuple):
     values: tuple[tuple[float, float, float, float], ...]
 
 
-def chance(of: Trees, known: Sequence[float]) -> float:
-    """The probability that another turn follows within the horizon; `known` as in FEATURES."""
-    odds = of.start
+def chance(trees: Trees, known: Sequence[float]) -> float:
+    """Return the probability of another turn within the horizon; `known` as in FEATURES."""
+    odds = trees.start
     for (first, low, high), (edge, low_edge, high_edge), values in zip(
-        of.features, of.edges, of.values, strict=True
+        trees.features, trees.edges, trees.values, strict=True
     ):
         if known[first] < edge:
             odds += values[0] if known[low] < low_edge else values[1]

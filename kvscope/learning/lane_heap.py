@@ -1,10 +1,10 @@
-"""Which lane of free blocks gives the next one: that whose oldest block is worth least.
+"""Choose the lane of free blocks to evict from: the one whose oldest block is worth least.
 
-Lanes stand in a heap by the worth of their oldest block, so that taking one asks for one score, and
-for none where the next block was freed together with it. Worths change as time passes. Most
+Lanes lie in a heap by the worth of their oldest block, so that taking a block computes one score,
+and none where the next block was freed together with it. Worths change as time passes. Most
 policies' do so all the time: then all lanes are scored anew for the first block of a step. Those of
-a `stepwise` policy hold until a time that it tells: then the heap outlives the step, and a lane is
-scored again when its time has come.
+a `stepwise` policy hold until `next_step_s`: then the heap outlives the step, and a lane is scored
+again when its time has come.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 from kvscope.policies.base import Floats
 
 Score: TypeAlias = Callable[[int, float], float]
-Entry: TypeAlias = tuple[float, int, int]  # worth, how manieth it was freed, lane
+Entry: TypeAlias = tuple[float, int, int]  # worth, free-sequence number, lane
 
-EARLY = 1.0 - 1e-9  # a time that is told may be a rounding off
+EARLY = 1.0 - 1e-9  # `next_step_s` may be a rounding off
 _SPARE = 64
 
 
@@ -39,12 +39,11 @@ class Ring:
             block = block.next_free_block
 
 
-class Standings:
-    """Lanes by the worth of their oldest block; of equals the one freed first.
+class LaneHeap:
+    """Lanes by the worth of their oldest block at `now_s`; of equals the one freed first.
 
-    `freed` has for each block the how manieth it was when it was freed, `freed_s` the time; at
-    `now_s` worths are asked for. `changed` are the lanes whose oldest block may be another than
-    when they were scored: whoever changes a list adds it. `next_step_s` is a stepwise policy's.
+    `freed` has each block's free-sequence number, `freed_s` the time. A caller that changes the
+    front of a lane adds it to `changed`. `next_step_s` is a stepwise policy's.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class Standings:
         self._lanes, self._freed, self._freed_s = lanes, freed, freed_s
         self._score, self._next_step_s = score, next_step_s
         self._heap: list[Entry] = []
-        self._stands: dict[int, Entry] = {}  # the entry that counts of each lane
-        self._scored: dict[int, tuple[float, float, float]] = {}  # freed when, worth, until when
+        self._entries: dict[int, Entry] = {}  # the valid one of each lane
+        self._scored: dict[int, tuple[float, float, float]] = {}  # (freed at, worth, valid until)
         self._soonest_s = math.inf  # before it no worth changes
 
     def at(self, now_s: float) -> None:
-        """It is now so late; worths are the same until this is called again."""
+        """Advance the clock; worths are the same until the next call."""
         self.now_s = now_s
         if self._next_step_s is None:
             self.anew()
@@ -80,53 +79,53 @@ class Standings:
                     self._soonest_s = min(self._soonest_s, until_s)
 
     def anew(self) -> None:
-        """No score counts any more, as with another table."""
+        """Drop all scores, as after a refit of the table."""
         self._scored.clear()
         self._soonest_s = math.inf
         self.look_again()
 
     def look_again(self) -> None:
-        """Every lane's oldest block may be another."""
+        """Note that every lane's oldest block may be another."""
         self._all_changed = True
 
     def unsettled(self) -> set[int]:
-        """The lanes that are scored for the next block; their oldest blocks may be set aside."""
+        """Return the lanes to score for the next block; their oldest blocks may be set aside."""
         if self._all_changed:
             self._all_changed = False
             self.changed.update(range(len(self._lanes)))
         return self.changed
 
     def first(self) -> Any:
-        """The oldest block of the lane where that one is worth least; None if there is none."""
-        heap, stands, changed = self._heap, self._stands, self.changed
+        """Return the oldest block of the lane where it is worth least, None for no block."""
+        heap, entries, changed = self._heap, self._entries, self.changed
         if self._all_changed:
             self.unsettled()
         while changed:
-            self._stand(heap, changed.pop())
+            self._rank(heap, changed.pop())
         while heap:
             entry = heap[0]
-            if stands.get(entry[2]) is entry:
+            if entries.get(entry[2]) is entry:
                 return self._lanes[entry[2]].next_free_block
             heappop(heap)  # another entry has taken its place
         return None
 
-    def _stand(self, heap: list[Entry], lane: int) -> None:
+    def _rank(self, heap: list[Entry], lane: int) -> None:
         """Put a lane where its oldest block belongs."""
         block = self._lanes[lane].next_free_block
         if type(block) is Ring:  # it is empty
-            self._stands.pop(lane, None)
+            self._entries.pop(lane, None)
             return
         at = block.block_id
         since_s, known = self._freed_s[at], self._scored.get(lane)
         worth = known[1] if known and known[0] == since_s else self._worth(lane, since_s)
-        entry, before = (worth, self._freed[at], lane), self._stands.get(lane)
-        self._stands[lane] = entry
+        entry, before = (worth, self._freed[at], lane), self._entries.get(lane)
+        self._entries[lane] = entry
         if heap and heap[0] is before:
             heapreplace(heap, entry)
             return
         heappush(heap, entry)
-        if len(heap) > 2 * len(self._stands) + _SPARE:
-            heap[:] = self._stands.values()
+        if len(heap) > 2 * len(self._entries) + _SPARE:
+            heap[:] = self._entries.values()
             heapify(heap)
 
     def _worth(self, lane: int, since_s: float) -> float:
@@ -142,10 +141,10 @@ class Standings:
 class Scores(dict[tuple[int, int], float]):
     """A policy's table as scores read it: on single numbers several times as fast as an array.
 
-    `steady` where no row has two different numbers: nothing is worth more or less as it ages.
+    `steady`: no row has two different numbers, so no worth changes with age.
     """
 
     def __init__(self, table: Floats) -> None:
         rows = enumerate(table.tolist())
-        super().__init__({(row, at): one for row, told in rows for at, one in enumerate(told)})
+        super().__init__({(row, at): worth for row, cells in rows for at, worth in enumerate(cells)})
         self.steady = bool((table == table[:, :1]).all())

@@ -1,4 +1,4 @@
-"""What watches an engine's scheduler, and is silent for good after its first error."""
+"""Watch an engine's scheduler; stop for good after the first error of its own."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ Request: TypeAlias = Any  # an engine's request; vLLM's names are those of vllm/
 
 log = logging.getLogger("vllm.kvscope")  # below vLLM's own logger, which has the handlers
 
-# How a line of the log begins where blocks leave by vLLM's own order though a policy was asked for.
+# How a line of the log begins where blocks leave by vLLM's own order though a policy is set.
 NOTHING = "kvscope does nothing, and blocks leave by LRU"
 UNFIT = "kvscope leaves the eviction order to vLLM"
 
 
 class Observer:
-    """Hears of everything that a scheduler does; an error inside ends it, never the engine.
+    """Receives every event of a scheduler; an error inside ends it, never the engine.
 
-    `tell` is all that the engine calls. The events, none of which may change the request: `arrived`
-    (request), `stepping` before a step is planned, `admitted` (request id, hit tokens, its first
-    time only), `updating` and `updated` before and after a step's outputs are taken in,
-    `releasing` (request) before its blocks are freed, `put_off` (blocks) if that happens later
-    only, `released` after that, and `closing`.
+    The engine calls `tell` alone, with the name of one of the events below. None of them may change
+    the request.
     """
 
     what = "kvscope"
     broken = False
 
     def tell(self, event: str, *of: Any) -> None:
-        """Something happens. Never raises."""
+        """Handle an event. Never raises."""
         if self.broken:
             return
         try:
@@ -37,7 +34,7 @@ class Observer:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Give up, and say so once."""
+        """Stop observing, and log the error once."""
         if self.broken:
             return
         self.broken = True
@@ -48,31 +45,31 @@ class Observer:
             log.exception("%s could not be undone", self.what)
 
     def give_up(self) -> None:
-        """Leave the engine as if this had never been there."""
+        """Leave the engine as if this observer had never been there."""
 
     def arrived(self, request: Request) -> None:
-        """A request is new."""
+        """Take in a new request."""
 
     def stepping(self) -> None:
-        """A step is about to be planned."""
+        """Prepare for a step that is about to be planned."""
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """A request was let in for the first time, with so many tokens found in the cache."""
+        """Note a first admission, with the tokens found in the cache."""
 
     def updating(self) -> None:
-        """The outputs of a step are here."""
+        """Prepare for the outputs of a step."""
 
     def updated(self) -> None:
-        """The outputs of a step have been taken in."""
+        """Note that the outputs of a step have been processed."""
 
     def releasing(self, request: Request) -> None:
-        """A request's blocks are about to be freed: it has finished, or is preempted."""
+        """Prepare for a request's blocks to be freed: it has finished, or is preempted."""
 
     def put_off(self, blocks: list[Any]) -> None:
-        """The blocks of the request being released will be freed later."""
+        """Note that the blocks of the request being released will be freed later."""
 
     def released(self) -> None:
-        """A request's blocks have been freed."""
+        """Note that a request's blocks have been freed."""
 
     def closing(self) -> None:
-        """The engine shuts down."""
+        """Close what is open: the engine shuts down."""
