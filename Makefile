@@ -97,11 +97,11 @@ bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says wha
 	$(PY) -m benchmarks $(BENCH)
 
 bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM's own scheduler
-	$(ENGINE)/bin/python -m benchmarks.plugin $(BENCH)
+	$(ENGINE)/bin/python -m benchmarks.plugin_cost $(BENCH)
 
 bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-LRU where it must win
-	$(ENGINE)/bin/python -m benchmarks.real_engine $(BENCH)
-	$(ENGINE)/bin/python -m benchmarks.real_gittins
+	$(ENGINE)/bin/python -m benchmarks.live_vllm $(BENCH)
+	$(ENGINE)/bin/python -m benchmarks.live_gittins
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.samples sample_traces

@@ -1,4 +1,4 @@
-"""kvscope beside its peers and its limits, measured in one go: `python -m benchmarks --help`."""
+"""Benchmarks of kvscope against its limits, its peers and a real vLLM: `python -m benchmarks`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: everything that is measured, as markdown tables on stdout."""
+"""Measure kvscope's speed and memory and print markdown tables: `python -m benchmarks --help`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, curve, dashboard, end_to_end, peers, replays, scaling, traces
+from benchmarks import ROOT, analyze, dashboard, lru_curve, peers, replays, scaling, start, traces
 from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("end-to-end", "peers", "curve", "replays", "scaling", "dashboard")
-PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts that have a page of their own
+PARTS = ("analyze", "start", "peers", "curve", "replays", "scaling", "dashboard")
+PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
 def main() -> None:
-    """The command line: each part is printed, and recorded if so wished, as soon as it is done."""
-    told = _parser().parse_args()
-    for part in told.only or PARTS:
-        tables = "\n".join(table.markdown() for table in _measured(part, told))
-        words = f"{_circumstances(part, told)}\n\n{tables}"
-        print(words, flush=True)
-        if told.record:
-            record(PAGES.get(part, PAGE), words, part)
+    """Run the command line: print every part, and record it with --record, as soon as it ends."""
+    options = _parser().parse_args()
+    for part in options.only or PARTS:
+        tables = "\n".join(table.markdown() for table in _tables(part, options))
+        text = f"{_circumstances(part, options)}\n\n{tables}"
+        print(text, flush=True)
+        if options.record:
+            record(PAGES.get(part, PAGE), text, part)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,56 +37,57 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, interleaved")
     parser.add_argument(
-        "--t63", action="store_true", help="also the trace ten times as long (0.9 GB of disk)"
+        "--t63", action="store_true", help="analyze also a trace ten times as long (0.9 GB of disk)"
     )
     parser.add_argument(
-        "--largest", type=int, default=10**7, help="accesses that replays grow to (10^8: 7 GB)"
+        "--largest", type=int, default=10**7, help="accesses of the largest replay (10^8: 7 GB)"
+    )
+    parser.add_argument("--before", type=Path, help="root of another checkout, for the part start")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="for generated traces"
     )
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="keeps generated traces"
-    )
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help="also write the tables into docs/evidence/",
+        "--record", action="store_true", help="also write the tables into docs/evidence/"
     )
     return parser
 
 
-def _measured(part: str, told: argparse.Namespace) -> list[Table]:
-    folder = told.folder.resolve()
-    t6 = traces.t6(folder)
-    if part == "dashboard":
-        return dashboard.tables([traces.t03(folder), t6], told.rounds)
-    if part == "peers":
-        return [peers.table([traces.published(folder), t6], told.rounds)]
-    if part == "curve":
-        return [curve.table(t6, folder, told.rounds)]
-    if part == "replays":
-        named = traces.published(folder)
-        beside = [replays.tables(one, folder, told.rounds) for one in (named, t6)]
-        return [table for both in beside for table in both]
-    if part == "scaling":
-        return [
-            scaling.limits(t6, folder, told.rounds),
-            scaling.growth(told.largest, told.rounds),
-        ]
-    large = [traces.t63(folder)] if told.t63 else []
-    return end_to_end.tables([t6, *large], told.rounds)
+def _tables(part: str, options: argparse.Namespace) -> list[Table]:
+    """Measure a part."""
+    folder, rounds = options.folder.resolve(), options.rounds
+    match part:
+        case "start":
+            tables = [start.table(rounds, options.before)]
+        case "scaling":
+            tables = [scaling.table(options.largest, rounds)]
+        case "curve":
+            tables = [lru_curve.table(traces.t6(folder), folder, rounds)]
+        case "dashboard":
+            tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
+        case "peers":
+            tables = [peers.table([traces.published(folder), traces.t6(folder)], rounds)]
+        case "replays":
+            both = (traces.published(folder), traces.t6(folder))
+            tables = [table for trace in both for table in replays.tables(trace, folder, rounds)]
+        case _:
+            large = [traces.t63(folder)] if options.t63 else []
+            tables = [analyze.table([traces.t6(folder), *large], rounds)]
+    return tables
 
 
-def _circumstances(part: str, told: argparse.Namespace) -> str:
-    """When, where, with what and how: without these a figure says nothing."""
+def _circumstances(part: str, options: argparse.Namespace) -> str:
+    """Return date, machine, versions and command: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    asked = ["--t63"] * (told.t63 and part == "end-to-end")
-    if part == "scaling":
-        asked.append(f"--largest {told.largest}")
-    command = " ".join([f"python -m benchmarks --only {part}", *asked, f"--rounds {told.rounds}"])
+    words = ["--t63"] * (options.t63 and part == "analyze")
+    words += [f"--largest {options.largest}"] * (part == "scaling")
+    command = " ".join(
+        [f"python -m benchmarks --only {part}", *words, f"--rounds {options.rounds}"]
+    )
     day = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
     machine = f"{_cores()} cores of {_processor()}, {platform.system()}"
     python = f"Python {platform.python_version()}"
     lines = (
-        f"{day}, {machine}, {python}; medians of {told.rounds} interleaved rounds.",
+        f"{day}, {machine}, {python}; medians of {options.rounds} interleaved rounds.",
         f"{packages}.",
         f"`{command}`",
     )
@@ -100,10 +101,10 @@ def _cores() -> int:
 
 
 def _processor() -> str:
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

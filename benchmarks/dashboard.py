@@ -1,68 +1,65 @@
-"""The dashboard's pages on traces of 300,000 and of 6 million accesses: how soon each answers."""
+"""Measure how soon each page of the dashboard answers."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.measure import Run, interleaved, measure, middle, note, python
+from benchmarks.processes import ProcessRun, interleaved, measure, median_of, note, worker
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
-    """Seconds within which a page is to answer, on a trace of so many accesses."""
+class Target:
+    """Seconds within which a page is to answer, on a trace of a size."""
 
     name: str
     within_s: float
 
 
-AIMS = {"t03": Aim("300,000 accesses", 1.0), "t6": Aim("6 million accesses", 3.0)}
+TARGETS = {"t03": Target("300,000 accesses", 1.0), "t6": Target("6 million accesses", 3.0)}
 COLUMNS = (
     *("page", "first visit", "all of it", "another visit", "a change"),
-    *("in Chromium", "again there", "a change there", "aim"),
+    *("in Chromium", "again there", "a change there", "target"),
 )
 KINDS = ("first_s", "whole_s", "again_s", "change_s", "opened_s", "seen_s", "moved_s")
 
 
 def tables(traces: Sequence[TraceFile], rounds: int) -> list[Table]:
-    """A table a trace: medians over `rounds`, each in a fresh process with a new store."""
-    commands = {trace.name: python("work_dashboard", trace.path) for trace in traces}
+    """Return a table per trace: medians over `rounds`, each in a fresh process with a new store."""
+    commands = {trace.name: worker("dashboard", trace.path) for trace in traces}
     note("dashboard: one run to compile the kernels")
     measure(commands[traces[0].name])
-    contenders = {name: _measuring(command) for name, command in commands.items()}
+    contenders = {name: partial(measure, command) for name, command in commands.items()}
     runs = interleaved(contenders, rounds)
-    return [_table(name, each) for name, each in runs.items()]
+    return [_table(name, trace_runs) for name, trace_runs in runs.items()]
 
 
-def _measuring(command: list[str]) -> Callable[[], Run]:
-    return lambda: measure(command)
-
-
-def _table(name: str, runs: list[Run]) -> Table:
-    trace, aim = runs[0].answer["trace"], AIMS[name]
+def _table(name: str, runs: list[ProcessRun]) -> Table:
+    trace, target = runs[0].document["trace"], TARGETS[name]
     browser = "" if shutil.which("chromium") else " (there is none here)"
     rows = [
         [
             page,
             *(_seconds(runs, page, kind) for kind in KINDS),
-            f"{aim.within_s:g} s",
+            f"{target.within_s:g} s",
         ]
-        for page in runs[0].answer["pages"]
+        for page in runs[0].document["pages"]
     ]
-    done = (
+    description = (
         f"{trace['requests']:,} requests, {trace['accesses']:,} accesses. Seconds of the page's"
         " script: first visit with nothing analyzed (the page then shows progress), until complete,"
         f" second visit, change of a widget. In Chromium{browser}, from click to last chart: first"
         " visit in a fresh dashboard, second visit, change of a slider, tab or model. Replays and"
         " fits are excluded."
     )
-    return Table(f"Dashboard, {aim.name}", done, COLUMNS, rows)
+    return Table(f"Dashboard, {target.name}", description, COLUMNS, rows)
 
 
-def _seconds(runs: list[Run], page: str, kind: str) -> str:
-    if runs[0].answer["pages"][page].get(kind) is None:
+def _seconds(runs: list[ProcessRun], page: str, kind: str) -> str:
+    if runs[0].document["pages"][page].get(kind) is None:
         return "-"
-    return f"{middle(runs, lambda run: run.answer['pages'][page][kind]):.2f}"
+    return f"{median_of(runs, lambda run: run.document['pages'][page][kind]):.2f}"

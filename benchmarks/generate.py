@@ -1,7 +1,7 @@
-"""Generates the benchmarks' trace: `python -m benchmarks.generate PATH --requests 265002`.
+"""Generate the benchmarks' trace: `python -m benchmarks.generate PATH --requests 265002`.
 
-Chats in the Qwen-Bailian format, 16-token blocks: a system prompt out of a few dozen, then turns
-whose prompt and answer the next turn carries. About 24 accesses a request, half of them reuse.
+Chats in the Qwen-Bailian format, 16-token blocks: one of a few dozen system prompts, then
+turns that the next turn repeats. About 24 accesses per request, half of them reuse.
 It does not use kvscope.synth, whose profiles may change: figures stay comparable for years.
 """
 
@@ -31,7 +31,7 @@ TYPES = ("text", "search", "file", "api")
 
 @dataclass(slots=True)
 class Chat:
-    """A conversation under way: the tokens and the full blocks that its next turn starts with."""
+    """An open conversation: the tokens and the full blocks that its next turn starts with."""
 
     type: str
     tokens: int
@@ -42,19 +42,19 @@ class Chat:
 
 @dataclass(slots=True)
 class BlockIds:
-    """Hands out block ids, in order of creation."""
+    """Block ids in order of creation."""
 
     used: int = 0
 
     def take(self, count: int) -> range:
-        """The next `count` ids."""
+        """Return the next `count` ids."""
         self.used += count
         return range(self.used - count, self.used)
 
 
 @dataclass(slots=True)
 class Plan:
-    """When which conversation takes a turn, and how much is said: an entry a request."""
+    """Time, conversation and lengths in tokens of every turn, one entry per request."""
 
     time_s: NDArray[np.float64]
     chat: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Plan:
 
 
 def plan(requests: int, seed: int) -> Plan:
-    """Draw the first `requests` turns of conversations that are born at an even rate."""
+    """Sample the first `requests` turns of conversations that start at a constant rate."""
     rng = np.random.default_rng(seed)
     chats = int(requests * (1 - NEXT_TURN) * 1.05) + 100
     births = np.cumsum(rng.exponential(1 / (REQUESTS_PER_S * (1 - NEXT_TURN)), chats))
@@ -92,12 +92,12 @@ def plan(requests: int, seed: int) -> Plan:
 
 def _lognormal(rng: np.random.Generator, law: tuple[float, float], count: int) -> NDArray[np.int64]:
     median, spread = law
-    drawn = rng.lognormal(np.log(median), spread, count)
-    return np.maximum(drawn.astype(np.int64), 1)
+    lengths = rng.lognormal(np.log(median), spread, count)
+    return np.maximum(lengths.astype(np.int64), 1)
 
 
 def records(requests: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The trace, a record a request, in order of arrival."""
+    """Yield one record per request, in order of arrival."""
     planned = plan(requests, seed)
     ids = BlockIds()
     low, high = SYSTEM_BLOCKS
@@ -124,7 +124,7 @@ def records(requests: int, seed: int) -> Iterator[dict[str, Any]]:
 def _turn(
     chat: Chat, ids: BlockIds, request: int, time_s: float, prompt: int, output: int
 ) -> dict[str, Any]:
-    """Say one prompt in `chat`; the blocks that its answer fills get their ids in the next turn."""
+    """Return the record of a turn; blocks that its answer fills get their ids in the next turn."""
     chat.tokens += prompt
     chat.turn += 1
     chat.blocks.extend(ids.take(chat.tokens // BLOCK_TOKENS - len(chat.blocks)))
@@ -155,13 +155,13 @@ def write(path: Path, requests: int, seed: int = 0) -> None:
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("--requests", type=int, default=265_002)
     parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args()
-    write(told.path, told.requests, told.seed)
+    options = parser.parse_args()
+    write(options.path, options.requests, options.seed)
 
 
 if __name__ == "__main__":

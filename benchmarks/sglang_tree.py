@@ -1,9 +1,8 @@
-"""SGLang's own prefix tree beside the simulator: what each hits of the same prompts.
+"""Compare the hits of SGLang's own prefix tree with the simulator's, on the same prompts.
 
-`python -m benchmarks.sglang_tree`, in an environment that has SGLang (0.5.21 or later) and kvscope:
-its `UnifiedRadixCache` and its pool of KV slots, on a CPU, without a model, one request after the
-other. A block is one token. Prints a table. Of SGLang's dependencies only those have to work that
-the tree needs.
+Run it in an environment that has SGLang (0.5.21 or later) and kvscope. It drives SGLang's
+`UnifiedRadixCache` and its pool of KV slots on a CPU, without a model, one request after the other.
+A block is one token. Only those dependencies of SGLang that the tree needs have to work.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
 
 SEEDS, LONGEST = 6, 300
-GOES_ON = 0.8  # the share of requests that are a next turn
+FOLLOW_UPS = 0.8  # share of requests that are a follow-up turn
 
 
 class Chats(NamedTuple):
-    """So many requests of chats that go on, one of the `going` latest, by 1 to `most` blocks.
+    """Traffic whose follow-up turns add 1 to `most` blocks to one of the `going` latest chats.
 
     All begin with the same `head` blocks. The longest prompt leaves `spare` blocks of the cache.
     """
@@ -54,44 +53,44 @@ POLICIES: dict[str, tuple[dict[str, float], dict[str, int]]] = {
 
 
 def main() -> None:
-    """The command line of this file."""
+    """Run the command line."""
     rows = []
-    for name, asked in CHATS.items():
-        every = [chats(asked, seed) for seed in range(SEEDS)]
-        rooms = [max(map(len, of)) + asked.spare for of in every]
+    for name, mix in CHATS.items():
+        every = [chats(mix, seed) for seed in range(SEEDS)]
+        capacities = [max(map(len, prompts)) + mix.spare for prompts in every]
         for policy in POLICIES:
             both = [
-                (_sglang(of, room, policy), _simulated(of, room, policy))
-                for of, room in zip(every, rooms, strict=True)
+                (_sglang(prompts, capacity, policy), _simulated(prompts, capacity, policy))
+                for prompts, capacity in zip(every, capacities, strict=True)
             ]
             theirs, ours = (np.concatenate(side) for side in zip(*both, strict=True))
             rows.append(
                 [
                     f"{name}: {policy}",
-                    f"{min(rooms)} to {max(rooms)}",
+                    f"{min(capacities)} to {max(capacities)}",
                     f"{len(ours):,}",
                     f"{(theirs == ours).mean():.1%}",
                     f"{ours.sum() / theirs.sum() - 1:+.1%}",
                 ]
             )
-    columns = ("prompts and policy", "blocks", "requests", "hit the same", "hits in the simulator")
-    done = f"{SEEDS} seeds each; SGLang's prefix tree, one request after the other."
-    print(Table("SGLang's tree and the simulator", done, columns, rows).markdown())
+    columns = ("prompts and policy", "blocks", "requests", "equal hits", "hits in the simulator")
+    description = f"{SEEDS} seeds each; SGLang's prefix tree, one request after the other."
+    print(Table("SGLang's tree and the simulator", description, columns, rows).markdown())
 
 
-def chats(asked: Chats, seed: int) -> list[list[int]]:
-    """The prompts, of blocks that are numbers."""
+def chats(mix: Chats, seed: int) -> list[list[int]]:
+    """Return prompts as lists of block numbers."""
     rng = np.random.default_rng(seed)
     going: list[list[int]] = []
     prompts, fresh = [], 1_000
-    for _ in range(asked.requests):
-        if going and rng.random() < GOES_ON:
-            latest = going[-asked.going :]
+    for _ in range(mix.requests):
+        if going and rng.random() < FOLLOW_UPS:
+            latest = going[-mix.going :]
             chat = latest[rng.integers(len(latest))]
         else:
-            chat = list(range(1, asked.head + 1))
+            chat = list(range(1, mix.head + 1))
             going.append(chat)
-        added = int(rng.integers(1, asked.most + 1))
+        added = int(rng.integers(1, mix.most + 1))
         chat += range(fresh, fresh + added)
         fresh += added
         if len(chat) > LONGEST:
@@ -100,8 +99,8 @@ def chats(asked: Chats, seed: int) -> list[list[int]]:
     return prompts
 
 
-def _simulated(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
-    trie, length = Trie(), np.array([len(one) for one in prompts], dtype=np.int32)
+def _simulated(prompts: Sequence[list[int]], capacity: int, policy: str) -> Any:
+    trie, length = Trie(), np.array([len(prompt) for prompt in prompts], dtype=np.int32)
     starts = np.concatenate(([0], np.cumsum(length, dtype=np.int64)))
     leaf = trie.intern(starts, np.concatenate(prompts).astype(np.int64))
     nothing = np.zeros_like(length)
@@ -120,11 +119,11 @@ def _simulated(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
         next_prompt_tokens=nothing.astype(np.int64) - 1,
     )
     values, _ = POLICIES[policy]
-    # SGLang makes room before it inserts.
-    return replay(traffic, by_name(policy)(values), room, mandatory=True).hit_blocks
+    # SGLang evicts before it inserts.
+    return replay(traffic, by_name(policy)(values), capacity, mandatory=True).hit_blocks
 
 
-def _sglang(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
+def _sglang(prompts: Sequence[list[int]], capacity: int, policy: str) -> Any:
     import torch
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
@@ -133,7 +132,7 @@ def _sglang(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-    pool = TokenToKVPoolAllocator(room, torch.float32, "cpu", None, False)
+    pool = TokenToKVPoolAllocator(capacity, torch.float32, "cpu", None, False)
     _, config = POLICIES[policy]
     cache = UnifiedRadixCache(
         CacheInitParams(
@@ -151,15 +150,15 @@ def _sglang(prompts: Sequence[list[int]], room: int, policy: str) -> Any:
     for prompt in prompts:
         key = RadixKey(array("q", prompt))
         matched = cache.match_prefix(MatchPrefixParams(key=key))
-        found, lock = matched.device_prefix_len, cache.lock(matched.last_device_node)
-        lacking = len(prompt) - found - pool.available_size()
+        hit, lock = matched.device_prefix_len, cache.lock(matched.last_device_node)
+        lacking = len(prompt) - hit - pool.available_size()
         if lacking > 0:
             cache.evict(EvictParams(num_tokens=lacking))
-        held = cache.path_device_indices(matched.last_device_node)[:found]
-        slots = torch.cat([held, pool.alloc(len(prompt) - found)])
-        cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=found))
+        cached = cache.path_device_indices(matched.last_device_node)[:hit]
+        slots = torch.cat([cached, pool.alloc(len(prompt) - hit)])
+        cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=hit))
         cache.unlock(lock)
-        hits.append(found)
+        hits.append(hit)
     return np.array(hits)
 
 

@@ -1,4 +1,4 @@
-"""A table of results, and the page of the docs that keeps them."""
+"""Write tables of results in markdown, and into the page of the docs that shows them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title, with a sentence that says what was done."""
+    """Rows under a title, with a sentence on what was measured."""
 
     title: str
-    done: str
+    description: str
     columns: tuple[str, ...]
     rows: list[list[str]]
 
     def markdown(self) -> str:
-        """The table in markdown, figures to the right."""
+        """Return the table in markdown, figures to the right."""
         cells = [list(self.columns), *self.rows]
         widths = [max(len(row[at]) for row in cells) for at in range(len(self.columns))]
         rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
         lines = [" | ".join(_aligned(row, widths)) for row in [cells[0], rule, *self.rows]]
-        return "\n".join([f"### {self.title}", "", self.done, "", *(f"| {x} |" for x in lines), ""])
+        head = [f"### {self.title}", "", self.description, ""]
+        return "\n".join([*head, *(f"| {line} |" for line in lines), ""])
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """The first cell to the left, figures to the right."""
+    """Pad the first cell on the right and the others on the left."""
     figures = zip(row[1:], widths[1:], strict=True)
     return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in figures)]
 
 
 def record(page: Path, text: str, part: str) -> None:
-    """Put `text` between the marks of `part` in `page`. Raises ValueError if it has none."""
+    """Put `text` between the marks of `part` in `page`. Raise ValueError if it has none."""
     begin, end = f"<!-- measured: {part} -->", f"<!-- measured: {part}, end -->"
     before, mark, rest = page.read_text(encoding="utf-8").partition(begin)
     _, last, after = rest.partition(end)

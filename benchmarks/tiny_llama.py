@@ -1,4 +1,4 @@
-"""A model of random weights that a CPU serves at once: all of it that an engine is told."""
+"""Provide the configuration of a small model with random weights, for vLLM on a CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ VOCABULARY = 1024
 
 
 def tiny_llama(longest: int, dtype: str = "bfloat16") -> dict[str, Any]:
-    """A Hugging Face config.json for prompts and outputs of up to `longest` tokens together."""
+    """Return a Hugging Face config.json for up to `longest` tokens of prompt and output."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

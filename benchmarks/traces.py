@@ -1,12 +1,13 @@
-"""The traces that are measured: generated once and kept, or named by KVSCOPE_TRACES."""
+"""Provide the traces to measure: generated once and kept, or named by KVSCOPE_TRACES."""
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import measure, note, python
+from benchmarks.processes import measure, note
 
 T6_REQUESTS = 265_002
 MOONCAKE = "mooncake_conversation.jsonl.gz"
@@ -14,7 +15,7 @@ MOONCAKE = "mooncake_conversation.jsonl.gz"
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A trace on disk, its name in the tables, and the tokens of its blocks."""
+    """A trace on disk, its name in the tables and its block size in tokens."""
 
     name: str
     path: Path
@@ -22,25 +23,25 @@ class TraceFile:
 
 
 def t6(folder: Path) -> TraceFile:
-    """About 6.4 M accesses of 265,002 requests."""
+    """Return the generated trace of 265,002 requests, 6.4 M accesses."""
     return _generated(folder, "t6", T6_REQUESTS)
 
 
 def t63(folder: Path) -> TraceFile:
-    """Ten times t6: ten times as long, at the same rate."""
+    """Return a trace ten times as long as t6, at the same rate."""
     return _generated(folder, "t63", 10 * T6_REQUESTS)
 
 
 def t03(folder: Path) -> TraceFile:
-    """About 320,000 accesses: a twentieth of t6."""
+    """Return a twentieth of t6: 300,000 accesses."""
     return _generated(folder, "t03", T6_REQUESTS // 20)
 
 
 def published(folder: Path) -> TraceFile:
-    """The Mooncake conversation trace if KVSCOPE_TRACES names its folder, else a small stand-in."""
-    named = os.environ.get("KVSCOPE_TRACES")
-    if named and (Path(named) / MOONCAKE).is_file():
-        return TraceFile("mooncake", Path(named) / MOONCAKE, 512)
+    """Return the Mooncake conversation trace if KVSCOPE_TRACES names its folder, else t03."""
+    traces = os.environ.get("KVSCOPE_TRACES")
+    if traces and (Path(traces) / MOONCAKE).is_file():
+        return TraceFile("mooncake", Path(traces) / MOONCAKE, 512)
     note(f"no {MOONCAKE} in the folder KVSCOPE_TRACES: a generated trace stands in for it")
     return t03(folder)
 
@@ -50,5 +51,6 @@ def _generated(folder: Path, name: str, requests: int) -> TraceFile:
     if not path.exists():
         note(f"generating {path} ({requests:,} requests), once")
         folder.mkdir(parents=True, exist_ok=True)
-        measure(python("generate", path, "--requests", requests))
+        command = [sys.executable, "-m", "benchmarks.generate", str(path)]
+        measure([*command, "--requests", str(requests)])
     return TraceFile(name, path, 16)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from job import Job
-from opened import writing
-
+from dashboard.connection import writing
+from dashboard.job import Job
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import UnusableLinesError, ingest

@@ -5,10 +5,9 @@ streamlit run dashboard/app.py -- --db kvscope.duckdb
 
 from __future__ import annotations
 
-import deep
-import frame
 import streamlit as st
 
+from dashboard import query_params, sidebar
 from kvscope.core.errors import KvscopeError
 
 # The folder is not called pages/, which Streamlit would make an app of by itself. Pages have no
@@ -48,9 +47,9 @@ def main() -> None:
         ]
     )
     st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
-    with deep.told_once():
+    with query_params.told_once():
         try:
-            frame.choose()
+            sidebar.choose()
             page.run()
         except KvscopeError as error:
             st.error(str(error))

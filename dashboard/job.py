@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import deep
 import streamlit as st
-from plain import plain
 
+from dashboard import query_params
+from dashboard.markdown import plain
 from kvscope.app.monitor import Unit
 from kvscope.core.errors import KvscopeError
 from kvscope.tuning.search import Stopped
@@ -89,7 +89,7 @@ def current(key: str) -> Job | None:
 
 def wanted(key: str, *, clicked: bool) -> bool:
     """Whether to begin a job: its button was clicked, by somebody here or who gave the address."""
-    return clicked or (current(key) is None and deep.linked(key))
+    return clicked or (current(key) is None and query_params.linked(key))
 
 
 def start(key: str, work: Callable[[Job], Any]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import deep
 import streamlit as st
-from drawn import Drawn, drawn
-from plain import plain
 from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
+from dashboard import query_params
+from dashboard.markdown import plain
+from dashboard.plotly_figure import Drawn, drawn
 from kvscope.report.glossary import meaning
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
@@ -102,7 +102,9 @@ def tables(found: tuple[Table, ...], key: str) -> None:
 
 def _tabs(kind: str, key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     """Tabs of a section's charts or tables; the address says which one is open."""
-    return deep.tabs("_".join((kind, *key.lower().split())), [plain(title) for title in titles])
+    return query_params.tabs(
+        "_".join((kind, *key.lower().split())), [plain(title) for title in titles]
+    )
 
 
 def _table(one: Table, key: str) -> None:

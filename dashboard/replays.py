@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
-import opened
-import prepared
-from job import Job
 
+from dashboard import background_cache, connection
+from dashboard.job import Job
 from kvscope.app.requests import Capacities, SimulateRequest
 from kvscope.app.simulate import Simulation, simulate, workload_for
 from kvscope.app.simulate import replay as replayed_runs
@@ -55,11 +54,11 @@ class Replays:
 
 def replay(job: Job, asking: Asking) -> Replays:
     """The runs asked for, from the store or replayed and kept."""
-    lru = prepared.lru_for(job, asking.trace)
+    lru = background_cache.lru_for(job, asking.trace)
     request = SimulateRequest(
         asking.setting, asking.variants, Capacities(blocks=asking.capacities_blocks)
     )
-    made = Replays(simulate(opened, asking.trace, lru.prompts, request, job))
+    made = Replays(simulate(connection, asking.trace, lru.prompts, request, job))
     with job.steps("spreading TTFT over the requests", len(made.found.capacities)) as advance:
         for at in made.found.capacities:
             if job.stop.is_set():  # what is missing is made when it is looked at
@@ -74,7 +73,7 @@ def over_xi(job: Job, asking: Asking) -> Replays:
 
     Where none is named, it is the one with which LRU gets half of the hits that there are.
     """
-    lru = prepared.lru_for(job, asking.trace)
+    lru = background_cache.lru_for(job, asking.trace)
     workload = workload_for(asking.trace, lru.prompts, asking.setting)
     half = max(lru.curve.capacity_for(lru.curve.ideal / 2), 1)
     at = next(iter(asking.capacities_blocks), half)
@@ -82,7 +81,7 @@ def over_xi(job: Job, asking: Asking) -> Replays:
     with job.steps("looking where xi matters"):
         policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
     asked = [Asked(policy, at) for policy in policies]
-    return Replays(replayed_runs(opened, asking.trace, workload, asked, job))
+    return Replays(replayed_runs(connection, asking.trace, workload, asked, job))
 
 
 def middle(found: Simulation) -> int:

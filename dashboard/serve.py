@@ -14,24 +14,23 @@ from streamlit.web.cli import main
 
 _TABLES = ("pandas", "pyarrow")  # what Streamlit imports with the first one
 _CHARTS = ("Bar", "Heatmap", "Icicle", "Scatter")
-_OWN = ("render", "added", "replays", "tuned", "lab_answers")
+_OWN = ("render", "added", "replays", "tuned", "lab_results")
 
 
 def begin() -> None:
     """Find what is costly in the trace last worked on, and import what the pages will."""
-    import held
     import plotly.io
-    import prepared
     from plotly import graph_objects
     from plotly.graph_objects import Figure
 
+    from dashboard import background_cache, data
     from kvscope import report
     from kvscope.core.errors import KvscopeError
 
     with suppress(KvscopeError):  # the pages say what is wrong with the store
-        for trace in held.all_traces()[:1]:
-            prepared.of(trace)
-    for name in (*_TABLES, *_OWN):
+        for trace in data.all_traces()[:1]:
+            background_cache.of(trace)
+    for name in (*_TABLES, *(f"dashboard.{own}" for own in _OWN)):
         importlib.import_module(name)
     for kind in _CHARTS:  # plotly imports each when it is first made
         plotly.io.to_json(Figure(getattr(graph_objects, kind)()))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import prepared
-from job import Job
-
+from dashboard import background_cache
+from dashboard.job import Job
 from kvscope.app.requests import TuneRequest
 from kvscope.app.tune import Tuned, tune, write_recommended
 from kvscope.core.trace import Trace
@@ -19,7 +18,7 @@ Asking = tuple[Trace, TuneRequest]
 def recommend(job: Job, trace: Trace, request: TuneRequest) -> Tuned | None:
     """Return the recommendation; None where the job was stopped."""
     try:
-        return tune(trace, prepared.lru_for(job, trace).prompts, request, job)
+        return tune(trace, background_cache.lru_for(job, trace).prompts, request, job)
     except Stopped:
         return None
 
@@ -28,5 +27,5 @@ def as_file(found: Tuned) -> str:
     """Return the text of recommendation.toml."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
-        write_recommended(path, found, prepared.lru(found.trace).prompts)
+        write_recommended(path, found, background_cache.lru(found.trace).prompts)
         return path.read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 PICTURES = Path(__file__).parent / "pictures"
 _PORT = 8599

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, Request
@@ -15,7 +15,6 @@ from kvscope.ingest.identifiers import NO_ID
 from kvscope.ingest.pipeline import Origin, write
 from kvscope.store import traces
 from kvscope.store.db import Store
-from kvscope.store.prompts import Prompts
 
 SIZES = st.integers(1, 4)
 

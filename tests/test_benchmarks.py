@@ -1,18 +1,19 @@
-"""The benchmarks still fit the product: the trace is sound, the hooks find their functions."""
+"""The benchmarks still fit the product: the trace is sound, a part runs, the workers load."""
 
 from __future__ import annotations
 
-import sys
+import importlib
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from benchmarks.generate import BLOCK_TOKENS, records
-from benchmarks.measure import measure
-from benchmarks.phases import Phases
+from benchmarks import ROOT, analyze
+from benchmarks.generate import BLOCK_TOKENS, records, write
 from benchmarks.table import Table, record
+from benchmarks.traces import TraceFile
+
+WORKERS = ROOT / "benchmarks" / "workers"
 
 
 def test_generated_trace_is_sound() -> None:
@@ -39,31 +40,10 @@ def test_generated_trace_is_seeded() -> None:
     assert list(records(50, seed=1)) != list(records(50, seed=2))
 
 
-def test_time_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Phases add up to the whole, without counting a stretch twice."""
-    ticks = iter([0.0, 1.0, 4.0, 9.0])
-    monkeypatch.setattr("benchmarks.phases.time.perf_counter", lambda: next(ticks))
-    phases = Phases()
-    with phases.of("outer"), phases.of("inner"):
-        pass
-    assert phases.seconds == {"outer": 1.0 + 5.0, "inner": 3.0}
-
-
-def test_time_in_another_thread_is_told_by_itself() -> None:
-    """It runs beside the phases, so it is no part of their sum."""
-    phases = Phases()
-    with phases.of("waiting"):
-        thread = Thread(target=phases.function("work")(lambda: None))
-        thread.start()
-        thread.join()
-    assert set(phases.seconds) == {"waiting"}
-    assert set(phases.beside) == {"work"}
-
-
 def test_record_replaces_what_was_measured(tmp_path: Path) -> None:
     """Recording a part twice keeps the rest of the page, and the later table alone."""
     page = tmp_path / "page.md"
-    recorded = Path(__file__).parent.parent / "docs" / "evidence" / "benchmarks.md"
+    recorded = ROOT / "docs" / "evidence" / "benchmarks.md"
     page.write_text(recorded.read_text(encoding="utf-8"), encoding="utf-8")
     for figure in ("1.5", "2.5"):
         table = Table("speed", "One run.", ("what", "s"), [["all", figure]])
@@ -75,13 +55,17 @@ def test_record_replaces_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_phase_is_met(tmp_path: Path) -> None:
-    """Each hooked function is part of an analysis; a renamed one fails here, not in a benchmark."""
-    from benchmarks.work_analyze import FUNCTIONS
+def test_a_part_is_measured_from_trace_to_table(tmp_path: Path) -> None:
+    """A generated trace goes through whole processes of `kvscope analyze` into a row."""
+    path = tmp_path / "t6.jsonl"
+    write(path, 300)
+    table = analyze.table([TraceFile("t6", path, BLOCK_TOKENS)], rounds=1)
+    ((name, requests, *figures),) = table.rows
+    assert (name, requests) == ("t6", "300")
+    assert all(figures)
 
-    trace = tmp_path / "trace.jsonl"
-    python = (sys.executable, "-m")
-    measure([*python, "benchmarks.generate", str(trace), "--requests", "300"])
-    answer = measure([*python, "benchmarks.work_analyze", str(trace)]).answer
-    assert answer["trace"]["requests"] == 300
-    assert {phase for _, _, phase in FUNCTIONS} <= {*answer["phases_s"], *answer["beside_s"]}
+
+@pytest.mark.parametrize("module", [path.stem for path in WORKERS.glob("[a-z]*.py")])
+def test_workers_load(module: str) -> None:
+    """What a worker imports of kvscope and its peers is there."""
+    importlib.import_module(f"benchmarks.workers.{module}")

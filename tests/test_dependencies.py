@@ -27,7 +27,6 @@ def normalized(requirement: str) -> str:
 def imported(folder: Path) -> set[str]:
     """The top-level modules that the folder's sources import, at the top or inside functions."""
     found: set[str] = set()
-    own = {path.stem for path in folder.rglob("*.py")}  # Streamlit's pages see their own folder
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -35,8 +34,7 @@ def imported(folder: Path) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 found.add(node.module.partition(".")[0])
     # _typeshed is there for type checkers alone.
-    own = own if folder.name == "dashboard" else set()
-    return found - set(sys.stdlib_module_names) - {"kvscope", "_typeshed"} - own
+    return found - set(sys.stdlib_module_names) - {"kvscope", "dashboard", "_typeshed"}
 
 
 @pytest.mark.parametrize("folder", ["kvscope", "dashboard"])

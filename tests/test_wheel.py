@@ -86,7 +86,7 @@ def test_own_files_are_used(installed: Path, tmp_path: Path) -> None:
     """The installed package finds its own data, and no file of the checkout."""
     code = (
         "import kvscope; print(kvscope.__file__)\n"
-        "from kvscope.core.paths import data_folder\n"
+        "from kvscope.core.files import data_folder\n"
         f"for name in {DATA_FOLDERS!r}: print(data_folder(name))"
     )
     package, *folders = map(Path, run(installed / "bin/python", "-c", code, cwd=tmp_path).split())

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import bisect
 
-import deep
-import frame
-import held
-import job
 import numpy as np
-import prepared
-import render
-import replays
 import streamlit as st
-from plain import plain
 
+from dashboard import background_cache, data, job, query_params, render, replays, sidebar
+from dashboard.markdown import plain
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.core.trace import Trace
@@ -33,15 +27,15 @@ STEPS = 200
 
 def page() -> None:
     """The slider with all that it reads off, then the sections of the analysis."""
-    trace = frame.trace("Capacity")
-    lru = prepared.lru(trace)
+    trace = sidebar.trace("Capacity")
+    lru = background_cache.lru(trace)
     if not lru.curve.ideal:
         st.info("No prompt begins as an earlier one did: a cache of any size hits nothing.")
         st.stop()
     _read_off(trace, lru)
     _replay_others(trace, lru)
-    model, hbm_bytes = frame.chosen().model, frame.chosen().hbm_bytes
-    found = held.analysis(trace, model, hbm_bytes)
+    model, hbm_bytes = sidebar.chosen().model, sidebar.chosen().hbm_bytes
+    found = data.analysis(trace, model, hbm_bytes)
     render.show(caching.sections(found)[1:], keep=f"capacity {trace} {model} {hbm_bytes}")
 
 
@@ -50,17 +44,17 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
     """The slider, its numbers and the curve; moving it runs nothing else."""
     steps = _steps(lru)
     half = steps[min(bisect.bisect(steps, lru.curve.capacity_for(lru.curve.ideal / 2)), STEPS - 1)]
-    deep.seed("capacity", half, int)
+    query_params.seed("capacity", half, int)
     if st.session_state["capacity"] not in steps:  # of another trace, or typed into the address
         bisect.insort(steps, max(st.session_state["capacity"], 1))
     blocks = st.select_slider(
         "Capacity (blocks)", steps, key="capacity", format_func=units.format_count
     )
-    deep.remember("capacity")
+    query_params.remember("capacity")
     _numbers(trace, lru, blocks)
     unit = _unit(trace)
     runs = _comparable(trace, lru)
-    known = prepared.of(trace).finding("analysis")  # which may take longer
+    known = background_cache.of(trace).finding("analysis")  # which may take longer
     working_set = known.characterization.working_set if known is not None else None
     figure = lru_curve_chart(
         lru.curve,
@@ -89,7 +83,7 @@ def _replay_others(trace: Trace, lru: LruAnywhere) -> None:
     known = {run.policy for run in _comparable(trace, lru)}
     if {"wa", "belady"} <= known and (asked is None or asked.ended):
         return
-    setting = setting_of(lru.definition, frame.chosen().profile)
+    setting = setting_of(lru.definition, sidebar.chosen().profile)
     asking = replays.Asking(trace, setting, (Variant(Wa), Variant(Belady)), ())
     words = "belady knows the future: no policy hits more. Runs are kept in the store."
     if st.button("Replay wa and the optimum (belady)", key="others", help=words):
@@ -103,7 +97,7 @@ def _steps(lru: LruAnywhere) -> list[int]:
 
 
 def _numbers(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
-    chosen = frame.chosen()
+    chosen = sidebar.chosen()
     outcome = lru.outcome(blocks, chosen.profile)
     tokens = blocks * trace.block_size
     numbers = [
@@ -133,18 +127,18 @@ def _numbers(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
 
 def _unit(trace: Trace) -> Unit:
     """The unit of the axis."""
-    chosen = frame.chosen()
+    chosen = sidebar.chosen()
     known = {"blocks": 1.0, "tokens": float(trace.block_size)}
     if chosen.model is not None:
         per_block = chosen.model.bytes_for(trace.block_size)
         known["GiB"] = per_block / 2**30
         if chosen.hbm_bytes:
             known["multiples of HBM"] = per_block / chosen.hbm_bytes
-    deep.seed("unit", "blocks", among=known)
+    query_params.seed("unit", "blocks", among=known)
     if st.session_state["unit"] not in known:
         st.session_state["unit"] = "blocks"
     name = st.segmented_control("Axis", list(known), key="unit", required=True)
-    deep.remember("unit")
+    query_params.remember("unit")
     return Unit(name or "blocks", known[name or "blocks"])
 
 
@@ -152,7 +146,7 @@ def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
     """The stored runs that count hits as the curve does, in one cache, of the whole trace."""
     stored = [
         run
-        for setting, runs in held.stored_runs(trace).items()
+        for setting, runs in data.stored_runs(trace).items()
         if setting.definition == lru.definition
         and setting.exact
         and not setting.tiers

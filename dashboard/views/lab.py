@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import deep
-import frame
-import job
-import lab_answers
-import replays
 import streamlit as st
-from plain import plain
 
+from dashboard import job, lab_results, query_params, replays, sidebar
+from dashboard.markdown import plain
 from kvscope.core import units
 from kvscope.core.hits import standard
 from kvscope.core.runs import CapacityModel, RunSetting, TierMode
@@ -29,15 +25,15 @@ MODES: tuple[TierMode, ...] = ("exclusive", "write-through")
 
 def page() -> None:
     """What both questions share; then each with its progress and its answer."""
-    trace = frame.trace("Policy lab")
-    profile = frame.chosen().profile
+    trace = sidebar.trace("Policy lab")
+    profile = sidebar.chosen().profile
     left, right = st.columns([1, 2])
     with left:
-        slo = frame.asked(
+        slo = sidebar.asked(
             "slo", "SLO (TTFT)", "200ms", units.parse_duration, "Sets xi, TEL and violations."
         )
     with right:
-        parameters = frame.asked(
+        parameters = sidebar.asked(
             "params",
             "Parameters",
             "",
@@ -47,7 +43,7 @@ def page() -> None:
         )
     st.caption(f"TTFT by {plain(profile.name)}, the latency profile at the side.")
     setting = setting_of(standard(), profile, slo_s=slo)
-    compare, over_xi = deep.tabs("question", ("Compare policies", "What xi does"))
+    compare, over_xi = query_params.tabs("question", ("Compare policies", "What xi does"))
     with compare:
         _compare(trace, setting, parameters or [])
     with over_xi:
@@ -58,25 +54,25 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
     """Policies at capacities or over tiers."""
     first, left, middle, right = st.columns([2, 3, 3, 2])
     with first:
-        deep.seed("counts", MODELS[0], among=MODELS)
+        query_params.seed("counts", MODELS[0], among=MODELS)
         words = (
             "cache: what is kept between requests. engine: vLLM's block pool, of which running"
             " requests take theirs too."
         )
         model = st.selectbox("Capacity is that of a", MODELS, key="counts", help=words)
-        deep.remember("counts")
+        query_params.remember("counts")
     with left:
-        sizes = frame.asked(
+        sizes = sidebar.asked(
             "sizes",
             "Capacities (blocks)",
             "",
-            frame.blocks_listed,
+            sidebar.blocks_listed,
             "For example 5000,20000 or 10GiB,20GiB; empty for a spread of five, up to where LRU"
             " loses nothing.",
             hint="a spread of five",
         )
     with middle:
-        tiers = frame.asked(
+        tiers = sidebar.asked(
             "tiers",
             "or tiers",
             "",
@@ -86,10 +82,10 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             hint="hbm=40GiB,dram=128GiB",
         )
     with right:
-        deep.seed("tier_mode", MODES[0], among=MODES)
+        query_params.seed("tier_mode", MODES[0], among=MODES)
         words = "What leaves a tier moves down, or every tier is written to at once."
         mode = st.selectbox("Tier mode", MODES, key="tier_mode", help=words)
-        deep.remember("tier_mode")
+        query_params.remember("tier_mode")
     if tiers or model == "engine":
         setting = modelled(
             setting,
@@ -100,7 +96,7 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
             tier_mode=mode if tiers else None,
             capacities_named=bool(sizes),
         )
-    kv = frame.chosen().model
+    kv = sidebar.chosen().model
     if tiers and kv is not None:
         setting = replace(setting, block_bytes=kv.bytes_for(trace.block_size))
     variants = _variants(setting, parameters)
@@ -111,8 +107,8 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
     done = job.finished("lab")
     if done is not None:
         asked, made = done.result
-        deep.link("lab", shown=asked == asking)
-        lab_answers.compared(asked, made, now=asking)
+        query_params.link("lab", shown=asked == asking)
+        lab_results.compared(asked, made, now=asking)
     elif job.current("lab") is None:
         st.caption("Runs that were made before come from the store; every other is kept there.")
 
@@ -121,7 +117,7 @@ def _variants(setting: RunSetting, parameters: list[str]) -> tuple[Variant, ...]
     """The policies to replay, of those that this kind of cache can run."""
     names = [policy.name for policy in policies_for(setting, ALL)]
     usual = [name for name in USUAL if name in names]
-    deep.seed("policies", usual, deep.names)
+    query_params.seed("policies", usual, query_params.names)
     before = st.session_state["policies"]
     known = [name for name in before if name in names]
     st.session_state["policies"] = known if known or not before else usual
@@ -131,7 +127,7 @@ def _variants(setting: RunSetting, parameters: list[str]) -> tuple[Variant, ...]
         key="policies",
         format_func=lambda name: f"{name} (knows the future)" if by_name(name).hindsight else name,
     )
-    deep.remember("policies")
+    query_params.remember("policies")
     policies = policies_for(setting, ",".join(chosen)) if chosen else []
     return tuple(parse_variants(policies, parameters))
 
@@ -141,15 +137,15 @@ def _over_xi(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
     names = [policy.name for policy in POLICIES if has_xi(policy)]
     left, right = st.columns(2)
     with left:
-        deep.seed("xi_policy", names[0], among=names)
+        query_params.seed("xi_policy", names[0], among=names)
         name = st.selectbox("Policy with a xi", names, key="xi_policy")
-        deep.remember("xi_policy")
+        query_params.remember("xi_policy")
     with right:
-        at = frame.asked(
+        at = sidebar.asked(
             "xi_at",
             "Capacity (blocks or a size)",
             "",
-            frame.blocks,
+            sidebar.blocks,
             "Empty: where LRU gets half of the hits that there are.",
             hint="where LRU gets half of the hits",
         )
@@ -164,8 +160,8 @@ def _over_xi(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
     done = job.finished("xi")
     if done is not None:
         asked, made = done.result
-        deep.link("xi", shown=asked == asking)
-        lab_answers.over_xi(asked, made, now=asking)
+        query_params.link("xi", shown=asked == asking)
+        lab_results.over_xi(asked, made, now=asking)
     elif job.current("xi") is None:
         st.caption("The values that `kvscope tune` begins with; then a slider moves xi.")
 

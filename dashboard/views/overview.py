@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import added
-import deep
-import frame
-import held
-import job
-import render
 import streamlit as st
-from plain import plain
 
+from dashboard import added, data, job, query_params, render, sidebar
+from dashboard.markdown import plain
 from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.core.trace import Trace
@@ -20,12 +15,12 @@ from kvscope.report.words import definition_in_words
 
 def page() -> None:
     """Headline numbers first, then the traces themselves."""
-    if frame.chosen().trace is None:
+    if sidebar.chosen().trace is None:
         st.title("Overview")
         st.info("The store holds no traces yet: name a file, or upload one.")
         _add()
         return
-    trace = frame.trace("Overview", hashes=False)
+    trace = sidebar.trace("Overview", hashes=False)
     above = st.container()
     _next()
     st.subheader("Traces in the store")
@@ -33,7 +28,7 @@ def page() -> None:
     with st.expander("Add a trace", expanded=job.current("add") is not None):
         _add()
     with above:  # last, since the page ends here where it is not known yet
-        found = held.analysis(trace, frame.chosen().model, frame.chosen().hbm_bytes)
+        found = data.analysis(trace, sidebar.chosen().model, sidebar.chosen().hbm_bytes)
         _numbers(found)
         render.show([overview.headline(found)], titles=False)
         told = traffic.sections(found.characterization)
@@ -77,7 +72,7 @@ def _next() -> None:
 
 
 def _traces() -> None:
-    known = held.all_traces()
+    known = data.all_traces()
     st.dataframe(
         {
             "name": [one.name for one in known],
@@ -121,7 +116,7 @@ def _told(trace: Trace | None, refused: tuple[str, list[str]]) -> None:
             st.code("\n".join(lines), language=None)
         return
     job.forget("add")
-    deep.choose("trace", trace.name)
+    query_params.choose("trace", trace.name)
     st.rerun()
 
 

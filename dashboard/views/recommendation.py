@@ -6,14 +6,10 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import deep
-import frame
-import job
-import render
 import streamlit as st
-import tuned
-from plain import plain
 
+from dashboard import job, query_params, render, sidebar, tuned
+from dashboard.markdown import plain
 from kvscope.app.requests import Capacities, TuneRequest
 from kvscope.app.tune import Tuned
 from kvscope.core import units
@@ -29,8 +25,8 @@ from kvscope.tuning.target import Target
 
 def page() -> None:
     """A question of one line; the verdict; or a file that was written before."""
-    trace = frame.trace("Recommendation")
-    ask, read = deep.tabs("from", ("Tune", "Read a recommendation.toml"))
+    trace = sidebar.trace("Recommendation")
+    ask, read = query_params.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
         asking = _asking(trace)
         clicked = st.button("Tune", type="primary", key="tune", disabled=asking is None)
@@ -39,7 +35,7 @@ def page() -> None:
         done = job.finished("tune")
         if done is not None:
             asked, found = done.result
-            deep.link("tune", shown=asked == asking)
+            query_params.link("tune", shown=asked == asking)
             _show(asked, found, now=asking)
     with read:
         _read()
@@ -52,23 +48,23 @@ def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Tuned | No
 def _asking(trace: Trace) -> tuned.Asking | None:
     left, middle, right = st.columns(3)
     with left:
-        slo = frame.asked("slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to keep.")
+        slo = sidebar.asked("slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to keep.")
     with middle:
-        deep.seed("percentile", "p95", among=("p50", "p90", "p95", "p99"))
+        query_params.seed("percentile", "p95", among=("p50", "p90", "p95", "p99"))
         rank = st.selectbox("Percentile", ("p50", "p90", "p95", "p99"), key="percentile")
-        deep.remember("percentile")
+        query_params.remember("percentile")
     with right:
-        blocks = frame.asked(
+        blocks = sidebar.asked(
             "have",
             "Capacity you have (blocks or a size)",
             "",
-            frame.blocks,
+            sidebar.blocks,
             "Empty: where LRU gets half of the hits that there are.",
             hint="where LRU gets half of the hits",
         )
     if not slo:
         return None
-    chosen = frame.chosen()
+    chosen = sidebar.chosen()
     request = TuneRequest(
         target=Target(slo, units.parse_percentile(rank)),
         setting=setting_of(standard(), chosen.profile, slo_s=slo),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import frame
-import held
-import render
-
+from dashboard import data, render, sidebar
 from kvscope.report import reuse
 
-trace = frame.trace("Reuse")
-found = held.analysis(trace)
+trace = sidebar.trace("Reuse")
+found = data.analysis(trace)
 render.show(reuse.sections(found.characterization), keep=f"reuse {trace}")

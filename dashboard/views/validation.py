@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import frame
-import held
-import render
 import streamlit as st
 
+from dashboard import data, render, sidebar
 from kvscope.report import validation
 
-found = held.validations(frame.trace("Validation"))
+found = data.validations(sidebar.trace("Validation"))
 if not found:
     st.info(
         "No validation of this trace is stored. `kvscope validate` replays it on a vLLM of this"

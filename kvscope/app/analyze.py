@@ -16,12 +16,12 @@ from kvscope.characterize.traffic import RequestSize
 from kvscope.core.background import beside
 from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
 from kvscope.core.kv_size import ModelKv
-from kvscope.core.trace import Trace
+from kvscope.core.trace import PromptPaths, Trace
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 from kvscope.store.db import Store
-from kvscope.store.prompts import PromptPaths, load_prompts
+from kvscope.store.traces import load_prompts
 
 LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 CURVE_POINTS = 48

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvscope.core.kv_size import HeadKv, LatentKv, preset, preset_names
 from kvscope.ingest.export.pipeline import EXPORTERS
 from kvscope.ingest.formats.registry import FORMATS
-from kvscope.latency import DEFAULT_PROFILE, MODELS, PRESETS
+from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES
 from kvscope.tuning.flags import flags

@@ -16,7 +16,8 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
 from kvscope.core.kv_size import KvDtype, ModelKv, resolve_model
 from kvscope.core.runs import CapacityModel, RunSetting, Tenant, TierMode
-from kvscope.latency import DEFAULT_PROFILE, MODELS, LatencyProfile, load_profile
+from kvscope.latency.file import load_profile
+from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
 from kvscope.replay.capacity_options import modelled, policies_for
 from kvscope.replay.policy_options import (
     ALL,

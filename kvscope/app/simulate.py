@@ -12,7 +12,7 @@ from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.policies.registry import POLICIES
 from kvscope.replay import run_cache
 from kvscope.replay.capacity_options import over_tiers
@@ -20,7 +20,6 @@ from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.variants import Found, bind, found_values, used
 from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
-from kvscope.store.prompts import Prompts
 
 DEFAULT_POINTS = 5
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
 from kvscope.core.errors import InputError
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.db import Store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions

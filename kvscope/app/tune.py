@@ -12,8 +12,8 @@ from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
-from kvscope.core.trace import Trace
-from kvscope.latency import LatencyProfile
+from kvscope.core.trace import Prompts, Trace
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import fit_for
 from kvscope.learning.returns.file import Fitted
@@ -21,7 +21,6 @@ from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
 from kvscope.replay.traffic import traffic
-from kvscope.store.prompts import Prompts
 from kvscope.tuning.bootstrap import surely_better
 from kvscope.tuning.file import write_recommendation
 from kvscope.tuning.flags import Flags, flags

@@ -11,9 +11,9 @@ from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
 from kvscope.characterize.traffic import read_summary, turns_label
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
-from kvscope.core.trace import Trace
+from kvscope.core.trace import PromptPaths, Trace
 from kvscope.store.db import Store
-from kvscope.store.prompts import PromptPaths, load_prompts
+from kvscope.store.traces import load_prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from kvscope.characterize.traffic import (
 )
 from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
 from kvscope.core.background import beside
-from kvscope.core.trace import Trace
+from kvscope.core.trace import PromptPaths, Trace
 from kvscope.store.db import Store
-from kvscope.store.prompts import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)

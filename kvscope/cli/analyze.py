@@ -32,7 +32,7 @@ from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis, StartedCaching
-    from kvscope.store.prompts import PromptPaths
+    from kvscope.core.trace import PromptPaths
 
 CapacityBlocks = Annotated[
     Any,  # tuple[int, ...] | None, which Typer takes for one value after the other

@@ -37,7 +37,7 @@ from kvscope.core.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from threading import Event
 
-    from kvscope.latency.calibration import Calibration, Measured, Target
+    from kvscope.latency.calibration import Calibration, Measurable, MeasuredEngine
 
 DEFAULT_LONGEST = 4096
 DEFAULT_REPEATS = 5
@@ -147,7 +147,7 @@ def calibrate(
     _report(found, path, as_json=as_json)
     if stop.is_set():
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if found.ended:
+    if found.run.ended:
         raise typer.Exit(ExitCode.ENGINE)
 
 
@@ -165,17 +165,17 @@ def _one_target(url: str | None, model: str | None, backend: str) -> None:
 @contextmanager
 def _running(
     url: str, served_model: str | None, max_tokens: int | None, timeout_s: float
-) -> Iterator[tuple[Target, Measured, int]]:
-    from kvscope.latency.calibration import Measured
+) -> Iterator[tuple[Measurable, MeasuredEngine, int]]:
+    from kvscope.latency.calibration import MeasuredEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.client import Endpoint
 
     endpoint = Endpoint(url, timeout_s=timeout_s)
-    served = endpoint.served(served_model)
+    served = endpoint.model(served_model)
     longest = _longest(max_tokens, served.max_model_len)
-    measured = Measured("server", endpoint.version(), None, served.model)
+    measured = MeasuredEngine("server", endpoint.version(), None, served.name)
     # without a seed: it may have been calibrated before, and still have those tokens in its cache
-    yield ServerTarget(endpoint, served.model), measured, longest
+    yield ServerTarget(endpoint, served.name), measured, longest
 
 
 @contextmanager
@@ -187,10 +187,10 @@ def _vllm(
     log_path: str | None,
     seed: int,
     stop: Event,
-) -> Iterator[tuple[Target, Measured, int]]:
+) -> Iterator[tuple[Measurable, MeasuredEngine, int]]:
     from dataclasses import replace
 
-    from kvscope.latency.calibration import Measured
+    from kvscope.latency.calibration import MeasuredEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import VllmServer, config_of
@@ -206,10 +206,10 @@ def _vllm(
     with VllmServer(
         wanted, has, start_s=start_s, timeout_s=timeout_s, log_path=log_path, stop=stop
     ) as server:
-        served = server.endpoint.served()
+        served = server.endpoint.model()
         device = has.device_name or has.device
-        measured = Measured("vLLM", has.vllm, device, Path(served.model).name, wanted.flags)
-        yield ServerTarget(server.endpoint, served.model, seed=seed), measured, longest
+        measured = MeasuredEngine("vLLM", has.vllm, device, Path(served.name).name, wanted.flags)
+        yield ServerTarget(server.endpoint, served.name, seed=seed), measured, longest
 
 
 @contextmanager
@@ -219,8 +219,8 @@ def _torch(
     device: str | None,
     max_tokens: int | None,
     seconds: tuple[float, float],
-) -> Iterator[tuple[Target, Measured, int]]:
-    from kvscope.latency.calibration import Measured
+) -> Iterator[tuple[Measurable, MeasuredEngine, int]]:
+    from kvscope.latency.calibration import MeasuredEngine
     from kvscope.latency.targets import TorchTarget
     from kvscope.serving.interpreter import with_torch
     from kvscope.serving.server import config_of, model_folder
@@ -240,7 +240,7 @@ def _torch(
     with decoder:
         where = decoder.description["device"]
         named = has.device_name if where == has.device and has.device_name else where
-        yield decoder, Measured("torch", has.torch, named, folder.name), longest
+        yield decoder, MeasuredEngine("torch", has.torch, named, folder.name), longest
 
 
 def _longest(asked: int | None, room: int | None) -> int:
@@ -257,8 +257,8 @@ def _longest(asked: int | None, room: int | None) -> int:
 
 
 def _measured(
-    measurable: Target,
-    measured: Measured,
+    measurable: Measurable,
+    measured: MeasuredEngine,
     longest: int,
     rounds: int,
     seed: int,
@@ -266,7 +266,7 @@ def _measured(
     stop: Event,
 ) -> Calibration:
     from kvscope.latency.calibration import calibrate as calibrated
-    from kvscope.latency.grid import grid
+    from kvscope.latency.calibration import grid
 
     with progress("measuring", rounds * len(grid(longest)), unit="steps") as advance:
         return calibrated(
@@ -294,9 +294,10 @@ def _report(found: Calibration, path: str, *, as_json: bool) -> None:
         from kvscope.cli.rendering import show_sections
         from kvscope.report.calibration import sections
 
-        output.emit(found.measured.in_words)
+        output.emit(found.engine.in_words)
         show_sections(sections(found))
     if path != STANDARD_STREAM:
         note(f"profile written to {path}: give it to simulate, tune and validate as --latency")
-    if found.ended:
-        note(f"ended early: {found.ended}; made of {found.readings} of {found.wanted} measurements")
+    run = found.run
+    if run.ended:
+        note(f"ended early: {run.ended}; fitted to {run.count} of {run.planned} measurements")

@@ -21,7 +21,7 @@ from kvscope.cli.loading import ingest_reported
 from kvscope.cli.options import DEFAULT_DB, Db
 from kvscope.cli.values import parsed_by, whole
 from kvscope.core.errors import KvscopeError, StoreBusyError, UsageError
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
 _SAMPLE = "to-c.jsonl.gz"
@@ -106,7 +106,7 @@ def _command(db: str, host: str, port: int) -> list[str]:
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     folder = data_folder("dashboard")
-    run = [sys.executable, str(folder / "serve.py"), "run", str(folder / "app.py")]
+    run = [sys.executable, "-P", "-m", "dashboard.serve", "run", str(folder / "app.py")]
     return [*run, *options, "--", "--db", db]
 
 
@@ -148,9 +148,9 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _importable() -> str:
-    """This very kvscope first, wherever it was imported from."""
+    """Return a PYTHONPATH with this very kvscope and its dashboard first."""
     import kvscope
 
-    here = str(Path(kvscope.__file__).resolve().parents[1])
-    known = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([here, known] if known else [here])
+    here = [Path(kvscope.__file__).resolve().parents[1], data_folder("dashboard").parent]
+    known = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    return os.pathsep.join([*dict.fromkeys(map(str, here)), *known])

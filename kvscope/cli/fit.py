@@ -130,7 +130,7 @@ def fit(
 
 def _foreseen(store: Store, trace: Trace, horizon_s: float | None, xi: int | None) -> EndsFit:
     from kvscope.policies.tlru_learned import HORIZON
-    from kvscope.store.prompts import load_prompts
+    from kvscope.store.traces import load_prompts
     from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
     prompts = load_prompts(store, trace)

@@ -106,7 +106,8 @@ class Exporting:
         note(f"policy written to {path}")
 
     def _bound(self, of: Traffic) -> Policy:
-        from kvscope.latency import DEFAULT_PROFILE, load_profile
+        from kvscope.latency.file import load_profile
+        from kvscope.latency.profile import DEFAULT_PROFILE
         from kvscope.replay.variants import bind, found_values
 
         found = found_values(of, load_profile(DEFAULT_PROFILE), None, share=1.0)

@@ -59,15 +59,15 @@ def list_runs(
     `list` may be left out: `kvscope runs TRACE`.
     """
     from kvscope.app.requests import kv_model
-    from kvscope.store import runs as stored
+    from kvscope.store import results
     from kvscope.store.db import open_store
 
     kv = kv_model(model, kv_dtype)
     chosen = _policies(policy)
     with open_store(db) as store:
         found = load_trace(store, trace)
-        kept = [one for one in stored.all_runs(store, found) if _is_of(one.run, chosen)]
-        runs = [one.run for one in (stored.with_parts(store, kept) if as_json else kept)]
+        kept = [one for one in results.all_runs(store, found) if _is_of(one.run, chosen)]
+        runs = [one.run for one in (results.with_parts(store, kept) if as_json else kept)]
     if as_json:
         from kvscope.app.documents.runs import runs_document
 
@@ -87,7 +87,7 @@ def remove(
 ) -> None:
     """Remove kept runs of a trace: those of some policies, or all."""
     from kvscope.core.errors import UsageError
-    from kvscope.store import runs as stored
+    from kvscope.store import results
     from kvscope.store.db import open_store
 
     chosen = _policies(policy)
@@ -97,7 +97,7 @@ def remove(
         )
     with open_store(db) as store:
         found = load_trace(store, trace)
-        count = stored.remove(store, found, lambda run: _is_of(run, chosen))
+        count = results.remove_runs(store, found, lambda run: _is_of(run, chosen))
     note(f"removed {count:,} runs of {found.name!r}")
 
 

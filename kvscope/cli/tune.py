@@ -49,8 +49,7 @@ from kvscope.core.files import write_text
 if TYPE_CHECKING:
     from kvscope.app.requests import TuneRequest
     from kvscope.app.tune import Tuned
-    from kvscope.core.trace import Trace
-    from kvscope.store.prompts import Prompts
+    from kvscope.core.trace import Prompts, Trace
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95

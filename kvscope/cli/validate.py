@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from kvscope.core.trace import Trace
-    from kvscope.latency import LatencyProfile
+    from kvscope.latency.profile import LatencyProfile
     from kvscope.store.db import Store
     from kvscope.tuning.file import PolicyFile
     from kvscope.validate.policies import PolicyRun
@@ -142,8 +142,8 @@ def validate(
         log_path=server_log,
         seed=reading.seed,
     )
-    from kvscope.store import validations
     from kvscope.store.db import open_store
+    from kvscope.store.results import add_validation
 
     with open_store(db) as store:
         found = load_trace(store, trace, reading)
@@ -151,7 +151,7 @@ def validate(
             result = _validated(
                 store, found, wanted, pace, latency, slo, warmup, tolerance, repeats, stop
             )
-        validations.add(store, found, result)
+        add_validation(store, found, result)
     _report(found, result, html, as_json=as_json)
     if stop.is_set():
         raise typer.Exit(ExitCode.INTERRUPTED)

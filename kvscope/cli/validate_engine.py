@@ -12,9 +12,9 @@ from kvscope.core.errors import UsageError
 if TYPE_CHECKING:
     from threading import Event
 
+    from kvscope.core.trace import Prompts
     from kvscope.serving.client import Endpoint
     from kvscope.serving.interpreter import Interpreter
-    from kvscope.store.prompts import Prompts
     from kvscope.validate.request_share import Part
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import Open
@@ -96,16 +96,16 @@ def _running(prompts: Prompts, wanted: Wanted) -> tuple[EngineFacts, Open, Part]
     from kvscope.validate.validate import running_already
 
     endpoint = Endpoint(str(wanted.url), timeout_s=wanted.timeout_s)
-    served = endpoint.served(wanted.served_model)
+    served = endpoint.model(wanted.served_model)
     size, blocks = _pool(endpoint, wanted)
     part = _part(prompts, wanted, _least(served.max_model_len, blocks * size))
-    facts = EngineFacts("server", endpoint.version(), None, served.model, blocks, size)
+    facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
     return facts, running_already(endpoint, served), part
 
 
 def _pool(endpoint: Endpoint, wanted: Wanted) -> tuple[int, int]:
     """Block size and usable blocks: as typed, or as the server's metrics have them."""
-    from kvscope.serving.metrics import block_pool
+    from kvscope.serving.client import block_pool
 
     told = block_pool(endpoint.metrics())
     size = wanted.block_size or (told and told.block_size)

@@ -1,9 +1,17 @@
-"""Files that appear when they are whole: traces, reports, recommendations, profiles."""
+"""Files and folders: where kvscope's own lie, and files that appear under their name when whole.
+
+The data folders are `queries/`, `dashboard/` and `sample_traces/`. A wheel packs them below the
+package; a checkout has them next to it. The packed copy is tried first, so that an installed
+kvscope never reads a checkout that happens to surround it.
+"""
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import os
+import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +19,58 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-DASH = "-"
+from kvscope.core.errors import KvscopeError
+
+STANDARD_STREAM = "-"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_HOMES = (_PACKAGE / "_packed", _PACKAGE.parent)
+
+
+def data_folder(name: str) -> Path:
+    """Return the data folder called `name`."""
+    for home in _HOMES:
+        if (home / name).is_dir():
+            return home / name
+    raise KvscopeError(
+        f"the folder {name}/ is missing", where=str(_PACKAGE), remedy="reinstall kvscope"
+    )
+
+
+def cache_folder() -> Path:
+    """Return the folder for files that kvscope can always make again (`KVSCOPE_CACHE_DIR`)."""
+    chosen = os.environ.get("KVSCOPE_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvscope"
+
+
+def private_cache(name: str) -> Path:
+    """Return a cache folder that this user owns and that no other user can write to.
+
+    It lies below `cache_folder()`, or in the system's temporary folder where that is not writable
+    or belongs to another user. If both names are taken, the folder lives as long as the process.
+    """
+    in_temporary = Path(tempfile.gettempdir()) / f"kvscope-{os.geteuid()}-{name}"
+    for folder in (cache_folder() / name, in_temporary):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()  # not of what a symbolic link points to
+        except OSError:
+            continue
+        if stat.S_ISDIR(status.st_mode) and is_private(status) and os.access(folder, os.W_OK):
+            return folder
+    folder = Path(tempfile.mkdtemp(prefix=f"kvscope-{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return True if this user owns the file or folder and no other user can write to it."""
+    writable_by_others = stat.S_IWGRP | stat.S_IWOTH
+    return status.st_uid == os.geteuid() and not status.st_mode & writable_by_others
 
 
 def write_text(path: Path, text: str) -> None:
@@ -22,8 +81,8 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def sink(path: str) -> Iterator[BinaryIO]:
-    """Open `path` for writing, compressed as `.gz` or `.zst` ask for; `-` is standard output."""
-    if path == DASH:
+    """Open `path` for writing, compressed if it ends in `.gz` or `.zst`; `-` is standard output."""
+    if path == STANDARD_STREAM:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
@@ -33,10 +92,11 @@ def sink(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for writing; who reads it finds the old content or all of the new.
+    """Open `path` for writing; its readers find the old content or all of the new.
 
-    The content goes to a temporary file in the same folder, which takes the name only when the
-    block ends well. What is there and is no file (a pipe, /dev/null) is written to as it is.
+    The content goes to a temporary file in the same folder, which takes the name only if the block
+    ends without an error. A path that exists and is no file (a pipe, /dev/null) is written to
+    directly.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
@@ -62,9 +122,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
     if suffix == ".gz":
         # Neither name nor time in the header: equal traces give equal bytes.
-        with gzip.GzipFile(
-            filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6
-        ) as packed:
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
             yield cast(BinaryIO, packed)
     elif suffix == ".zst":
         import zstandard  # reports and recommendations do without it

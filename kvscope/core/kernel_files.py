@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from kvscope.core.paths import is_private, private_cache
+from kvscope.core.files import is_private, private_cache
 
 UNUSED_DAYS = 30
 MAX_BYTES = 256 << 20

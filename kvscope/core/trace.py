@@ -6,7 +6,11 @@ Names carry their units; `None` means "this trace cannot say".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 Lineage = Literal["given", "inferred", "none"]
 
@@ -42,3 +46,40 @@ class Trace:
     def has_hashes(self) -> bool:
         """False for traces that only tell lengths: nothing about reuse can be said of them."""
         return self.accesses > 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPaths:
+    """Requests as paths in a trie, R requests and N blocks.
+
+    A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
+    `parent` is the request whose conversation this one continues, -1 where there is none.
+    All arrays but `block_parent` have R entries; `block_parent` has N + 1, entry 0 being the root.
+    """
+
+    block_size: int
+    input_tokens: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    full_blocks: NDArray[np.int32]
+    leaf: NDArray[np.int32]
+    cached_blocks: NDArray[np.int32]
+    carried_leaf: NDArray[np.int32]
+    carried_blocks: NDArray[np.int32]
+    block_parent: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts(PromptPaths):
+    """The same with who asks, when, and how much is answered.
+
+    `user` numbers the users from 0, -1 where the trace names none; `category` is an index into
+    `categories`, the names of (type, turn bucket), which are ordered by type and turn.
+    """
+
+    arrival_s: NDArray[np.float64]
+    output_tokens: NDArray[np.int32]
+    conversation: NDArray[np.int32]
+    user: NDArray[np.int32]
+    category: NDArray[np.int32]
+    categories: tuple[str, ...]

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
 from kvscope.ingest.identifiers import NO_ID, ROOT
 from kvscope.ingest.reuse import Reuse, trace_reuse
 from kvscope.ingest.trie import Trie
-from kvscope.store.prompts import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.background import each_beside
 from kvscope.core.errors import InputError
-from kvscope.core.trace import Trace
+from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats import registry
@@ -21,7 +21,6 @@ from kvscope.ingest.identifiers import NO_ID
 from kvscope.ingest.source import STDIN, Source
 from kvscope.store import traces
 from kvscope.store.db import Store
-from kvscope.store.prompts import PromptPaths
 
 NONE = -1
 """Stands for no request in the columns of parents and of first and last touches."""

@@ -1,4 +1,4 @@
-"""Latency profiles as files: `latency.toml`, in milliseconds, for people to read and edit.
+"""Latency profiles by name and as files: `latency.toml`, in milliseconds, for people to edit.
 
 schema = 1
 name = "my engine"
@@ -14,6 +14,7 @@ base_ms = [8.9, 9.8]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ import msgspec
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.toml_files import SCHEMA, Seconds, document_in, table_as, write_toml
-from kvscope.latency.profile import PARAMETERS, LatencyProfile
+from kvscope.latency.profile import DEFAULT_PROFILE, PARAMETERS, PRESETS, LatencyProfile
 
 _REMEDY = "`kvscope calibrate` writes such a file"
 Interval = tuple[Seconds, Seconds]
@@ -56,10 +57,8 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
             schema=SCHEMA,
             name=profile.name,
             source=profile.source,
-            base_s=Seconds(profile.base_s),
-            per_token_s=Seconds(profile.per_token_s),
-            per_token_pair_s=Seconds(profile.per_token_pair_s),
             intervals=IntervalsTable(**intervals) if intervals else None,
+            **{name: Seconds(getattr(profile, name)) for name in PARAMETERS},
         )
 
     def profile(self, where: str) -> LatencyProfile:
@@ -69,17 +68,35 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
             return LatencyProfile(
                 name=self.name,
                 source=self.source,
-                base_s=float(self.base_s),
-                per_token_s=float(self.per_token_s),
-                per_token_pair_s=float(self.per_token_pair_s),
                 intervals={
                     name: (float(ends[0]), float(ends[1]))
                     for name, ends in intervals.items()
                     if ends
                 },
+                **{name: float(getattr(self, name)) for name in PARAMETERS},
             )
         except UsageError as error:
             raise InputError(error.what, where=where, remedy=error.remedy) from error
+
+
+def load_profile(name_or_path: str = DEFAULT_PROFILE) -> LatencyProfile:
+    """Return the latency profile of a preset's name, or of a file that `kvscope calibrate` wrote.
+
+    A preset's exact name wins over a file of that name: write `./name` for the file. Raises
+    UsageError for a name that is neither (with the nearest presets), InputError for a file that
+    is not a profile.
+    """
+    if name_or_path in PRESETS:
+        return PRESETS[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or path.is_file():
+        return read_profile(path)
+    near = get_close_matches(name_or_path.lower(), PRESETS, n=3, cutoff=0.5)
+    known = f"did you mean {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
+    raise UsageError(
+        f"no latency profile {name_or_path!r}",
+        remedy=f"{known}, or name the file that `kvscope calibrate` wrote",
+    )
 
 
 def read_profile(path: Path) -> LatencyProfile:

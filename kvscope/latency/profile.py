@@ -1,11 +1,17 @@
-"""The time to first token (TTFT) of a prompt, as a function of what had to be computed.
+"""Latency profiles: the time to first token (TTFT) of a prompt, and presets with their sources.
 
 TTFT(u, c) = β + α·u + γ·u·(c + u/2), u uncached and c cached tokens. β is the cost of a request,
 α that of a token, γ that of attending from one token to another: each of the u computed tokens
-looks at the c cached ones before it and, on average, at half of the others. γ = 0 is the papers'
+attends to the c cached ones before it and, on average, to half of the others. γ = 0 is the papers'
 linear model.
 
-Source: Tail-Optimized Caching for LLM Inference, equation 2 (the linear model).
+The GPU presets are the straight line through two first-token latencies at batch size 1, input 128
+and 2,048 tokens, of one table. The table prints whole milliseconds, and 2,048 tokens is as far as
+it goes: attention makes longer prompts dearer than the line says. For an engine of your own,
+measure it with `kvscope calibrate`.
+
+Source: Tail-Optimized Caching for LLM Inference, equation 2 (the linear model); NVIDIA,
+"Performance of TensorRT-LLM", version 0.5.0, docs/source/performance.md, section "Low Latency".
 """
 
 from __future__ import annotations
@@ -19,9 +25,12 @@ from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
 
-Tokens = int | NDArray[np.integer]
-
 PARAMETERS = ("base_s", "per_token_s", "per_token_pair_s")
+DEFAULT_PROFILE = "llama2-7b-a100"
+"""The T-LRU paper's own setting, one A100 with a 7B Llama in fp16 (Vicuna-7B has the same shape).
+
+The paper says that it took a straight line but not which. On this one, its 200 ms are 3,147 tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +51,31 @@ class LatencyProfile:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        where = f"latency profile {self.name!r}"
         for parameter in PARAMETERS:
             value = getattr(self, parameter)
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(
-                    f"{parameter} is {value}",
-                    where=f"latency profile {self.name!r}",
-                    remedy="give a time of 0 or more",
+                    f"{parameter} is {value}", where=where, remedy="give a time of 0 or more"
                 )
         if not (self.per_token_s or self.per_token_pair_s):
             raise UsageError(
                 "tokens cost no time",
-                where=f"latency profile {self.name!r}",
+                where=where,
                 remedy="give per_token_s or per_token_pair_s above 0",
             )
 
-    def ttft_s(self, uncached: Tokens, cached: Tokens) -> NDArray[np.float64]:
-        """Seconds to the first token, unloaded, for each pair of token counts."""
+    def ttft_s(
+        self, uncached: int | NDArray[np.integer], cached: int | NDArray[np.integer]
+    ) -> NDArray[np.float64]:
+        """Return the seconds to the first token, unloaded, for each pair of token counts."""
         computed = np.asarray(uncached, dtype=np.float64)
-        seen = np.asarray(cached, dtype=np.float64) + computed / 2
-        per_token = self.per_token_s + self.per_token_pair_s * seen
+        attended = np.asarray(cached, dtype=np.float64) + computed / 2
+        per_token = self.per_token_s + self.per_token_pair_s * attended
         return np.asarray(self.base_s + computed * per_token)
 
     def xi_tokens(self, xi_s: float) -> int:
-        """The most tokens that may stay uncached: the largest u with TTFT(u, 0) ≤ `xi_s`.
+        """Return the most tokens that may stay uncached: the largest u with TTFT(u, 0) ≤ `xi_s`.
 
         0 where even an empty prompt takes longer. Raises UsageError if `xi_s` is not finite.
         """
@@ -82,3 +92,40 @@ class LatencyProfile:
         while self.ttft_s(most + 1, 0) <= xi_s:
             most += 1
         return most
+
+
+def _line(name: str, engine: str, short_ms: float, long_ms: float) -> LatencyProfile:
+    """Return the line through the first-token latencies of 128 and of 2,048 tokens."""
+    per_token_ms = (long_ms - short_ms) / (2_048 - 128)
+    return LatencyProfile(
+        name=name,
+        source=f"TensorRT-LLM 0.5.0, performance.md, Low Latency: {engine}, batch 1, input 128 "
+        f"tokens {short_ms:g} ms, 2,048 tokens {long_ms:g} ms; the line through both",
+        base_s=(short_ms - 128 * per_token_ms) / 1_000,
+        per_token_s=per_token_ms / 1_000,
+    )
+
+
+_TABLE = (
+    _line(DEFAULT_PROFILE, "LLaMA 7B on one A100 in FP16", 16, 133),
+    _line("llama2-7b-h100-fp8", "LLaMA 7B on one H100 in FP8", 7, 36),
+    _line("llama2-70b-4xa100", "LLaMA 70B on four A100 in FP16", 47, 377),
+    _line("llama2-70b-4xh100-fp8", "LLaMA 70B on four H100 in FP8", 26, 109),
+    LatencyProfile(
+        name="small-llama-cpu",
+        source="measured: vLLM 0.32 on 2 CPU cores, a Llama of hidden size 768 with 8 layers in "
+        "bf16, cold prompts up to 4,096 tokens: 8.1 ms + 0.1226 ms n + 3.10e-5 ms n^2 "
+        "(R^2 0.99996)",
+        base_s=8.1e-3,
+        per_token_s=0.1226e-3,
+        per_token_pair_s=2 * 3.10e-8,  # a cold prompt of n tokens has n^2 / 2 pairs
+    ),
+)
+PRESETS: Mapping[str, LatencyProfile] = {profile.name: profile for profile in _TABLE}
+MODELS: Mapping[str, str] = {
+    DEFAULT_PROFILE: "llama2-7b",
+    "llama2-7b-h100-fp8": "llama2-7b",
+    "llama2-70b-4xa100": "llama2-70b",
+    "llama2-70b-4xh100-fp8": "llama2-70b",
+}
+"""The model of each preset, by the names of kvscope.core.kv_size."""

@@ -8,52 +8,49 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from kvscope.core.errors import EngineError
-from kvscope.latency.calibration import Reading
-from kvscope.latency.grid import Cell
+from kvscope.latency.calibration import Cell, TtftReading
 from kvscope.serving.client import Endpoint, completion
 from kvscope.serving.interpreter import Interpreter
 
 _DECODER = str(Path(__file__).with_name("torch_decoder.py"))
 TOKENS = (100, 1000)
-"""The token ids that prompts are made of: every vocabulary has them, and none as a special one."""
+"""The range of token ids in prompts: in every vocabulary, and never special."""
 
 
 class ServerTarget:
-    """A server that is asked over HTTP, one request at a time.
+    """A server measured over HTTP, one request at a time.
 
-    The same `seed` gives the same tokens; without one they are ones that nobody has sent before.
+    The same `seed` sends the same tokens; without one they are new each time.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, *, seed: int | None = None) -> None:
         self._endpoint, self._model = endpoint, model
         self._rng = np.random.default_rng(None if seed is None else [seed, 1])
 
-    def read(self, cell: Cell) -> Reading:
-        """As `Target.read`: a first request fills the prefix, the second one is measured."""
+    def read(self, cell: Cell) -> TtftReading:
+        """Fill the prefix with a first request and measure the second, as `Measurable.read`."""
         prefix = self._tokens(cell.cached)
         if prefix:
-            self._ask(prefix + self._tokens(1))
-        answer = self._ask(prefix + self._tokens(cell.uncached))
-        return Reading(answer[0], answer[1])
+            self._send(prefix + self._tokens(1))
+        return self._send(prefix + self._tokens(cell.uncached))
 
     def _tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(*TOKENS, count)]
 
-    def _ask(self, tokens: list[int]) -> tuple[float, int | None]:
+    def _send(self, tokens: list[int]) -> TtftReading:
         answer = self._endpoint.complete(completion(self._model, tokens, 1))
         if answer.error:
             raise EngineError(
                 f"a prompt of {len(tokens)} tokens: {answer.error}",
                 where=self._endpoint.url,
-                remedy="see the server's log; --max-tokens asks for shorter ones",
+                remedy="see the server's log, or shorten the prompts with --max-tokens",
             )
-        return answer.ttft_s, answer.cached_tokens
+        return TtftReading(answer.ttft_s, answer.cached_tokens)
 
 
 class TorchTarget:
@@ -72,17 +69,12 @@ class TorchTarget:
         start_s: float,
         timeout_s: float,
     ) -> None:
-        self._command = [
-            interpreter.python,
-            _DECODER,
-            str(config),
-            device or interpreter.device,
-        ]
+        self._command = [interpreter.python, _DECODER, str(config), device or interpreter.device]
         self._start_s, self._timeout_s = start_s, timeout_s
         self.description: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # a pipe nobody reads fills up
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # an undrained pipe fills up
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -99,12 +91,7 @@ class TorchTarget:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -117,16 +104,16 @@ class TorchTarget:
                 with suppress(OSError):
                     stream.close()
 
-    def read(self, cell: Cell) -> Reading:
-        """As `Target.read`."""
+    def read(self, cell: Cell) -> TtftReading:
+        """Measure one cell, as `Measurable.read`."""
         assert self._process.stdin is not None  # noqa: S101  (a pipe, as set above)
         with suppress(OSError):  # the answer, or its lack, says more
             self._process.stdin.write(json.dumps(cell) + "\n")
             self._process.stdin.flush()
-        return Reading(float(self._answer(self._timeout_s)["ttft_s"]), None)
+        return TtftReading(float(self._answer(self._timeout_s)["ttft_s"]), None)
 
     def _answer(self, within_s: float) -> dict[str, Any]:
-        """Return the next line of the process."""
+        """Return the process's next line, decoded."""
         assert self._process.stdout is not None  # noqa: S101  (a pipe, as set above)
         try:
             line = self._reader.submit(self._process.stdout.readline).result(within_s)
@@ -135,7 +122,7 @@ class TorchTarget:
             raise EngineError(
                 f"no answer within {within_s:g} s",
                 where="torch",
-                remedy="give it more with --start-timeout or --timeout, or see --max-tokens",
+                remedy="raise --start-timeout or --timeout, or lower --max-tokens",
             ) from None
         answer = json.loads(line) if line else {"error": self._last_line()}
         if "error" in answer:

@@ -1,12 +1,12 @@
-"""A decoder of plain torch with random weights, timed: what a first token costs without an engine.
+"""A decoder of plain torch with random weights: the cost of a first token without an engine.
 
     python torch_decoder.py CONFIG.json DEVICE
 
-Reads a JSON array [uncached, cached] a line and answers {"ttft_s": ...}; a line of what it is comes
-first. The shape is that of a Hugging Face config.json: grouped-query attention, rotary positions,
-RMS norm, a gated feed-forward part; the last token alone goes through the output layer, as in an
-engine. Weights and cached keys and values are random: time does not depend on them. A file of its
-own, so that it runs in any interpreter that has torch.
+Writes a line that describes itself, then reads a JSON array [uncached, cached] a line and answers
+{"ttft_s": ...}. The shape is that of a Hugging Face config.json: grouped-query attention, rotary
+positions, RMS norm, a gated feed-forward part; the last token alone goes through the output layer,
+as in an engine. Weights and cached keys and values are random: time does not depend on them. It
+imports nothing of kvscope, so that it runs in any interpreter that has torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class Decoder:
-    """The layers, and keys and values of as many tokens as were ever asked for."""
+    """The layers, and cached keys and values of the longest prefix measured so far."""
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         config = config | config.get("text_config", {})
@@ -52,34 +52,34 @@ class Decoder:
         return torch.randn(shape, dtype=self.dtype, device=self.device) * 0.02
 
     def parameters(self) -> int:
-        """How many weights there are."""
+        """Return the number of weights."""
         layers = [weight.numel() for layer in self.layers for weight in layer]
         return int(self.embedding.numel() + self.out.numel() + sum(layers))
 
     def prepare(self, cached: int) -> None:
-        """Have keys and values of `cached` tokens."""
+        """Make keys and values of `cached` tokens, unless there are as many."""
         if not self.cache or self.cache[0][0].shape[2] < cached:
             shape = (1, self.kv_heads, cached, self.size)
             self.cache = [(self._weight(*shape), self._weight(*shape)) for _ in self.layers]
 
     def first_token(self, tokens: torch.Tensor, cached: int) -> int:
-        """The likeliest token behind `cached` tokens and these."""
+        """Return the likeliest token after `cached` tokens and these."""
         count = len(tokens)
         x = self.embedding[tokens]
-        turn = self._turns(cached, count)
+        rotation = self._rotations(cached, count)
         mask = None
         if count > 1 and cached:
             ones = torch.ones(count, cached + count, dtype=torch.bool, device=self.device)
             mask = ones.tril_(diagonal=cached)
-        for (qkv, out, up, down), kept in zip(self.layers, self.cache, strict=True):
+        for (qkv, out, up, down), cache in zip(self.layers, self.cache, strict=True):
             mixed = (rms_norm(x, (self.hidden,)) @ qkv.T).view(count, -1, self.size)
             mixed = mixed.transpose(0, 1).unsqueeze(0)
             q, k, v = mixed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-            q, k = _rotated(q, turn), _rotated(k, turn)
+            q, k = _rotated(q, rotation), _rotated(k, rotation)
             if cached:
-                k = torch.cat((kept[0][:, :, :cached], k), dim=2)
-                v = torch.cat((kept[1][:, :, :cached], v), dim=2)
-            seen = scaled_dot_product_attention(
+                k = torch.cat((cache[0][:, :, :cached], k), dim=2)
+                v = torch.cat((cache[1][:, :, :cached], v), dim=2)
+            attended = scaled_dot_product_attention(
                 q,
                 k,
                 v,
@@ -87,22 +87,22 @@ class Decoder:
                 is_causal=mask is None and count > 1,
                 enable_gqa=self.kv_heads != self.heads,
             )
-            x = x + seen.squeeze(0).transpose(0, 1).reshape(count, -1) @ out.T
+            x = x + attended.squeeze(0).transpose(0, 1).reshape(count, -1) @ out.T
             gate, value = (rms_norm(x, (self.hidden,)) @ up.T).chunk(2, dim=-1)
             x = x + (silu(gate) * value) @ down.T
         logits = rms_norm(x[-1:], (self.hidden,)) @ self.out.T
-        found: int = logits.argmax().item()
-        return found  # and the device has done its work
+        token: int = logits.argmax().item()
+        return token  # and the device has done its work
 
-    def _turns(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        places = torch.arange(start, start + count, device=self.device, dtype=torch.float32)
+    def _rotations(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(start, start + count, device=self.device, dtype=torch.float32)
         steps = torch.arange(0, self.size, 2, device=self.device, dtype=torch.float32)
-        angles = torch.outer(places, 10_000.0 ** (-steps / self.size))
+        angles = torch.outer(positions, 10_000.0 ** (-steps / self.size))
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 
-def _rotated(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    cos, sin = turn
+def _rotated(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    cos, sin = rotation
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -128,6 +128,6 @@ if __name__ == "__main__":
     try:
         with torch.inference_mode():
             main(*sys.argv[1:])
-    except Exception as error:  # noqa: BLE001  (whatever it is, whoever asked is to be told)
-        told = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        print(json.dumps(told), flush=True)  # noqa: T201
+    except Exception as error:  # noqa: BLE001  (the caller reports it)
+        failure = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps(failure), flush=True)  # noqa: T201

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.hits import HitDefinition
+from kvscope.core.trace import PromptPaths
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
-from kvscope.store.prompts import PromptPaths
 
 Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 

@@ -15,9 +15,9 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
+from kvscope.core.trace import Prompts
 from kvscope.ingest.trie import Trie
 from kvscope.replay.misses import ideal_rate
-from kvscope.store.prompts import Prompts
 
 _BY_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "user", "category")
 _LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.runs import Outcome
-from kvscope.latency import LatencyProfile
+from kvscope.core.trace import Prompts
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.summary import Served, serve, summarize
-from kvscope.store.prompts import Prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
+from kvscope.core.trace import PromptPaths
 from kvscope.replay.curve import first_counted, total_weight
 from kvscope.replay.stack_distances import LruDistances, lru_distances, walk
-from kvscope.store.prompts import PromptPaths
 
 
 def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.int32]:

@@ -11,7 +11,7 @@ from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.workload import Asked, Workload, sources_digest
-from kvscope.store import runs as stored
+from kvscope.store import results
 from kvscope.store.db import Store
 
 SMALLEST_SHARE = 0.01
@@ -44,19 +44,19 @@ class Wanted:
 def wanted(store: Store, trace: Trace, setting: RunSetting, asked: Sequence[Asked]) -> Wanted:
     """What the store has of the runs that are `asked` for, made by these very sources."""
     by_digest: Mapping[str, Asked] = {
-        stored.digest(
+        results.request_digest(
             one.policy.name, one.policy.evicts, one.policy.values, one.capacity_blocks, setting
         ): one
         for one in asked
     }
-    known = stored.known_runs(store, trace, list(by_digest), sources_digest())
+    known = results.known_runs(store, trace, list(by_digest), sources_digest())
     missing = tuple(one for digest, one in by_digest.items() if digest not in known)
     return Wanted(tuple(known.values()), missing)
 
 
 def keep(store: Store, trace: Trace, run: Run) -> Run:
     """Keep a run that these sources made."""
-    return stored.add(store, trace, run, sources_digest())
+    return results.add_run(store, trace, run, sources_digest())
 
 
 def grid(workload: Workload, named: Iterable[int], points: int | None, usual: int) -> list[int]:

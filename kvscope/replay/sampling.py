@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
+from kvscope.core.trace import Prompts
 from kvscope.ingest.lineage import SHARED_HEAD_CONTINUATIONS
 from kvscope.replay.curve import HitCurve, first_counted, lru_curve
 from kvscope.replay.derived_traces import coarsened, select
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
-from kvscope.store.prompts import Prompts
 
 SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but cut below its head
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import RunSetting
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 
 
 def setting_of(

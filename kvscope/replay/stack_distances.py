@@ -16,7 +16,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
-from kvscope.store.prompts import PromptPaths
+from kvscope.core.trace import PromptPaths
 
 
 @dataclass(frozen=True, slots=True)

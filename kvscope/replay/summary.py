@@ -19,9 +19,9 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import percentiles
 from kvscope.core.runs import Outcome
-from kvscope.latency import LatencyProfile
+from kvscope.core.trace import Prompts
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import first_counted
-from kvscope.store.prompts import Prompts
 
 
 def waiting_s(

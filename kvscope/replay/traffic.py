@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from kvscope.core.hits import HitDefinition
 from kvscope.core.prefix import paths
+from kvscope.core.trace import Prompts
 from kvscope.policies.base import ENDS
 from kvscope.replay.stack_distances import walk
-from kvscope.store.prompts import Prompts
 
 
 class Traffic(NamedTuple):

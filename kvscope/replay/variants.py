@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.offline.estimates import FIT_SHARE, parameters_from
 from kvscope.policies.base import Policy
 from kvscope.replay.policy_options import Variant

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting
+from kvscope.core.trace import Prompts
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import REFIT_S, Policy, TableKind
 from kvscope.replay.capacity_models import replayed
@@ -29,7 +30,6 @@ from kvscope.replay.setting import profile_of
 from kvscope.replay.summary import Served, by_category, over_time, summarize
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.store.prompts import Prompts
 
 WINDOWS = 24  # that results over time are cut into, at most
 
@@ -196,7 +196,14 @@ def _anchor(prompts: Prompts, setting: RunSetting) -> Anchor | None:
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SOURCES = ("policies/**/*.py", "simulate/**/*.py", "prefix.py", "store/prompts.py")
+_SOURCES = (
+    "core/prefix.py",
+    "core/trace.py",
+    "learning/**/*.py",
+    "policies/**/*.py",
+    "replay/**/*.py",
+    "vllm_sim/**/*.py",
+)
 
 
 def sweep(

@@ -28,11 +28,9 @@ def _profile(calibration: Calibration) -> Section:
         *_enough(calibration),
         *_checked(calibration),
     ]
-    if calibration.ended:
-        sentences.append(
-            f"Ended early ({calibration.ended}): {calibration.readings} of {calibration.wanted}"
-            " measurements."
-        )
+    run = calibration.run
+    if run.ended:
+        sentences.append(f"Ended early ({run.ended}): {run.count} of {run.planned} measurements.")
     return Section("Latency profile", tuple(sentences))
 
 
@@ -75,13 +73,15 @@ def _at(cell: CellFit) -> str:
 
 
 def _checked(calibration: Calibration) -> list[str]:
-    if not calibration.checked:
-        if calibration.measured.engine == "torch":
+    run = calibration.run
+    if not run.reports_cached:
+        if calibration.engine.name == "torch":
             return []
         unchecked = "Not checked: the server does not report how many tokens were cached"
         return [f"{unchecked} (vLLM: --enable-prompt-tokens-details)."]
-    if calibration.not_cached:
-        pairs = ", ".join(f"{had:,} of {cell.cached:,}" for cell, had in calibration.not_cached[:3])
+    if run.uncached_prefixes:
+        left_out = sorted(run.uncached_prefixes.items())[:3]
+        pairs = ", ".join(f"{had:,} of {cell.cached:,}" for cell, had in left_out)
         left = f"Left out, since the server had not cached the prompt sent before: {pairs} tokens."
         return [f"{left} Is the cache too small?"]
     return ["The server confirmed the cached tokens of every measurement."]

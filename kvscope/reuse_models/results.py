@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
-from kvscope.store import fits
+from kvscope.store import results
 from kvscope.store.db import Store
 
 Interval = tuple[float, float]
@@ -203,7 +203,7 @@ def keep(store: Store, fit: Fit) -> int:
         "end_s": fit.end_s,
         "conversations": _conversation(fit),
     }
-    parts: Mapping[str, fits.Rows] = {
+    parts: Mapping[str, results.Rows] = {
         "models": [_model(one) for one in fit.models],
         "windows": [_window(one) for one in windows.fits] if windows else [],
         "next_prompts": [
@@ -212,7 +212,7 @@ def keep(store: Store, fit: Fit) -> int:
         ],
         "next_turns": [_next_turn(one) for one in fit.next_turns],
     }
-    return fits.add(store, fit.trace, about, parts)
+    return results.add_fit(store, fit.trace, about, parts)
 
 
 def _conversation(fit: Fit) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
-"""Requests to an OpenAI-compatible server, and when each of their tokens came.
+"""Requests to an OpenAI-compatible server, timed to the first token and to the last.
 
-Prompts are token ids, answers are streamed. A request is sent by one thread and may be read by
-another, so that requests leave in the order in which they are meant to. The standard library's HTTP
-client does all of that, one connection a request.
+Prompts are token ids, answers are streamed. One thread may send a request and another read the
+answer, so that requests leave in the intended order. `http.client` allows that, with one connection
+a request; the usual HTTP libraries tie sending to reading.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,16 @@ from urllib.parse import urlsplit
 from kvscope.core.errors import EngineError, UsageError
 
 API_KEY = "KVSCOPE_API_KEY"
-QUICK_S = 10.0  # for what a server answers by itself
-_NOT_THERE = "start it, or name another --url"
+QUICK_S = 10.0  # for what takes no prefill
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request; times are those of time.perf_counter, in seconds.
+    """The result of one request; times are those of time.perf_counter, in seconds.
 
-    `first_s` is nan where no token came. `cached_tokens` is None where the server does not tell.
-    `error` says what went wrong; `status` is the HTTP status, 0 where there was none.
+    `first_s` is nan where no token came. `cached_tokens` is None where the server does not report
+    them. `error` says what went wrong; `status` is the HTTP status, 0 where there was none.
     """
 
     sent_s: float
@@ -44,22 +45,30 @@ class Answer:
 
     @property
     def ttft_s(self) -> float:
-        """From sending the request to its first token."""
+        """Return the seconds from sending the request to its first token."""
         return self.first_s - self.sent_s
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The model that a server serves, and the longest request that it takes, where it tells."""
+class ModelCard:
+    """A served model, and its longest request in tokens, where the server reports it."""
 
-    model: str
+    name: str
     max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPool:
+    """Blocks that requests can use, and tokens in each."""
+
+    usable_blocks: int
+    block_size: int
 
 
 class Endpoint:
     """An OpenAI-compatible server at `url` (with or without a `/v1`).
 
-    KVSCOPE_API_KEY in the environment is sent as the key. Raises UsageError for what is no URL.
+    KVSCOPE_API_KEY in the environment is sent as the key. Raises UsageError for an invalid URL.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 600.0) -> None:
@@ -82,7 +91,7 @@ class Endpoint:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def healthy(self) -> bool:
-        """Whether the server answers at all."""
+        """Return whether the server answers."""
         try:
             status, _ = self._ask("GET", "/health")
             if status == http.client.NOT_FOUND:
@@ -91,31 +100,31 @@ class Endpoint:
             return False
         return status < http.client.INTERNAL_SERVER_ERROR
 
-    def served(self, name: str | None = None) -> Served:
-        """The model called `name` that the server has, or its first.
+    def model(self, name: str | None = None) -> ModelCard:
+        """Return the server's model called `name`, or its first.
 
         Raises EngineError where there is no such server or model.
         """
         status, body = self._ask("GET", "/v1/models")
         if status != http.client.OK:
             raise EngineError(
-                f"says {status} to /v1/models: {_reason(body)}",
+                f"answered {status} to /v1/models: {_reason(body)}",
                 where=self.url,
-                remedy=f"is it an OpenAI-compatible server? {API_KEY} names the key for one",
+                remedy=f"is it an OpenAI-compatible server? Set {API_KEY} to its key",
             )
         try:
-            models = {str(one["id"]): one for one in json.loads(body)["data"]}
+            models = {str(card["id"]): card for card in json.loads(body)["data"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineError("does not tell its models as OpenAI does", where=self.url) from error
+            raise EngineError("/v1/models is not in OpenAI's format", where=self.url) from error
         if not models or (name is not None and name not in models):
             known = ", ".join(models) or "none"
             raise EngineError(f"serves no {name}", where=self.url, remedy=f"it serves {known}")
-        chosen = next(iter(models)) if name is None else name
-        longest = models[chosen].get("max_model_len")
-        return Served(chosen, int(longest) if longest else None)
+        name = name or next(iter(models))
+        longest = models[name].get("max_model_len")
+        return ModelCard(name, int(longest) if longest else None)
 
     def version(self) -> str | None:
-        """What the server says its version is, where it does."""
+        """Return the version that the server reports, or None."""
         with suppress(EngineError, ValueError, KeyError, TypeError):
             status, body = self._ask("GET", "/version")
             if status == http.client.OK:
@@ -123,7 +132,7 @@ class Endpoint:
         return None
 
     def metrics(self) -> str:
-        """The server's metrics in Prometheus' format; empty where it has none."""
+        """Return the server's metrics in Prometheus' format; empty where it has none."""
         with suppress(EngineError):
             status, body = self._ask("GET", "/metrics")
             if status == http.client.OK:
@@ -131,17 +140,14 @@ class Endpoint:
         return ""
 
     def reset_cache(self) -> bool:
-        """Whether the server emptied its prefix cache (vLLM in development mode does)."""
+        """Empty the prefix cache; return whether the server did (vLLM in development mode)."""
         with suppress(EngineError):
             status, _ = self._ask("POST", "/reset_prefix_cache")
             return status == http.client.OK
         return False
 
     def send(self, body: bytes) -> Pending:
-        """Send a request as `completion` makes it.
-
-        Raises EngineError where nobody listens.
-        """
+        """Send a request with a body of `completion`; EngineError where no server listens."""
         connection = self._connection(self.timeout_s)
         headers = {"Content-Type": "application/json", **self._headers}
         try:
@@ -154,7 +160,7 @@ class Endpoint:
         return Pending(connection, sent_s)
 
     def complete(self, body: bytes) -> Answer:
-        """Send a request and wait for its end."""
+        """Send a request and return the answer."""
         return self.send(body).read()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -174,11 +180,12 @@ class Endpoint:
 
     def _unreachable(self, error: Exception) -> EngineError:
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return EngineError(f"no answer ({what})", where=self.url, remedy=_NOT_THERE)
+        remedy = "start it, or name another --url"
+        return EngineError(f"no answer ({what})", where=self.url, remedy=remedy)
 
 
 class Pending:
-    """A request that was sent."""
+    """A request that was sent and not answered yet."""
 
     def __init__(self, connection: http.client.HTTPConnection, sent_s: float) -> None:
         self.sent_s = sent_s
@@ -186,7 +193,7 @@ class Pending:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Give the request up: `read` returns at once, and the server notices."""
+        """Close the connection: `read` returns at once, and the server aborts the request."""
         self._cancelled = True
         sock = self._connection.sock
         if sock is not None:
@@ -194,7 +201,7 @@ class Pending:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def read(self) -> Answer:
-        """The answer, when its last token is there. Never raises for what a server does."""
+        """Wait for the last token and return the answer; never raises for what a server does."""
         first_s, lines, status, failure = float("nan"), list[bytes](), 0, ""
         try:
             response = self._connection.getresponse()
@@ -214,8 +221,9 @@ class Pending:
         finally:
             self._connection.close()
         finished_s = time.perf_counter()
-        answer = _answer(lines, self.sent_s, first_s, finished_s, status, failure)
-        return answer if not self._cancelled else _failed(answer, "given up")
+        if self._cancelled:
+            return Answer(self.sent_s, first_s, finished_s, status=status, error="given up")
+        return _answer(lines, self.sent_s, first_s, finished_s, status, failure)
 
 
 def completion(
@@ -226,11 +234,11 @@ def completion(
     xargs: Mapping[str, Any] | None = None,
     session: str | None = None,
 ) -> bytes:
-    """The body of a request for exactly `outputs` tokens behind a prompt of token ids.
+    """Return the body of a request for exactly `outputs` tokens after a prompt of token ids.
 
     `xargs` go to the engine's own extensions (vLLM's `vllm_xargs`), `session` is the conversation.
     """
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": list(tokens),
         "max_tokens": outputs,
@@ -241,10 +249,10 @@ def completion(
         "stream_options": {"include_usage": True},
     }
     if xargs:
-        asked["vllm_xargs"] = dict(xargs)
+        body["vllm_xargs"] = dict(xargs)
     if session is not None:
-        asked["session_id"] = session
-    return json.dumps(asked, separators=(",", ":")).encode()
+        body["session_id"] = session
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _answer(
@@ -283,19 +291,29 @@ def _answer(
     )
 
 
-def _failed(answer: Answer, why: str) -> Answer:
-    return Answer(answer.sent_s, answer.first_s, answer.finished_s, status=answer.status, error=why)
+def block_pool(metrics: str) -> BlockPool | None:
+    """Return the block pool in metrics of Prometheus' format; None where they lack it.
+
+    Source: vLLM 0.32.0, the gauge vllm:cache_config_info; block 0 is never given to a request.
+    """
+    gauge = _CACHE_CONFIG.search(metrics)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', gauge["labels"])) if gauge else {}
+    try:
+        return BlockPool(int(labels["num_gpu_blocks"]) - 1, int(labels["block_size"]))
+    except (KeyError, ValueError):
+        return None
 
 
 def _reason(body: bytes) -> str:
-    """What a server says of its refusal, in one line."""
+    """Return a server's reason for a refusal, in one line."""
     try:
         return _words(json.loads(body))
     except ValueError:
         return " ".join(body.decode(errors="replace").split())[:200]
 
 
-def _words(told: object) -> str:
-    while isinstance(told, dict):
-        told = told.get("error") or told.get("message") or told.get("detail") or json.dumps(told)
-    return " ".join(str(told).split())[:300]
+def _words(error: object) -> str:
+    while isinstance(error, dict):
+        nested = error.get("error") or error.get("message") or error.get("detail")
+        error = nested or json.dumps(error)
+    return " ".join(str(error).split())[:300]

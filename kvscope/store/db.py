@@ -1,6 +1,14 @@
-"""Open a kvscope store: one DuckDB file with a versioned schema.
+"""Open a kvscope store: one DuckDB file with a versioned schema and named SQL.
 
-Everything that reaches the database goes through `Store`, and every statement lies in queries/.
+Everything that reaches the database goes through `Store`. Every statement is a file in queries/,
+whose header is its documentation:
+
+    -- turns: number of conversations by their number of turns
+    -- $trace_id: the trace
+    -- columns: turns, conversations
+    SELECT …
+
+A parameter that the header lacks, or that is missing, is an error before DuckDB sees it.
 """
 
 from __future__ import annotations
@@ -8,36 +16,95 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
-import nanoarrow
-import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, KvscopeError, StoreBusyError, StoreVersionError
-from kvscope.store import sql
+from kvscope.core.files import data_folder
 
-Columns = dict[str, NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]]
+if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Columns = dict[str, NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]]
+
+MEMORY = ":memory:"
+DEFAULT_PATH = "kvscope.duckdb"
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": False,  # nothing is fetched from a network, whatever the file
+}
+_PARAMETER = re.compile(r"^-- \$(\w+): (.+)$")
+_COLUMNS = re.compile(r"^-- columns: (.+)$")
+_TITLE = re.compile(r"^-- (\w+): (.+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One named SQL statement, with what its header promises."""
+
+    name: str
+    answers: str
+    parameters: tuple[str, ...]
+    columns: tuple[str, ...]
+    text: str
+
+
+def parse_statement(path: Path, name: str) -> Statement:
+    """Read the statement in `path`; its first line is `-- name: what it answers`."""
+    text = path.read_text(encoding="utf-8")
+    header = [line for line in text.splitlines() if line.startswith("--")]
+    title = _TITLE.match(header[0]) if header else None
+    if title is None or title[1] != path.stem:
+        raise KvscopeError(
+            "the header does not start with the statement's name",
+            where=str(path),
+            remedy=f"begin the file with '-- {path.stem}: what it answers'",
+        )
+    parameters = tuple(match[1] for line in header if (match := _PARAMETER.match(line)))
+    lists = [match[1] for line in header if (match := _COLUMNS.match(line))]
+    columns = tuple(column.strip() for names in lists for column in names.split(","))
+    return Statement(name, title[2], parameters, columns, text)
+
+
+@cache
+def statement(name: str) -> Statement:
+    """Return the statement called `name`, its path below queries/ without `.sql`."""
+    path = data_folder("queries") / f"{name}.sql"
+    if not path.is_file():
+        raise KvscopeError("no such query", where=str(path), remedy="reinstall kvscope")
+    return parse_statement(path, name)
+
+
+def migrations() -> list[tuple[int, str]]:
+    """Return the schema's steps in order: (version, SQL) from queries/schema/NNN_name.sql."""
+    files = sorted((data_folder("queries") / "schema").glob("*.sql"))
+    return [(int(file.name[:3]), file.read_text(encoding="utf-8")) for file in files]
 
 
 class Frame:
     """Arrays of one length above 0, numbers of 32 or 64 bits, none of them missing.
 
-    DuckDB takes numpy's arrays too, but converts them value by value on its way; Arrow's it reads
-    as they lie, which spares a quarter of the time that an insertion takes.
+    DuckDB takes NumPy's arrays too, but converts them value by value; Arrow's it reads without
+    conversion, which saves a quarter of an insertion's time.
     """
 
     def __init__(self, columns: Columns) -> None:
+        import numpy as np
+
         self._columns = {name: np.ascontiguousarray(each) for name, each in columns.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The table as a stream of one batch; DuckDB asks for its schema by a stream of its own."""
+        """Return the table as a stream of one batch; DuckDB reads its schema from another one."""
+        import nanoarrow
+
         children = [nanoarrow.c_array(each) for each in self._columns.values()]
         named = dict(zip(self._columns, (child.schema for child in children), strict=True))
         batch = nanoarrow.c_array_from_buffers(
@@ -46,17 +113,10 @@ class Frame:
         return nanoarrow.c_array_stream(batch).__arrow_c_stream__()
 
 
-MEMORY = ":memory:"
-DEFAULT_PATH = "kvscope.duckdb"
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "autoinstall_known_extensions": False,  # nothing is fetched from a network, whatever the file
-}
-
-
 class Store:
     """A connection to one store; a context manager that closes it.
 
-    A file that was `created` for it and in which nothing was stored goes when it is closed.
+    A file that was `created` for it and in which nothing was stored is removed on closing.
     """
 
     def __init__(
@@ -75,11 +135,11 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._created and self._holds_nothing():
+        if self._created and self._is_empty():
             Path(self.path).unlink(missing_ok=True)  # before others can open it
         self._connection.close()
 
-    def _holds_nothing(self) -> bool:
+    def _is_empty(self) -> bool:
         try:
             return not self.row("ingest/trace_count")["traces"]
         except duckdb.Error:  # a database that broke down is left for the user to look at
@@ -89,46 +149,48 @@ class Store:
         self,
         name: str,
         parameters: Mapping[str, Any],
-        frame: Frame | None = None,  # which DuckDB finds by its name
+        frame: Frame | None = None,  # DuckDB finds it by its name
     ) -> duckdb.DuckDBPyConnection:
-        statement = sql.statement(name)
-        if set(statement.parameters) != set(parameters):
+        query = statement(name)
+        if set(query.parameters) != set(parameters):
             raise KvscopeError(
-                f"takes {sorted(statement.parameters)}, was given {sorted(parameters)}",
+                f"takes {sorted(query.parameters)}, was given {sorted(parameters)}",
                 where=f"queries/{name}.sql",
             )
-        return self._connection.execute(statement.text, dict(parameters))
+        return self._connection.execute(query.text, dict(parameters))
 
     def run(self, name: str, /, **parameters: Any) -> None:
-        """Run the statement `name` for what it does, not for what it returns."""
+        """Run the statement `name` and ignore what it returns."""
         self._execute(name, parameters)
 
     def rows(self, name: str, /, **parameters: Any) -> list[dict[str, Any]]:
-        """What the query `name` answers, a dict a row."""
+        """Return the rows of the query `name` as dicts."""
         cursor = self._execute(name, parameters)
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def row(self, name: str, /, **parameters: Any) -> dict[str, Any]:
-        """The first row of what the query `name` answers."""
+        """Return the first row of the query `name`."""
         return self.rows(name, **parameters)[0]
 
     def columns(self, name: str, /, **parameters: Any) -> dict[str, NDArray[Any]]:
-        """What the query `name` answers, a numpy array a column; NULL in no column allowed."""
-        found = self._execute(name, parameters).fetchnumpy()
-        if any(np.ma.is_masked(values) for values in found.values()):
+        """Return the columns of the query `name` as arrays. Raises KvscopeError for a NULL."""
+        import numpy as np
+
+        arrays = self._execute(name, parameters).fetchnumpy()
+        if any(np.ma.is_masked(values) for values in arrays.values()):
             raise KvscopeError("NULL where a number is expected", where=f"queries/{name}.sql")
-        return {column: np.ma.getdata(values) for column, values in found.items()}
+        return {column: np.ma.getdata(values) for column, values in arrays.items()}
 
     def append(self, name: str, columns: Columns, /, **parameters: int | list[str]) -> None:
-        """Run the statement `name`, to which arrays of equal length are the table `frame`."""
+        """Run the statement `name` on arrays of equal length, which it reads as table `frame`."""
         frame = Frame(columns)
         if len(frame):
             self._execute(name, parameters, frame)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the block or nothing of it."""
+        """Commit what the block writes, or nothing of it if the block raises."""
         self._connection.begin()
         try:
             yield
@@ -145,6 +207,7 @@ def open_store(path: str = DEFAULT_PATH, *, read_only: bool = False) -> Store:
     wrote it, InputError if it is not a DuckDB file.
     """
     missing = path != MEMORY and not Path(path).exists()
+    read_only = read_only and path != MEMORY
     if Path(path).is_dir():
         raise InputError("a folder, not a store", where=path, remedy="name a file with --db")
     if missing and not Path(path).parent.is_dir():
@@ -153,14 +216,14 @@ def open_store(path: str = DEFAULT_PATH, *, read_only: bool = False) -> Store:
         raise InputError(
             "no such store",
             where=path,
-            remedy="run `kvscope ingest TRACE` first, or name one by --db",
+            remedy="run `kvscope ingest TRACE` first, or name one with --db",
         )
     try:
-        connection = duckdb.connect(path, read_only=read_only and path != MEMORY, config=_CONFIG)
+        connection = duckdb.connect(path, read_only=read_only, config=_CONFIG)
     except duckdb.Error as error:
         raise _cannot_open(path, error) from error
     try:
-        _migrate(connection, path, read_only=read_only and path != MEMORY)
+        _migrate(connection, path, read_only=read_only)
     except BaseException:
         connection.close()
         raise
@@ -171,23 +234,21 @@ def _cannot_open(path: str, error: duckdb.Error) -> KvscopeError:
     message = str(error)
     if "lock" in message:
         holder = re.search(r"PID (\d+)", message)
-        who = f"process {holder[1]}" if holder else "another process"
+        process = f"process {holder[1]}" if holder else "another process"
         return StoreBusyError(
-            f"{who} has this store open",
+            f"{process} has this store open",
             where=path,
             remedy="wait until it ends, or work on another file with --db",
         )
+    what = f"cannot be opened ({message.splitlines()[0]})"
     if "not a valid DuckDB" in message:
-        return InputError(
-            "not a kvscope store (not a DuckDB file)", where=path, remedy="name another with --db"
-        )
-    first = message.splitlines()[0]
-    return InputError(f"cannot be opened ({first})", where=path, remedy="name another with --db")
+        what = "not a kvscope store (not a DuckDB file)"
+    return InputError(what, where=path, remedy="name another with --db")
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, path: str, *, read_only: bool) -> None:
     """Bring the schema to this version, step by step, each in a transaction of its own."""
-    steps = sql.migrations()
+    steps = migrations()
     newest = steps[-1][0]
     current = _schema_version(connection)
     if current > newest:
@@ -213,10 +274,11 @@ def _migrate(connection: duckdb.DuckDBPyConnection, path: str, *, read_only: boo
 
 
 def _schema_version(connection: duckdb.DuckDBPyConnection) -> int:
-    known = connection.execute(
+    """Return the version of the schema, 0 for an empty file."""
+    tables = connection.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE table_name = 'schema_version'"
     ).fetchone()
-    if known is None or not known[0]:
+    if tables is None or not tables[0]:
         return 0
-    found = connection.execute("SELECT max(version) FROM schema_version").fetchone()
-    return int(found[0]) if found and found[0] is not None else 0
+    row = connection.execute("SELECT max(version) FROM schema_version").fetchone()
+    return int(row[0]) if row and row[0] is not None else 0

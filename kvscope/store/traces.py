@@ -1,28 +1,32 @@
-"""The traces of a store: list, find, add, remove."""
+"""The traces of a store: list, find, load, add, remove."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import InputError
-from kvscope.core.trace import Trace
-from kvscope.store import fits, validations
+from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.trace import Prompts, Trace
 from kvscope.store.db import Store
 
+if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
 _ALIKE = 0.75
-"""From 0 to 1: how much a name must be like another to be suggested for it."""
+"""From 0 to 1: how similar a name must be to be suggested."""
 
 
 def all_traces(store: Store) -> list[Trace]:
-    """Every trace of the store, the one last worked on first."""
-    return [_fact(row) for row in store.rows("ingest/traces")]
+    """Return every trace of the store, the one last worked on first."""
+    return [_trace(row) for row in store.rows("ingest/traces")]
 
 
 def find(store: Store, name: str | None) -> Trace:
-    """The trace called `name`, or the one last worked on.
+    """Return the trace called `name`, or the one last worked on where it is None.
 
     Raises InputError where there is none, with the nearest name.
     """
@@ -45,35 +49,35 @@ def find(store: Store, name: str | None) -> Trace:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` most like `name`, whatever their capitals; None if none is."""
-    folded = {one.casefold(): one for one in known}
+    """Return the one of `known` most similar to `name`, regardless of case; None if none is."""
+    folded = {candidate.casefold(): candidate for candidate in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_ALIKE)
     return folded[near[0]] if near else None
 
 
 def find_content(store: Store, content_hash: str) -> Trace | None:
-    """The trace with this content, if the store has it."""
-    found = store.rows("ingest/trace_by_content", content_hash=content_hash)
-    return _fact(found[0]) if found else None
+    """Return the trace with this content hash, if the store has it."""
+    rows = store.rows("ingest/trace_by_content", content_hash=content_hash)
+    return _trace(rows[0]) if rows else None
 
 
 def find_reading(store: Store, content: str, options: str) -> Trace | None:
-    """The trace read from this content: with these options, otherwise the one last worked on.
+    """Return a trace read from this content: with these options, otherwise the last used one.
 
     `content` and `options` are the beginning and the end of a content hash.
     """
-    found = store.rows("ingest/readings", content=content, options=options)
-    return _fact(found[0]) if found else None
+    rows = store.rows("ingest/readings", content=content, options=options)
+    return _trace(rows[0]) if rows else None
 
 
 def has_size(store: Store, source_bytes: int) -> bool:
-    """Whether a stored trace came from a file of this size."""
+    """Return True if a stored trace came from a file of this size."""
     return bool(store.row("ingest/traces_of_size", source_bytes=source_bytes)["traces"])
 
 
 def free_name(store: Store, path: str) -> str:
-    """A name for the trace at `path` that no stored trace has: its stem, numbered if need be."""
-    stem = "stdin" if path == "-" else Path(path).name
+    """Return an unused name for the trace at `path`: its stem, numbered if need be."""
+    stem = "stdin" if path == STANDARD_STREAM else Path(path).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
     taken = {trace.name for trace in all_traces(store)}
@@ -91,14 +95,34 @@ def add(store: Store, **columns: Any) -> Trace:
             where=store.path,
             remedy="choose another --name, or remove it with `kvscope traces remove`",
         )
-    told = {name: _storable(value) for name, value in columns.items()}
-    return _fact(store.row("ingest/add_trace", **told))
+    unicode = {name: _unicode(value) for name, value in columns.items()}
+    return _trace(store.row("ingest/add_trace", **unicode))
 
 
 def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
-    """(line, reason) of the lines that could not be used; of very many only the first are kept."""
-    found = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
-    return [(row["line"], row["reason"]) for row in found]
+    """Return (line, reason) of the lines that could not be used; of very many only the first."""
+    rows = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
+    return [(row["line"], row["reason"]) for row in rows]
+
+
+def load_prompts(store: Store, trace: Trace) -> Prompts:
+    """Return the prompts of `trace`, in order of arrival."""
+    requests = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    names = store.rows("ingest/category_names", trace_id=trace.trace_id)
+    return Prompts(
+        block_size=trace.block_size,
+        categories=tuple(row["category"] for row in names),
+        block_parent=load_block_parents(store, trace),
+        **requests,
+    )
+
+
+def load_block_parents(store: Store, trace: Trace) -> NDArray[np.int32]:
+    """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0."""
+    import numpy as np
+
+    parents = store.columns("ingest/block_parents", trace_id=trace.trace_id)["parent"]
+    return np.concatenate((np.zeros(1, dtype=np.int32), parents))
 
 
 def mark_used(store: Store, trace: Trace) -> None:
@@ -108,17 +132,18 @@ def mark_used(store: Store, trace: Trace) -> None:
 
 def remove(store: Store, trace: Trace) -> None:
     """Remove the trace and everything derived from it, in one transaction."""
+    from kvscope.store.results import remove_results  # loads NumPy
+
     with store.transaction():
-        fits.remove_all(store, trace)
-        validations.remove_all(store, trace)
-        for table in ("run_parts", "runs", "reuses", "blocks", "requests", "bad_lines", "traces"):
+        remove_results(store, trace)
+        for table in ("reuses", "blocks", "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 
 
-def _storable(value: Any) -> Any:
-    """The value, in text only what is Unicode: a file's name may hold any bytes."""
+def _unicode(value: Any) -> Any:
+    """Return the value, text without what is no Unicode: a file's name may hold any bytes."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _fact(row: dict[str, Any]) -> Trace:
+def _trace(row: dict[str, Any]) -> Trace:
     return Trace(**{**row, "notes": tuple(row["notes"])})

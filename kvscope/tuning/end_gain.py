@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvscope.core.hits import standard
-from kvscope.latency import PRESETS
+from kvscope.core.trace import Prompts
+from kvscope.latency.profile import PRESETS
 from kvscope.learning.ends.offline import Ends, Floats
 from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
 from kvscope.policies.base import Policy
@@ -19,7 +20,6 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, history, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.replay.variants import bind, found_values
-from kvscope.store.prompts import Prompts
 from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
 from kvscope.tuning.target import Target
 

@@ -23,8 +23,8 @@ from kvscope.core.toml_files import (
     table_as,
     write_toml,
 )
-from kvscope.latency import LatencyProfile
 from kvscope.latency.file import LatencyTable
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit, fit_in
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.runs import RunSetting
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Lineage, Prompts
 from kvscope.core.units import format_percentile
 from kvscope.ingest.lineage import carried, conversations, inferred
 from kvscope.replay.derived_traces import select
 from kvscope.replay.workload import Workload
-from kvscope.store.prompts import Prompts
 
 _BUCKETS = np.array(["1", "2", "3", "4-6", "7+"])
 _FIRST_TURNS = (2, 3, 4, 7)  # that the buckets after the first one begin with

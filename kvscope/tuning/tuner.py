@@ -18,7 +18,7 @@ from threading import Event
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
@@ -29,7 +29,6 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.summary import by_category
 from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
-from kvscope.store.prompts import Prompts
 from kvscope.tuning.bootstrap import Bootstrap, surely_better
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.objective import Question, Trial, tried, ttft_s

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from kvscope.core.errors import EngineError
 from kvscope.core.hits import standard
 from kvscope.core.percentiles import percentiles
-from kvscope.latency import LatencyProfile
+from kvscope.core.trace import Prompts
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import plugin_tables
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import traffic
-from kvscope.store.prompts import Prompts
 from kvscope.validate.replay import Measurement, Pace
 from kvscope.validate.result import Figures, RunFacts
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine

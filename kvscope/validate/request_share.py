@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvscope.core.errors import InputError
+from kvscope.core.trace import Prompts
 from kvscope.replay.derived_traces import select
-from kvscope.store.prompts import Prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.trace import Trace
-from kvscope.store import validations
+from kvscope.store import results
 from kvscope.store.db import Store
 from kvscope.tuning.bootstrap import Gain
 from kvscope.validate.request_share import Part
@@ -133,7 +133,7 @@ def kept_validations(store: Store, trace: Trace) -> tuple[Kept, ...]:
         Kept(
             created_at=row["created_at"],
             engine=EngineFacts(**row["engine"] | {"flags": tuple(row["engine"]["flags"])}),
-            runs=tuple(_run(one) for one in validations.runs(store, row["validation_id"])),
+            runs=tuple(_run(one) for one in results.validation_runs(store, row["validation_id"])),
             **{
                 name: row[name]
                 for name in (
@@ -142,7 +142,7 @@ def kept_validations(store: Store, trace: Trace) -> tuple[Kept, ...]:
                 )
             },
         )
-        for row in validations.all_validations(store, trace)
+        for row in results.all_validations(store, trace)
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.prefix import paths
-from kvscope.store.prompts import Prompts
+from kvscope.core.trace import Prompts
 
 FIRST, BEHIND = 100, 1000
 """Token ids are from the first up to the second: in every vocabulary, and never special."""

@@ -11,9 +11,9 @@ from threading import Event
 import numpy as np
 
 from kvscope.core.errors import EngineError
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
-from kvscope.serving.client import Endpoint, Served, completion
+from kvscope.serving.client import Endpoint, ModelCard, completion
 from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
 from kvscope.tuning.target import Target
@@ -62,7 +62,7 @@ class Running:
     """
 
     endpoint: Endpoint
-    served: Served
+    served: ModelCard
     died: Callable[[], EngineDied | None]
     seed: int = 0
 
@@ -96,12 +96,12 @@ def own_vllm(
             def died() -> EngineDied | None:
                 return None if server.endpoint.healthy() else server.died(_WHEN)
 
-            yield Running(server.endpoint, server.endpoint.served(), died)
+            yield Running(server.endpoint, server.endpoint.model(), died)
 
     return opened
 
 
-def running_already(endpoint: Endpoint, served: Served) -> Open:
+def running_already(endpoint: Endpoint, served: ModelCard) -> Open:
     """Takes the one server that there is, whatever it has served before."""
 
     @contextmanager
@@ -198,7 +198,7 @@ def _one(
     sent = trace.sent(asked.block_size)
     _warm_up(engine, seed, int(sent.input_tokens.max()))
     measured: Measurement = replay(
-        engine.endpoint, engine.served.model, trace, asked.pace, advance=advance, stop=stop
+        engine.endpoint, engine.served.name, trace, asked.pace, advance=advance, stop=stop
     )
     predicted = predict(
         sent,
@@ -226,7 +226,7 @@ def _warm_up(engine: Running, seed: int, longest: int) -> None:
     rng = np.random.default_rng([seed, 2])
     for tokens in WARM_UP_TOKENS:
         body = completion(
-            engine.served.model,
+            engine.served.name,
             [int(token) for token in rng.integers(FIRST, BEHIND, min(tokens, longest))],
             2,
         )

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.store.prompts import Prompts
 
 
 def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:

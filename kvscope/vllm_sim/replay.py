@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
+from kvscope.core.trace import Prompts
 from kvscope.policies.base import LanePolicy, Policy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.store.prompts import Prompts
 from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost

@@ -7,7 +7,7 @@ import msgspec
 
 from kvscope.characterize.summary import Characterization, characterize
 from kvscope.core.percentiles import Quantiles
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests.characterize.tiny import (
     CHAT_1,
     CHAT_2,

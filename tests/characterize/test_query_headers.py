@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from kvscope.core.paths import data_folder
-from kvscope.store import sql
+from kvscope.core.files import data_folder
+from kvscope.store import db
 from kvscope.store.db import Store
-from kvscope.store.fits import PARTS
+from kvscope.store.results import FIT_PARTS
 from tests.characterize.tiny import tiny_store
 
 QUERIES = sorted(
@@ -34,7 +34,7 @@ GIVEN: dict[str, Any] = {
 }
 PART = ("category", "start_s", "length_s", "outcome")
 # what `$rows` of a statement are: structs with some columns of a table
-ROWS = {f"fits/add_{part}": f"fit_{part}" for part in PARTS}
+ROWS = {f"fits/add_{part}": f"fit_{part}" for part in FIT_PARTS}
 ROWS["validate/add_runs"] = "validation_runs"
 
 
@@ -81,7 +81,7 @@ def parameter(store: Store, name: str, file: Path) -> Any:
 @pytest.mark.parametrize("name", QUERIES)
 def test_header_tells_what_the_statement_takes_and_returns(name: str, tmp_path: Path) -> None:
     """Parameters and columns in a query's header are those of its SQL, in their order."""
-    statement = sql.statement(name)
+    statement = db.statement(name)
     (parsed,) = duckdb.extract_statements(statement.text)
     assert set(statement.parameters) == parsed.named_parameters
     assert len(set(statement.parameters)) == len(statement.parameters)

@@ -11,7 +11,7 @@ from kvscope.cli.app import COMMANDS, run
 from kvscope.core.errors import ExitCode
 from kvscope.core.kv_size import preset_names
 from kvscope.ingest.formats.registry import FORMATS
-from kvscope.latency import PRESETS
+from kvscope.latency.profile import PRESETS
 from kvscope.policies.registry import POLICIES
 from tests.cli.shell import Streams
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.reuse_models.selection import MODELS
 from tests.cli.shell import python
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.core.files import data_folder
 from kvscope.core.hits import standard
-from kvscope.core.paths import data_folder
 from kvscope.learning.ends.file import FittedEnds
 from kvscope.learning.ends.offline import ends_fit
 from kvscope.learning.offline.single_fit import one_fit

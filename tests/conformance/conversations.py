@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.store.prompts import Prompts
 
 VOCABULARY = 1 << 30
 

@@ -20,8 +20,8 @@ def forgetful() -> Iterator[None]:
 
     st.cache_resource.clear()
     yield
-    if (prepared := sys.modules.get("prepared")) is not None:
-        prepared.settle()  # or it would have the store open
+    if (cache := sys.modules.get("dashboard.background_cache")) is not None:
+        cache.settle()  # or it would have the store open
     st.cache_resource.clear()
 
 

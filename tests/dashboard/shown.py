@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard import background_cache
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from tests.cli.shell import Streams
 
 DASHBOARD = data_folder("dashboard")
@@ -23,7 +23,6 @@ _PATIENCE_S = 240  # kernels may have to be compiled
 def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: str) -> AppTest:
     """The app on this store at this page."""
     monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
-    monkeypatch.syspath_prepend(str(DASHBOARD))
     app = AppTest.from_file(str(DASHBOARD / "app.py"), default_timeout=_PATIENCE_S)
     for name, value in address.items():
         app.query_params[name] = value
@@ -35,7 +34,7 @@ def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: s
 
 def drawn(app: AppTest) -> AppTest:
     """The app once all is found that its page, or another, needs of the trace."""
-    sys.modules["prepared"].settle()
+    background_cache.settle()
     return app.run() if waits(app) else app
 
 

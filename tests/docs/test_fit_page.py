@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.reuse_models.selection import MODELS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fit.md").read_text(encoding="utf-8")

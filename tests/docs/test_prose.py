@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")

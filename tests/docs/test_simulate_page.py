@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
-from kvscope.latency import load_profile
+from kvscope.core.files import data_folder
+from kvscope.latency.file import load_profile
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
+from kvscope.core.trace import Prompts
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
 _FOLDER = data_folder("sample_traces")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 
 GOLDEN = Path(__file__).parent / "birth-death.json"
 SAMPLE = str(data_folder("sample_traces") / "birth-death.jsonl.gz")

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import HitDefinition, compatible
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest import lineage
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 FILE = Path(os.environ.get("KVSCOPE_TRACES", "/nowhere")) / "mooncake_conversation.jsonl.gz"
 KVCACHE_SIMULATOR = compatible("kvcache-simulator")

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.core.trace import PromptPaths
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.store import traces
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import PromptPaths, load_prompts
+from kvscope.store.traces import load_prompts
 
 TABLES = ("traces", "requests", "blocks", "reuses", "bad_lines")
 

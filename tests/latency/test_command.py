@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.latency import read_profile
+from kvscope.latency.file import read_profile
 from tests.serving import fake_vllm
 from tests.serving.fake import Behaviour, fake_server
 
@@ -56,7 +56,7 @@ def test_a_server_that_does_not_tell_is_believed(capsys: pytest.CaptureFixture[s
     """With a word that nobody checked."""
     with fake_server(Behaviour(tells_hits=False, per_token_s=1e-5)) as url:
         assert run(["calibrate", "--url", url, *SHORT, "--output", "-"]) == 0
-    assert "nobody checked it" in " ".join(capsys.readouterr().out.split())
+    assert "Not checked: the server does not report" in " ".join(capsys.readouterr().out.split())
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:

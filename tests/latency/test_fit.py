@@ -8,13 +8,22 @@ import pytest
 from numpy.typing import NDArray
 
 from kvscope.core.errors import EngineError, UsageError
-from kvscope.latency import LatencyProfile, read_profile
 from kvscope.latency import calibration as module
-from kvscope.latency.calibration import Measured, Reading, calibrate, fit, measure, write
-from kvscope.latency.grid import Cell, grid
+from kvscope.latency.calibration import (
+    Cell,
+    MeasuredEngine,
+    TtftReading,
+    calibrate,
+    fit,
+    grid,
+    measure,
+    write,
+)
+from kvscope.latency.file import read_profile
+from kvscope.latency.profile import LatencyProfile
 
 TRUE = LatencyProfile("true", "", 8e-3, 1.2e-4, 6e-8)
-ENGINE = Measured("vLLM", "0.32.0", "a test", "tiny")
+ENGINE = MeasuredEngine("vLLM", "0.32.0", "a test", "tiny")
 
 
 def ignore(amount: int) -> None:
@@ -29,13 +38,13 @@ class Made:
         self.rng = np.random.default_rng(1)
         self.asked: list[Cell] = []
 
-    def read(self, cell: Cell) -> Reading:
-        """As `Target.read`."""
+    def read(self, cell: Cell) -> TtftReading:
+        """As `Measurable.read`."""
         self.asked.append(cell)
         if len(self.asked) == self.fails_at:
             raise EngineError("it died")
         longer = 1 + float(self.rng.exponential(self.noise)) if self.noise else 1.0
-        return Reading(float(self.profile.ttft_s(*cell)) * longer, cell.cached)
+        return TtftReading(float(self.profile.ttft_s(*cell)) * longer, cell.cached)
 
 
 def times(profile: LatencyProfile) -> dict[Cell, list[float]]:
@@ -125,7 +134,7 @@ def test_rounds_go_over_all_cells_in_changing_orders() -> None:
     rounds = [made.asked[3 + at * len(cells) : 3 + (at + 1) * len(cells)] for at in range(3)]
     assert all(sorted(one) == sorted(cells) for one in rounds)
     assert rounds[0] != rounds[1]
-    assert found.count == found.wanted == 3 * len(cells)
+    assert found.count == found.planned == 3 * len(cells)
 
 
 def test_what_was_measured_before_the_end_is_kept(tmp_path: Path) -> None:
@@ -139,8 +148,8 @@ def test_what_was_measured_before_the_end_is_kept(tmp_path: Path) -> None:
         advance=ignore,
         stop=Event(),
     )
-    assert (found.ended, found.readings) == ("it died", 2 * len(cells) + 1)
-    assert f"{found.readings} of {found.wanted} measurements" in found.profile.source
+    assert (found.run.ended, found.run.count) == ("it died", 2 * len(cells) + 1)
+    assert f"{found.run.count} of {found.run.planned} measurements" in found.profile.source
     write(tmp_path / "latency.toml", found)
     assert read_profile(tmp_path / "latency.toml") == found.profile
 

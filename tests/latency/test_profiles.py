@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.latency import (
-    DEFAULT_PROFILE,
-    PRESETS,
-    LatencyProfile,
-    load_profile,
-    read_profile,
-    write_profile,
-)
+from kvscope.latency.file import load_profile, read_profile, write_profile
+from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
 
 TIMES = st.floats(0, 1, allow_subnormal=False)
 PROFILES = st.builds(

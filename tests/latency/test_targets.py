@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.core.errors import EngineError
-from kvscope.latency.grid import Cell
+from kvscope.latency.calibration import Cell
 from kvscope.latency.targets import TorchTarget
 from kvscope.serving.interpreter import Interpreter
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.learning.ends.offline import end_tables
 from kvscope.learning.offline.estimates import (
     next_prompt_tables,
@@ -22,7 +23,6 @@ from kvscope.replay.replay import NO_TABLES
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.reuse_models.evidence import Evidence, Span
 from kvscope.reuse_models.exponential import Exponential
-from kvscope.store.prompts import Prompts
 from tests.golden.samples import SAMPLES, sample
 
 PER_REQUEST = [name for name in Traffic._fields if name not in {"block_size", "block_parent"}]
@@ -39,7 +39,7 @@ def told(name: str) -> Traffic:
 
 def evidence_of(name: str) -> tuple[Evidence, Prompts]:
     """The same requests as `kvscope fit` sees them."""
-    from kvscope.core.paths import data_folder
+    from kvscope.core.files import data_folder
     from kvscope.ingest.pipeline import ingest
     from kvscope.reuse_models.evidence import load_evidence
     from kvscope.store.db import MEMORY, open_store

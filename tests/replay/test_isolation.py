@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import InputError
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay import derived_traces as isolation
 from kvscope.replay.derived_traces import isolate, isolation_cost
 from kvscope.replay.misses import ideal_rate
-from kvscope.store.prompts import Prompts
 from tests import small_traces
 
 

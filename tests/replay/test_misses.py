@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import KVCACHE_SIMULATOR, HitDefinition, standard
+from kvscope.core.trace import Prompts
 from kvscope.replay.misses import lru_hit_blocks, miss_reasons, novelty, reasons
 from kvscope.replay.stack_distances import lru_distances
-from kvscope.store.prompts import Prompts
 from tests import small_traces
 from tests.oracles import lru
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM
+from kvscope.core.trace import Prompts
 from kvscope.ingest.pipeline import ingest
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 FILE = Path(os.environ.get("KVSCOPE_TRACES", "/nowhere")) / "mooncake_conversation.jsonl.gz"
 

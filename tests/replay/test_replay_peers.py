@@ -16,14 +16,14 @@ from kvcache_sim.cpp_backend import run_cpp_sweep
 from kvcache_sim.trace import TraceData, parse_trace_lines
 from numpy.typing import NDArray
 
-from benchmarks.work_accesses import RECORD, next_access
+from benchmarks.workers.convert import RECORD, next_access
+from kvscope.core.files import data_folder
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM
-from kvscope.core.paths import data_folder
 from kvscope.core.prefix import paths
+from kvscope.core.trace import Prompts
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay, history, replay
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.store.prompts import Prompts
 from tests.golden.samples import SAMPLES, SHARES_PERCENT, capacities, sample
 
 ACCESSES = 150_000  # of each sample, for the flat caches: the first ones

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, Weight, standard
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.sampling import _standard_error, anchored, sampled
 from kvscope.replay.stack_distances import lru_distances
-from kvscope.store.prompts import Prompts
 from tests import small_traces
 
 SIZE = 4  # tokens

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.learning.guard import FIRST, LRU, NEED, RETURNS
 from kvscope.learning.offline import shadow_caches as shadows
 from kvscope.learning.offline.refits import refits_of
@@ -19,7 +20,6 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.last_touch import handovers
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.store.prompts import Prompts
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
 from tests.policies.traffics import traffics

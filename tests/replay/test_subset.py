@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvscope.core.trace import Prompts
 from kvscope.replay.derived_traces import select
-from kvscope.store.prompts import Prompts
 from tests import small_traces
 
 

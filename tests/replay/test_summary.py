@@ -13,13 +13,13 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.percentiles import percentiles
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import lru_distances
 from kvscope.replay.summary import Served, by_category, capacity_bytes, over_time, serve, summarize
-from kvscope.store.prompts import Prompts
 from tests import small_traces
 
 PROFILE = LatencyProfile("made", "made", base_s=0.25, per_token_s=0.125)

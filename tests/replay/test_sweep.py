@@ -16,7 +16,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import COMPATIBLE, HitDefinition, standard
 from kvscope.core.runs import Run, RunSetting
 from kvscope.ingest.formats.base import Request
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay import workload as sweeps

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
+from kvscope.core.files import data_folder
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, standard
-from kvscope.core.paths import data_folder
 from kvscope.core.runs import TierMode
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.lru import Lru
 from kvscope.replay.setting import setting_of
 from kvscope.replay.tier_spec import Read, Tier, parse_tiers
 from kvscope.replay.tiers import TieredReplay, run_tiers, transfer_s
 from kvscope.replay.workload import Workload
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 PROFILE = load_profile("llama2-7b-a100")

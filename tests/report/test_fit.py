@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from kvscope.core import units
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import fit_details as charts
 from kvscope.report.fit import headline, html_report, sections

@@ -13,7 +13,7 @@ from kvscope.core.hits import standard
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.runs import Run, TierOutcome
 from kvscope.ingest.pipeline import ingest
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.setting import setting_of
@@ -23,7 +23,7 @@ from kvscope.report.policies import tier_sections
 from kvscope.report.runs import contest, names, policy_line
 from kvscope.report.style import SERIES
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 
 TIERS = (
     TierOutcome("hbm", "lru", 2, None, 0.0, None, 6, 96, 0.4, 0.0, None, 7, 5),

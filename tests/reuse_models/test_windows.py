@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.evidence import Span
 from kvscope.reuse_models.fit import fit

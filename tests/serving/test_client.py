@@ -7,8 +7,7 @@ import pytest
 
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.core.vllm_xargs import OUTPUTS
-from kvscope.serving.client import Endpoint, completion
-from kvscope.serving.metrics import BlockPool, block_pool
+from kvscope.serving.client import BlockPool, Endpoint, block_pool, completion
 from tests.serving.fake import Behaviour, fake_server
 
 
@@ -18,8 +17,8 @@ def test_an_answer_tells_what_the_server_told() -> None:
         endpoint = Endpoint(url + "/v1/")
         assert endpoint.healthy()
         assert endpoint.version() == "1.2.3"
-        served = endpoint.served()
-        assert (served.model, served.max_model_len) == ("fake", 8192)
+        served = endpoint.model()
+        assert (served.name, served.max_model_len) == ("fake", 8192)
         body = completion("fake", range(100, 164), 3)
         first, second = endpoint.complete(body), endpoint.complete(body)
     assert (first.error, first.cached_tokens, second.cached_tokens) == ("", 0, 48)
@@ -75,7 +74,7 @@ def test_nobody_there() -> None:
     endpoint = Endpoint("http://127.0.0.1:9")
     assert not endpoint.healthy()
     with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9: no answer .*--url"):
-        endpoint.served()
+        endpoint.model()
     with pytest.raises(EngineError, match="no answer"):
         endpoint.complete(completion("fake", [1], 1))
 
@@ -90,7 +89,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_an_unknown_model_names_those_there_are() -> None:
     """The error is the remedy."""
     with fake_server(Behaviour()) as url, pytest.raises(EngineError, match="it serves fake"):
-        Endpoint(url).served("other")
+        Endpoint(url).model("other")
 
 
 def test_the_pool_is_read_from_vllms_metrics() -> None:

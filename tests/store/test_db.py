@@ -19,9 +19,9 @@ from kvscope.core.errors import (
 )
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.base import Request
-from kvscope.store import sql, traces
+from kvscope.store import db, traces
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 REQUESTS = [Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at]) for at in range(5)]
@@ -35,7 +35,7 @@ def filled(path: str) -> Trace:
 
 def test_migrations_build_the_schema_from_nothing(tmp_path: Path) -> None:
     """A new file gets every step, in order, and says the newest version."""
-    steps = [version for version, _ in sql.migrations()]
+    steps = [version for version, _ in db.migrations()]
     assert steps == list(range(1, len(steps) + 1))
     with open_store(str(tmp_path / "new.duckdb")) as store:
         found = store._connection.execute("SELECT version FROM schema_version").fetchall()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvscope import __version__
-from kvscope.core.paths import data_folder
+from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.fit import fit
 from kvscope.reuse_models.results import Fit, keep
-from kvscope.store import fits, traces
+from kvscope.store import results, traces
 from kvscope.store.db import MEMORY, Store, open_store
 
 TABLES = ("fits", "fit_models", "fit_windows", "fit_next_prompts", "fit_next_turns")
@@ -31,11 +31,11 @@ def test_what_goes_in_comes_out() -> None:
     with open_store(MEMORY) as store:
         found = fitted(store)
         fit_id = keep(store, found)
-        (one,) = fits.all_fits(store, found.trace)
+        (one,) = results.all_fits(store, found.trace)
         assert one["kvscope"] == __version__
         assert found.conversation is not None
         assert one["conversations"]["turn_rate_per_s"] == found.conversation.turn_rate_per_s
-        stored = fits.models(store, fit_id)
+        stored = results.fit_models(store, fit_id)
         assert len(stored) == len(found.models)
         for row, model in zip(stored, found.models, strict=True):
             assert row["params"] == dict(model.params)
@@ -76,7 +76,7 @@ def test_nothing_to_fit_is_kept_too() -> None:
         keep(store, found)
         assert (found.models, found.conversation, found.windows) == ((), None, None)
         assert rows(store)[:3] == [1, 0, 0]
-        assert fits.all_fits(store, found.trace)[0]["window_s"] is None
+        assert results.all_fits(store, found.trace)[0]["window_s"] is None
 
 
 @pytest.mark.parametrize("window_s", [1e6, 6_100.0])

@@ -12,7 +12,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting, TierOutcome
 from kvscope.ingest.formats.base import Request
-from kvscope.store import runs, traces
+from kvscope.store import results, traces
 from kvscope.store.db import MEMORY, Store, open_store
 from tests import small_traces
 
@@ -68,29 +68,29 @@ def store() -> Store:
 def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
     """Every field, infinities and absent ones included; dated and signed with the version."""
     trace = traces.find(store, "trace-0")
-    kept = runs.add(store, trace, RUN, "code")
+    kept = results.add_run(store, trace, RUN, "code")
     assert replace(kept, kvscope="", created_at=None) == RUN
     assert kept.kvscope == __version__
     assert kept.created_at is not None
-    (found,) = runs.with_parts(store, runs.all_runs(store, trace))
+    (found,) = results.with_parts(store, results.all_runs(store, trace))
     assert found.run == kept
     assert found.code == "code"
     bare = replace(RUN, parts=(), misses=None, hit_rate_error=None, params={}, tiers=())
     engine = replace(RUN.setting, capacity_model="engine", max_num_seqs=8)
     bare = replace(bare, preemptions=None, turned_away=None, setting=engine)
-    again = runs.add(store, trace, bare, "code")
-    assert again in [one.run for one in runs.all_runs(store, trace)]
+    again = results.add_run(store, trace, bare, "code")
+    assert again in [one.run for one in results.all_runs(store, trace)]
 
 
 def test_the_same_question_has_one_answer(store: Store) -> None:
     """Newer sources replace the answer of older ones; old sources' answers are not known."""
     trace = traces.find(store, "trace-0")
-    runs.add(store, trace, RUN, "old")
-    asked = runs.digest_of(RUN)
-    assert runs.known_runs(store, trace, [asked], "new") == {}
-    newer = runs.add(store, trace, replace(RUN, evictions=12), "new")
-    assert runs.known_runs(store, trace, [asked, "other"], "new") == {asked: newer}
-    assert len(runs.all_runs(store, trace)) == 1
+    results.add_run(store, trace, RUN, "old")
+    asked = results.digest_of(RUN)
+    assert results.known_runs(store, trace, [asked], "new") == {}
+    newer = results.add_run(store, trace, replace(RUN, evictions=12), "new")
+    assert results.known_runs(store, trace, [asked, "other"], "new") == {asked: newer}
+    assert len(results.all_runs(store, trace)) == 1
     assert len(store.rows("runs/parts", run_ids=list(range(10)))) == 2
 
 
@@ -112,26 +112,26 @@ def test_the_same_question_has_one_answer(store: Store) -> None:
 )
 def test_another_question_has_another_digest(other: Run) -> None:
     """Whatever shapes a run's numbers is part of the question."""
-    assert runs.digest_of(other) != runs.digest_of(RUN)
+    assert results.digest_of(other) != results.digest_of(RUN)
 
 
 def test_whole_numbers_are_the_same_question() -> None:
     """2 and 2.0 are one value of a parameter, in whatever order parameters come."""
     whole = replace(RUN, params={"a": 2, "b": 3})
-    assert runs.digest_of(whole) == runs.digest_of(replace(RUN, params={"b": 3.0, "a": 2.0}))
+    assert results.digest_of(whole) == results.digest_of(replace(RUN, params={"b": 3.0, "a": 2.0}))
 
 
 def test_runs_go_with_their_parts_and_their_trace(store: Store) -> None:
     """Nothing of a removed run or trace is left behind; other traces keep theirs."""
     first, second = traces.find(store, "trace-0"), traces.find(store, "trace-1")
     for trace in (first, second):
-        runs.add(store, trace, RUN, "code")
-        runs.add(store, trace, replace(RUN, policy="lru"), "code")
-    assert runs.remove(store, first, lambda run: run.policy == "lru") == 1
-    assert [one.run.policy for one in runs.all_runs(store, first)] == ["ttl"]
+        results.add_run(store, trace, RUN, "code")
+        results.add_run(store, trace, replace(RUN, policy="lru"), "code")
+    assert results.remove_runs(store, first, lambda run: run.policy == "lru") == 1
+    assert [one.run.policy for one in results.all_runs(store, first)] == ["ttl"]
     traces.remove(store, first)
-    assert len(runs.all_runs(store, second)) == 2
+    assert len(results.all_runs(store, second)) == 2
     left = store.rows("runs/parts", run_ids=list(range(10)))
     assert len(left) == 4
-    assert runs.remove(store, second, lambda _: True) == 2
+    assert results.remove_runs(store, second, lambda _: True) == 2
     assert store.rows("runs/parts", run_ids=list(range(10))) == []

@@ -11,14 +11,13 @@ import numpy as np
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.replay.workload import Workload
-from kvscope.store.prompts import Prompts
 from kvscope.synth.base import Record
 from kvscope.tuning.objective import Question
 from kvscope.tuning.result import Tuning

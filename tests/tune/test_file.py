@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.errors import ExitCode, InputError, UsageError
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.returns.file import Fitted
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, STEPS, Gittins

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.store.prompts import Prompts
 from kvscope.tuning.objective import Trial
 from kvscope.tuning.result import Tuning
 from kvscope.tuning.split import first_requests

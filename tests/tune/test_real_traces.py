@@ -11,15 +11,15 @@ import pytest
 
 from kvscope.characterize.windows import round_windows
 from kvscope.core.hits import standard
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
-from kvscope.latency import load_profile
+from kvscope.latency.file import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.setting import setting_of
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 from kvscope.tuning.bootstrap import Bootstrap, Gain
 from kvscope.tuning.objective import Question
 from kvscope.tuning.result import Tuning

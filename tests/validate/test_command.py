@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.store import traces, validations
+from kvscope.store import results, traces
 from kvscope.store.db import open_store
 from tests.serving.fake import Behaviour, fake_server
 from tests.validate.commands import TAKES, Printed, asked, document, tolerant
@@ -35,13 +35,13 @@ def test_a_faithful_server_is_confirmed(trace: str, capsys: Printed) -> None:
         assert run(asked(trace, "--url", url, *wide)) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "every request hit exactly the tokens predicted" in printed
-    assert "Confirmed: the engine does what was predicted." in printed
+    assert "Confirmed: the engine behaves as predicted." in printed
     html = Path(page).read_text()
     assert html.count('"predicted"') == html.count('"measured"') > 0
     with open_store(str(Path(trace).parent / "store.duckdb")) as store:
         found = traces.find(store, None)
-        (kept,) = validations.all_validations(store, found)
-        (only,) = validations.runs(store, kept["validation_id"])
+        (kept,) = results.all_validations(store, found)
+        (only,) = results.validation_runs(store, kept["validation_id"])
         assert len(only["measured_ttft_s"]) == 64
         assert only["predicted_hit_tokens"] == only["measured_hit_tokens"]
         traces.remove(store, found)

@@ -17,10 +17,10 @@ import pytest
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
+from kvscope.core.trace import Prompts
 from kvscope.core.vllm_xargs import OUTPUTS
-from kvscope.latency import LatencyProfile
-from kvscope.latency.calibration import fit, measure
-from kvscope.latency.grid import grid
+from kvscope.latency.calibration import fit, grid, measure
+from kvscope.latency.profile import LatencyProfile
 from kvscope.latency.targets import ServerTarget
 from kvscope.learning.fitted import Fit
 from kvscope.policies.base import Policy
@@ -29,11 +29,9 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
-from kvscope.serving.client import completion
+from kvscope.serving.client import BlockPool, block_pool, completion
 from kvscope.serving.interpreter import interpreter, with_vllm
-from kvscope.serving.metrics import BlockPool, block_pool
 from kvscope.serving.server import Launch, VllmServer
-from kvscope.store.prompts import Prompts
 from kvscope.tuning.file import read_recommendation
 from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
@@ -102,7 +100,7 @@ def replayed(
     """The same requests on the engine, whose cache was emptied, and on its model."""
     assert server.endpoint.reset_cache()
     trace = TokenTrace(prompts, forced=True)
-    model = server.endpoint.served().model
+    model = server.endpoint.model().name
     measured = replay(server.endpoint, model, trace, pace, advance=ignore, stop=Event())
     assert (measured.ended, measured.errors) == ("", {})
     return foreseen(prompts, policy or Lru(), pace, measured, blocks), measured
@@ -125,7 +123,7 @@ def foreseen(
 def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
     """Blocks and their size, and outputs as they were told."""
     assert block_pool(server.endpoint.metrics()) == BlockPool(BLOCKS, SIZE)
-    model = server.endpoint.served().model
+    model = server.endpoint.model().name
     prompt, said = list(range(100, 200)), list(range(300, 400))
     first = server.endpoint.complete(completion(model, prompt, 100, xargs={OUTPUTS: said}))
     assert (first.error, first.output_tokens) == ("", 100)
@@ -200,7 +198,7 @@ def test_calibration_predicts_the_replay(
 
     Others only make it slower, so the least of several measurements is compared, on both sides.
     """
-    model = server.endpoint.served().model
+    model = server.endpoint.model().name
     target = ServerTarget(server.endpoint, model, seed=1)
     made = measure(target, grid(LONGEST), rounds=7, advance=ignore, stop=Event())
     least = {cell: [min(times)] for cell, times in made.ttft_s.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
-from kvscope.store import traces, validations
+from kvscope.store import results, traces
 from kvscope.store.db import open_store
 from tests.serving import fake_vllm
 from tests.serving.test_server import gone
@@ -165,7 +165,7 @@ def test_one_that_starts_for_lru_alone_leaves_that(
     assert {check["passed"] for check in told["checks"]} == {True}
     assert told["verdict"] == "inconclusive"
     with open_store(str(Path(trace).parent / "store.duckdb")) as store:
-        (kept,) = validations.all_validations(store, traces.find(store, None))
+        (kept,) = results.all_validations(store, traces.find(store, None))
         assert "before it was ready" in kept["ended"]
 
 
@@ -188,8 +188,8 @@ def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
     assert only["counted"] == 24
     assert "in the middle of the replay" in only["ended"]
     with open_store(str(Path(trace).parent / "store.duckdb")) as store:
-        (kept,) = validations.all_validations(store, traces.find(store, None))
-        (stored,) = validations.runs(store, kept["validation_id"])
+        (kept,) = results.all_validations(store, traces.find(store, None))
+        (stored,) = results.validation_runs(store, kept["validation_id"])
         assert "in the middle of the replay" in kept["ended"]
         assert (len(stored["measured_ttft_s"]), stored["ended"]) == (24, only["ended"])
     assert gone(pids)

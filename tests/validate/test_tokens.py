@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvscope.core.trace import Prompts
 from kvscope.policies.lru import Lru
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 from kvscope.validate.request_share import part
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine

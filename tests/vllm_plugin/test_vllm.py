@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvscope.core.trace import Prompts
 from kvscope.ingest.pipeline import ingest
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import plugin_tables
@@ -25,7 +26,7 @@ from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
 from kvscope.store.db import MEMORY, open_store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 from kvscope.tuning.file import write_policy
 from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.replay import replay_engine

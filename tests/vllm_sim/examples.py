@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
-from kvscope.store.prompts import Prompts
 from kvscope.vllm_sim.replay import lane_class, machine_for
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.latency import LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru

@@ -163,14 +163,15 @@ def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
 
 def calibrate_document(calibration: Calibration) -> CalibrateDocument:
     """Return the document of `kvscope calibrate`."""
-    measured, profile, fit = calibration.measured, calibration.profile, calibration.fit
+    engine, profile = calibration.engine, calibration.profile
+    fit, run = calibration.fit, calibration.run
     return CalibrateDocument(
         engine=CalibratedEngine(
-            name=measured.engine,
-            version=measured.version,
-            device=measured.device,
-            model=measured.model,
-            flags=measured.flags,
+            name=engine.name,
+            version=engine.version,
+            device=engine.device,
+            model=engine.model,
+            flags=engine.flags,
         ),
         profile=ProfileFacts(
             name=profile.name,
@@ -201,16 +202,16 @@ def calibrate_document(calibration: Calibration) -> CalibrateDocument:
             )
             for cell in fit.cells
         ),
-        measurements=calibration.readings,
-        wanted=calibration.wanted,
-        cached_tokens_checked=calibration.checked,
+        measurements=run.count,
+        wanted=run.planned,
+        cached_tokens_checked=run.reports_cached,
         not_cached=tuple(
             NotCached(
                 uncached_tokens=cell.uncached, cached_tokens=cell.cached, were_cached=were_cached
             )
-            for cell, were_cached in calibration.not_cached
+            for cell, were_cached in sorted(run.uncached_prefixes.items())
         ),
-        ended=calibration.ended or None,
+        ended=run.ended or None,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
-from kvscope.store.prompts import load_block_parents
+from kvscope.store.traces import load_block_parents
 
 REQUESTS_AT_ONCE = 4096
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.export.base import REQUESTS_AT_ONCE, Advance, Exporter
 from kvscope.ingest.reuse import trace_reuse
 from kvscope.store.db import Store
-from kvscope.store.prompts import Prompts, load_prompts
+from kvscope.store.traces import load_prompts
 
 RECORD = np.dtype(
     [("time_s", "<u4"), ("obj_id", "<u8"), ("obj_size", "<u4"), ("next_access_vtime", "<i8")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.files import DASH, sink
+from kvscope.core.files import STANDARD_STREAM, sink
 from kvscope.core.trace import Trace
 from kvscope.ingest.export.bailian import BailianExport
 from kvscope.ingest.export.base import Advance, Exporter
@@ -39,7 +39,7 @@ def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | No
     or a binary one on standard output, InputError for a trace that has nothing to say in it.
     """
     exporter = by_name(to)()
-    if path == DASH and not exporter.is_text:
+    if path == STANDARD_STREAM and not exporter.is_text:
         raise UsageError(
             f"{exporter.name} is binary and cannot go to standard output",
             where="--output",

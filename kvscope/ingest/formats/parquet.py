@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import Reader, ReadOptions, Records, Request, TraceFormat
 from kvscope.ingest.source import STDIN, Source
-from kvscope.store.sql import statement
+from kvscope.store.db import statement
 
 _MAGIC = b"PAR1"
 _MANDATORY = ("input_tokens", "output_tokens")

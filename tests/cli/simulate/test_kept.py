@@ -15,7 +15,7 @@ from kvscope.core.runs import Run
 from kvscope.replay import run_cache as kept
 from kvscope.replay import workload as sweep
 from kvscope.replay.workload import Asked, Workload
-from kvscope.store import runs as stored
+from kvscope.store import results
 from tests.cli.replayed import simulated
 
 Streams = pytest.CaptureFixture[str]
@@ -50,7 +50,7 @@ def test_ctrl_c_keeps_what_is_finished(
 ) -> None:
     """After an interrupt the runs under way end, no other starts, and all of them are kept."""
     interrupted = Event()
-    replay, keep = Workload.run, stored.add
+    replay, keep = Workload.run, results.add_run
 
     def held_back(workload: Workload, one: Asked) -> Run:
         if one.capacity_blocks > 1:  # the second of them waits for the interrupt
@@ -65,7 +65,7 @@ def test_ctrl_c_keeps_what_is_finished(
         return run
 
     monkeypatch.setattr(Workload, "run", held_back)
-    monkeypatch.setattr(stored, "add", interrupting)
+    monkeypatch.setattr(results, "add_run", interrupting)
     monkeypatch.setattr(sweep, "cores", lambda: 1)
     before = signal.getsignal(signal.SIGINT)
     asked = ["simulate", trace, *options, "--policies", "lru", "--json"]

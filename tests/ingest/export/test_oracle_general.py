@@ -16,7 +16,7 @@ from kvscope.ingest.export.pipeline import export
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 LIBCACHESIM = HitDefinition(

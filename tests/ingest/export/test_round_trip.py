@@ -21,7 +21,7 @@ from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.prompts import load_prompts
+from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 CARRIED = HitDefinition("default")

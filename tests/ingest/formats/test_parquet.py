@@ -14,7 +14,7 @@ from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Request
 from kvscope.ingest.formats.parquet import Parquet
 from kvscope.ingest.source import Source
-from kvscope.store.sql import statement
+from kvscope.store.db import statement
 
 
 def parquet(frame: pl.DataFrame, **options: Any) -> bytes:

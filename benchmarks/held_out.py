@@ -1,0 +1,167 @@
+"""Replay policies on a trace and compare them on its held-out requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import ROOT
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.ingest.formats.base import ReadOptions
+from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.latency.profile import PRESETS
+from kvscope.learning.offline.estimates import tables_for
+from kvscope.policies.base import Policy
+from kvscope.policies.registry import POLICIES, by_name
+from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.replay import NO_TABLES, Tables, history, replay
+from kvscope.replay.traffic import traffic
+from kvscope.replay.variants import bind, found_values
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
+from kvscope.synth.registry import by_name as profile_by_name
+from kvscope.synth.samples import write_jsonl
+
+WARMUP = 0.4  # share of the requests that are not counted
+RESAMPLES = 1_000
+INTERVAL = (0.025, 0.975)
+LEAST_GAP = 0.005  # of LRU's figure; a share of a smaller gap says nothing
+FEWEST_CONVERSATIONS = 10  # that lose anything under LRU
+NO_GAP = "–"
+LEVELS = (0.25, 0.5, 0.75)
+"""Capacities: where LRU reaches these shares of the infinite cache's hit rate."""
+SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
+MOONCAKE, SESSIONS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
+SESSIONS_PER_S = 1 / 200
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number and its 95 % CI."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Estimate:
+        """Return the estimate from the value itself, first, and those of the resamples."""
+        resampled = np.sort(values[1:][np.isfinite(values[1:])])
+        low, high = (float(resampled[int(np.ceil(rank * len(resampled))) - 1]) for rank in INTERVAL)
+        return cls(float(values[0]), low, high)
+
+    def __str__(self) -> str:
+        """Return the text of a table's cell."""
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class HeldOut:
+    """A trace whose requests after the first 40 % are counted."""
+
+    def __init__(self, name: str, path: Path, read: ReadOptions | None = None) -> None:
+        self.name = name
+        with open_store(MEMORY) as store:
+            trace = ingest(store, str(path), IngestOptions(read=read or ReadOptions())).trace
+            self.prompts: Prompts = load_prompts(store, trace)
+        self.traffic = traffic(self.prompts, standard())
+        self.past = history(self.traffic)
+        self._parameters = found_values(self.traffic, PRESETS["llama2-7b-a100"], None)
+        self.first = int(len(self.prompts.leaf) * WARMUP)
+        self.input_tokens = self.prompts.input_tokens[self.first :].astype(np.int64)
+        conversations, self._conversation = np.unique(
+            self.prompts.conversation[self.first :], return_inverse=True
+        )
+        self.conversations = len(conversations)
+
+    @cached_property
+    def capacities(self) -> list[int]:
+        """The capacities in blocks at which LRU reaches LEVELS of the ideal hit rate."""
+        curve: HitCurve = lru_curve(self.prompts, replace(standard(), warmup=WARMUP))
+        return [curve.capacity_for(level * curve.ideal) for level in LEVELS]
+
+    @cached_property
+    def _tables(self) -> dict[str, Tables]:
+        return {
+            policy.table: tables_for(self.traffic, policy)
+            for policy in POLICIES
+            if policy.table is not None
+        }
+
+    def bind(self, name: str, xi_tokens: float) -> Policy:
+        """Return the policy with `xi_tokens` and parameters estimated from the first fifth."""
+        kind = by_name(name)
+        has_xi = any(parameter.name == "xi_tokens" for parameter in kind.parameters)
+        return bind(Variant(kind, {"xi_tokens": xi_tokens} if has_xi else {}), self._parameters)
+
+    def uncached(
+        self, name: str, xi_tokens: int, capacity: int, tables: Tables | None = None
+    ) -> Floats:
+        """Return the uncached tokens of each held-out request, with the trace's own tables."""
+        policy = self.bind(name, float(xi_tokens))
+        if tables is None:
+            tables = NO_TABLES if policy.table is None else self._tables[policy.table]
+        result = replay(self.traffic, policy, capacity, past=self.past, tables=tables)
+        hits = result.hit_blocks[self.first :].astype(np.int64) * self.prompts.block_size
+        uncached: Floats = np.maximum(self.input_tokens - hits, 0).astype(np.float64)
+        return uncached
+
+    @cached_property
+    def _resamples(self) -> Floats:
+        """How often each conversation is in each resample; once each in the first row."""
+        each = np.full(self.conversations, 1 / self.conversations)
+        counts = np.random.default_rng(0).multinomial(self.conversations, each, size=RESAMPLES)
+        return np.concatenate((np.ones((1, self.conversations)), counts))
+
+    def sums(self, cost: Floats) -> Floats:
+        """Return the sum of a cost over the held-out requests, first, and over each resample."""
+        by_conversation = np.bincount(self._conversation, cost, minlength=self.conversations)
+        summed: Floats = self._resamples @ by_conversation
+        return summed
+
+    def share_closed(self, xi: int, start: Floats, optimum: Floats, own: Floats) -> str:
+        """Return which share of the gap in tokens beyond `xi` is closed, with its 95 % CI.
+
+        The arguments are uncached tokens per held-out request: where the gap starts, where it
+        ends, and of the policy.
+        """
+        losing = self._conversation[start > xi]
+        if len(np.unique(losing)) < FEWEST_CONVERSATIONS:
+            return NO_GAP
+        first, least, reached = (self.sums(np.maximum(x - xi, 0.0)) for x in (start, optimum, own))
+        gap = first - least
+        if gap[0] <= LEAST_GAP * first[0]:
+            return NO_GAP
+        return str(Estimate.of((first - reached) / np.where(gap > 0, gap, np.nan)))
+
+
+def published() -> Iterator[HeldOut]:
+    """Yield the published traces if KVSCOPE_TRACES names their folder."""
+    folder = os.environ.get("KVSCOPE_TRACES")
+    if folder:
+        yield HeldOut("Mooncake conversation", Path(folder) / MOONCAKE)
+        read = ReadOptions(session_arrivals=SESSIONS_PER_S)
+        yield HeldOut("Agent sessions", Path(folder) / SESSIONS, read)
+
+
+def samples() -> Iterator[HeldOut]:
+    """Yield the sample traces."""
+    for name in SAMPLES:
+        yield HeldOut(f"Sample {name}", ROOT / "sample_traces" / f"{name}.jsonl.gz")
+
+
+def generated(seeds: tuple[tuple[str, int, int], ...], folder: Path) -> Iterator[HeldOut]:
+    """Yield traces of (profile, requests, seed), written to `folder`."""
+    for profile, requests, seed in seeds:
+        path = folder / f"{profile}-{seed}.jsonl.gz"
+        write_jsonl(profile_by_name(profile).generate(requests=requests, seed=seed), path)
+        yield HeldOut(f"{profile}, {requests:,}, seed {seed}", path)

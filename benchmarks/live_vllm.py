@@ -1,0 +1,148 @@
+"""Run kvscope's commands from a trace to a verdict on a real vLLM.
+
+Run it in an environment that has vLLM and kvscope, on a quiet machine: TTFT depends on its load.
+The model is large enough for its prefill to matter on a CPU. Interleaved conversations defeat LRU,
+which evicts each history just before its next turn; the same conversations one after the other
+need nothing but LRU.
+
+calibrate -> tune -> recommendation.toml -> validate --policies both --sequential, and only tune for
+the second trace. Exits with 0 if T-LRU is recommended and confirmed for the first trace, and LRU is
+kept for the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tiny_llama import tiny_llama
+from kvscope.latency.file import read_profile
+
+BLOCK, BLOCKS = 32, 120
+SLO_TOKENS = 560  # the SLO is the prefill time of this many uncached tokens
+CONVERSATIONS, TURNS = 6, 10
+FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 480, 40, 8
+LONGEST = 1_152
+# bf16 is emulated on many CPUs, fifty times as slow
+MODEL = tiny_llama(4096, "float32") | {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+}
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each policy")
+    parser.add_argument("--folder", type=Path, help="keep trace, profile and reports here")
+    options = parser.parse_args()
+    if options.folder is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run_all(Path(folder), options.requests, options.repeats)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return _run_all(options.folder.resolve(), options.requests, options.repeats)
+
+
+def _run_all(folder: Path, requests: int, repeats: int) -> int:
+    (folder / "mid").mkdir(exist_ok=True)
+    (folder / "mid" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    for name, at_once in (("interleaved", CONVERSATIONS), ("one-by-one", 1)):
+        lines = [json.dumps(line) for line in conversations(requests, at_once)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
+    slo_ms = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0)) * 1e3
+    sizes = f"--capacity-blocks {BLOCKS} --slo {slo_ms:.0f}ms --latency latency.toml"
+    one_by_one = run(folder, f"tune one-by-one.jsonl {sizes} --output one-by-one.toml --json")
+    interleaved = run(folder, f"tune interleaved.jsonl {sizes} --json")
+    validation = run(
+        folder,
+        "validate interleaved.jsonl --model mid --policies both --sequential --latency latency.toml"
+        f" --repeats {repeats} --html validation.html --json",
+    )
+    results = {
+        "interleaved conversations": (interleaved["recommendation"]["policy"], "tlru"),
+        "one conversation at a time": (one_by_one["recommendation"]["policy"], "lru"),
+        "on the engine": (validation["verdict"], "confirmed"),
+    }
+    show(validation)
+    for name, (result, expected) in results.items():
+        print(f"{name}: {result}" + (f", expected {expected}" if result != expected else ""))
+    return int(any(result != expected for result, expected in results.values()))
+
+
+def show(validation: dict[str, Any]) -> None:
+    """Print measured and predicted figures, the checks and the verdict of a validation."""
+    for policy_run in validation["runs"]:
+        print(policy_run["policy"])
+        for figure in ("p50", "p95"):
+            predicted, measured = (
+                policy_run[side]["ttft_ms"][figure] for side in ("predicted", "measured")
+            )
+            times = f"measured {measured:.1f} ms, predicted {predicted:.1f} ms"
+            print(f"  {figure} TTFT: {times} ({predicted / measured - 1:+.1%})")
+        print(f"  token hit rate {policy_run['measured']['token_hit_rate']:.1%}")
+        print(f"  hit tokens off: {policy_run['mismatched_requests']} requests")
+    for check in validation["checks"]:
+        print({True: "passed", False: "failed", None: "open"}[check["passed"]], check["words"])
+    print(f"verdict: {validation['verdict']}")
+
+
+def run(folder: Path, command: str) -> dict[str, Any]:
+    """Run a command of kvscope and return its JSON document; print other output."""
+    print(f"$ kvscope {command}", flush=True)
+    words = [sys.executable, "-m", "kvscope", *shlex.split(command)]
+    result = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+    if "--json" in command and result.stdout:
+        return dict(json.loads(result.stdout))
+    print(result.stdout)
+    result.check_returncode()
+    return {}
+
+
+def conversations(requests: int, at_once: int, seed: int = 7) -> Iterator[dict[str, Any]]:
+    """Yield a bailian trace of `at_once` conversations whose turns alternate."""
+    rng = np.random.default_rng(seed)
+    # of each conversation: turns taken, blocks and tokens of the history, its last request
+    talks = [(place * TURNS // at_once, list[int](), 0, -1) for place in range(at_once)]
+    fresh = 0
+    for number in range(requests):
+        turn, history, tokens, parent = talks[number % at_once]
+        if turn >= TURNS:
+            turn, history, tokens, parent = 0, [], 0, -1
+        mean = FIRST_TOKENS if parent < 0 else TURN_TOKENS
+        prompt = tokens + int(rng.integers(mean - 16, mean + 17))
+        blocks, fresh = longer(history[: tokens // BLOCK], prompt, fresh)
+        yield {
+            "chat_id": number,
+            "parent_chat_id": parent,
+            "timestamp": float(number),
+            "input_length": prompt,
+            "output_length": OUTPUT_TOKENS,
+            "type": "chat",
+            "hash_ids": blocks,
+            "block_size": BLOCK,
+        }
+        after, fresh = longer(blocks[: prompt // BLOCK], prompt + OUTPUT_TOKENS, fresh)
+        talks[number % at_once] = (turn + 1, after, prompt + OUTPUT_TOKENS, number)
+
+
+def longer(blocks: list[int], tokens: int, fresh: int) -> tuple[list[int], int]:
+    """Return the blocks with the new ones that `tokens` need, and the next unused number."""
+    more = -(-tokens // BLOCK) - len(blocks)
+    return [*blocks, *range(fresh, fresh + more)], fresh + more
+
+
+if __name__ == "__main__":
+    sys.exit(main())

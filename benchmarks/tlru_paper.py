@@ -1,0 +1,234 @@
+"""Repeat the T-LRU paper's Tables 4 to 6 on its own stochastic model.
+
+T-LRU against LRU and Threshold-LRU, at token level, over capacities and latency thresholds xi_s,
+and the hindsight variants. Each figure is the mean over seeded traces of the model, with its
+standard error. `--record` writes them into docs/evidence/t-lru-paper.md.
+
+Source: Tail-Optimized Caching for LLM Inference, appendix F (ShareGPT lengths, synthetic times).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import ROOT
+from benchmarks.table import Table, record
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.ingest.formats.base import ReadOptions
+from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.latency.profile import PRESETS
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.tail_belady import TailBelady
+from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru_end import TLruEnd
+from kvscope.policies.tlru_length import TLruLength
+from kvscope.replay.replay import History, history, replay
+from kvscope.replay.traffic import Traffic, traffic
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
+from kvscope.synth.base import Lognormal
+from kvscope.synth.birth_death import BirthDeath
+from kvscope.synth.samples import write_jsonl
+
+PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"
+PROFILE = PRESETS["llama2-7b-a100"]
+MODEL = BirthDeath(
+    prompt_tokens=Lognormal(100, 1.2), output_tokens=Lognormal(300, 1.0), block_size=1
+)
+CAPACITIES = (1_000, 2_000, 4_000, 6_000, 8_000, 10_000)
+THRESHOLDS_MS = (50, 100, 200, 300, 500)
+VIOLATION_THRESHOLDS_MS = (50, 100, 150, 200, 500)
+SLO_MS = 200.0
+NEXT_PROMPT_TOKENS = 100.0  # what the paper set for ShareGPT
+
+Times = dict[tuple[type[Policy], int], list[NDArray[np.float64]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One trace of the model, ready for replays."""
+
+    prompts: Prompts
+    traffic: Traffic
+    past: History
+
+    def ttft_ms(self, policy: Policy, capacity_tokens: int) -> NDArray[np.float64]:
+        """Return each request's TTFT in ms on an idle engine."""
+        result = replay(self.traffic, policy, capacity_tokens, past=self.past)
+        hits = result.hit_blocks.astype(np.int64)
+        return PROFILE.ttft_s(self.prompts.input_tokens - hits, hits) * 1e3
+
+
+def sample(requests: int, seed: int) -> Sample:
+    """Return a trace of the model, ingested from a file."""
+    with tempfile.TemporaryDirectory() as folder, open_store(MEMORY) as store:
+        path = Path(folder) / "model.jsonl"
+        write_jsonl(MODEL.generate(requests=requests, seed=seed), path)
+        trace = ingest(store, str(path), IngestOptions(read=ReadOptions(1))).trace
+        prompts = load_prompts(store, trace)
+    requested = traffic(prompts, replace(standard(), last_token_rule=False))
+    return Sample(prompts, requested, history(requested))
+
+
+def tlru(kind: type[Policy], xi_ms: float) -> Policy:
+    """Return a variant of T-LRU at a latency threshold."""
+    values = {"xi_tokens": float(PROFILE.xi_tokens(xi_ms / 1e3))}
+    if any(parameter.name == "next_prompt_tokens" for parameter in kind.parameters):
+        values["next_prompt_tokens"] = NEXT_PROMPT_TOKENS
+    return kind(values)
+
+
+def tables(samples: Sequence[Sample]) -> list[Table]:
+    """Return Tables 4, 5 and 6, and how close the hindsight variants come to the optimum."""
+    with ThreadPoolExecutor() as pool:
+        base: Times = {
+            (kind, at): list(pool.map(lambda x, k=kind, c=at: x.ttft_ms(k(), c), samples))
+            for kind in (Lru, ThresholdLru)
+            for at in CAPACITIES
+        }
+        thresholds = sorted({*THRESHOLDS_MS, *VIOLATION_THRESHOLDS_MS})
+        tail = {
+            (xi, at): list(pool.map(lambda x, xi=xi, c=at: x.ttft_ms(tlru(TLru, xi), c), samples))
+            for xi in thresholds
+            for at in CAPACITIES
+        }
+        hindsight: Times = {
+            (kind, at): list(
+                pool.map(lambda x, k=kind, c=at: x.ttft_ms(tlru(k, SLO_MS), c), samples)
+            )
+            for kind in (TLruEnd, TLruLength, TailBelady)
+            for at in CAPACITIES
+        }
+    paper_tables = [_levels(base)]
+    for number, kind in ((4, Lru), (5, ThresholdLru)):
+        rows = [
+            [
+                f"{at:,}",
+                *(
+                    _share(_percentile(rank), base[kind, at], tail[xi, at])
+                    for xi in THRESHOLDS_MS
+                    for rank in (0.9, 0.95)
+                ),
+            ]
+            for at in CAPACITIES
+        ]
+        columns = (f"{xi} ms, {name}" for xi in THRESHOLDS_MS for name in ("p90", "p95"))
+        paper_tables.append(
+            Table(
+                f"Table {number}: T-LRU against {kind.name}",
+                "Reduction of p90 and p95 TTFT, by capacity in tokens and xi_s.",
+                ("tokens", *columns),
+                rows,
+            )
+        )
+    rows = [
+        [
+            f"{at:,}",
+            *(
+                _share(_violations, base[kind, at], tail[xi, at])
+                for xi in VIOLATION_THRESHOLDS_MS
+                for kind in (Lru, ThresholdLru)
+            ),
+        ]
+        for at in CAPACITIES
+    ]
+    columns = (f"{xi} ms, {name}" for xi in VIOLATION_THRESHOLDS_MS for name in ("lru", "thr."))
+    paper_tables.append(
+        Table(
+            f"Table 6: requests beyond {SLO_MS:g} ms",
+            "Reduction against LRU and against Threshold-LRU, by xi_s.",
+            ("tokens", *columns),
+            rows,
+        )
+    )
+    kinds = (TLru, TLruEnd, TLruLength, TailBelady)
+    rows = [
+        [
+            f"{at:,}",
+            *(
+                _share(_tel, base[Lru, at], tail[200, at] if kind is TLru else hindsight[kind, at])
+                for kind in kinds
+            ),
+        ]
+        for at in CAPACITIES
+    ]
+    paper_tables.append(
+        Table(
+            "What knowing the future adds",
+            f"Reduction of TEL against LRU, xi_s = {SLO_MS:g} ms.",
+            ("tokens", *(kind.name for kind in kinds)),
+            rows,
+        )
+    )
+    return paper_tables
+
+
+def _levels(base: Times) -> Table:
+    """Return LRU's own percentiles: a gain peaks where xi_s is near the percentile."""
+    ranks = (0.5, 0.9, 0.95, 0.99)
+    rows = [
+        [
+            f"{at:,}",
+            *(f"{np.mean([_percentile(r)(x) for x in base[Lru, at]]):.0f}" for r in ranks),
+            f"{np.mean([_violations(x) for x in base[Lru, at]]):.1%}",
+        ]
+        for at in CAPACITIES
+    ]
+    columns = ("tokens", "p50 ms", "p90 ms", "p95 ms", "p99 ms", f"beyond {SLO_MS:g} ms")
+    return Table("LRU", "TTFT, mean over the traces.", columns, rows)
+
+
+def _percentile(rank: float) -> Callable[[NDArray[np.float64]], float]:
+    return lambda ttft_ms: float(np.quantile(ttft_ms, rank, method="inverted_cdf"))
+
+
+def _violations(ttft_ms: NDArray[np.float64]) -> float:
+    return float(np.mean(ttft_ms > SLO_MS))
+
+
+def _tel(ttft_ms: NDArray[np.float64]) -> float:
+    return float(np.maximum(ttft_ms - SLO_MS, 0).sum())
+
+
+def _share(
+    figure: Callable[[NDArray[np.float64]], float],
+    before: Sequence[NDArray[np.float64]],
+    after: Sequence[NDArray[np.float64]],
+) -> str:
+    """Return the mean relative reduction and its standard error, in percent."""
+    gains = np.array(
+        [1 - figure(new) / figure(old) for old, new in zip(before, after, strict=True)]
+    )
+    return f"{gains.mean():.1%} ± {gains.std(ddof=1) / np.sqrt(len(gains)):.1%}"
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tlru_paper", description=__doc__)
+    parser.add_argument("--traces", type=int, default=20, help="number of traces")
+    parser.add_argument("--requests", type=int, default=2_000, help="requests of each trace")
+    parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
+    options = parser.parse_args()
+    samples = [sample(options.requests, seed) for seed in range(options.traces)]
+    command = (
+        f"`python -m benchmarks.tlru_paper --traces {options.traces} --requests {options.requests}`"
+    )
+    text = "\n".join([command, "", *(table.markdown() for table in tables(samples))])
+    print(text)
+    if options.record:
+        record(PAGE, text, "paper")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Time the dashboard in Chromium: from a click or a change of a widget to the last chart."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing, suppress
+from importlib.util import find_spec
+from typing import Any
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+TITLES = {
+    "overview": "Overview",
+    "reuse": "Reuse",
+    "time": "Time",
+    "space": "Space",
+    "capacity": "Capacity",
+    "lab": "Policy lab",
+    "recommendation": "Recommendation",
+    "validation": "Validation",
+}
+FEWEST_CHARTS = {"overview": 1, "reuse": 3, "time": 3, "space": 3, "capacity": 2}
+OTHER_MODEL = "qwen2-7b"
+_TIMEOUT_MS = 300_000
+_DRAWN = """fewest => {
+    const app = document.querySelector('[data-testid=stApp]');
+    const shown = kind => [...document.querySelectorAll(kind)].filter(node => node.offsetParent);
+    const charts = shown('[data-testid=stPlotlyChart]');
+    return app.dataset.testScriptState === 'notRunning' && window.requested !== false
+        && !shown('button').some(node => node.innerText === 'Stop')
+        && charts.length >= fewest && charts.every(node => node.querySelector('.main-svg'));
+}"""
+_WATCH = """() => {
+    const app = document.querySelector('[data-testid=stApp]');
+    window.requested = false;
+    new MutationObserver((_, watching) => {
+        if (app.dataset.testScriptState === 'notRunning') return;
+        window.requested = true;
+        watching.disconnect();
+    }).observe(app, {attributes: true});
+}"""
+PageTimes = dict[str, dict[str, float | None]]
+
+
+def browser_times(db: str) -> PageTimes:
+    """Return seconds per page of a newly started `kvscope dashboard`; nothing without Chromium.
+
+    `opened_s`: first visit, `seen_s`: second visit, `moved_s`: change of a widget there.
+    """
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None or find_spec("playwright") is None:
+        return {}
+    from playwright.sync_api import sync_playwright
+
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "kvscope", "dashboard", "--db", db, "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _until_it_answers(server, address)
+        with sync_playwright() as started:
+            browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.set_default_timeout(_TIMEOUT_MS)
+            opened = {"overview": _timed(page, "overview", lambda: page.goto(address))}
+            opened |= {name: _visit(page, name) for name in list(TITLES)[1:]}
+            again = {name: _visit(page, name) for name in TITLES}
+            times: PageTimes = {}
+            for name in TITLES:
+                seconds = {"opened_s": opened[name], "seen_s": again[name]}
+                times[name] = {**seconds, "moved_s": _move(page, name)}
+            return times
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
+def _visit(page: Any, name: str) -> float:
+    link = page.get_by_role("link", name=TITLES[name], exact=True)
+    return _timed(page, name, link.click)
+
+
+def _move(page: Any, name: str) -> float | None:
+    """Time moving the page's slider, opening another tab or choosing another model."""
+    _visit(page, name)
+    if name == "lab":  # what is stored is shown at once
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.get_by_role("heading", name="Time to first token").wait_for()
+        _drawn(page, name)
+    tabs = page.locator("[class*=st-key-charts_] [role=tab][aria-selected=false]")
+    if name not in ("capacity", "lab") and tabs.count():  # the tab's chart is not drawn before
+        return _timed(page, name, tabs.first.click)
+    page.evaluate(_WATCH)
+    if name in ("capacity", "lab"):
+        return _timed(page, name, lambda: page.get_by_role("slider").press("ArrowRight"))
+    page.get_by_role("combobox", name="Model").click()
+    model = page.get_by_role("option", name=OTHER_MODEL, exact=True)
+    took = _timed(page, name, model.click)
+    page.get_by_role("combobox", name="Model").press_sequentially("llama3-8b")
+    page.evaluate(_WATCH)
+    page.keyboard.press("Enter")
+    _drawn(page, name)
+    return took
+
+
+def _timed(page: Any, name: str, work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    _drawn(page, name)
+    return time.perf_counter() - started
+
+
+def _drawn(page: Any, name: str) -> None:
+    page.get_by_role("heading", name=TITLES[name], exact=True).wait_for()
+    page.wait_for_function(_DRAWN, arg=FEWEST_CHARTS.get(name, 0))
+
+
+def _until_it_answers(server: subprocess.Popen[bytes], address: str) -> None:
+    while server.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"{address}/_stcore/health"):  # noqa: S310
+            return
+        time.sleep(0.1)
+    raise RuntimeError("the dashboard ended")

@@ -1,0 +1,266 @@
+"""Results over the traces of a store: replay runs, fitted models and validations.
+
+Each is kept so that it need not be computed again, and goes when its trace is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from kvscope import __version__
+from kvscope.core.hits import HitDefinition
+from kvscope.core.percentiles import Percentiles
+from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting, TierOutcome
+from kvscope.core.trace import Trace
+from kvscope.store.db import Store
+
+FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
+
+Rows = Sequence[Mapping[str, Any]]
+
+_RUN_COLUMNS = (
+    "policy",
+    "leaves",
+    "hindsight",
+    "capacity_blocks",
+    "evictions",
+    "hit_rate_error",
+    "preemptions",
+    "turned_away",
+    "kvscope",
+    "created_at",
+)
+_DISTRIBUTIONS = ("uncached_tokens", "ttft_ms", "queued_ttft_ms")
+_VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
+_COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
+_BY_REQUEST = (
+    "predicted_hit_tokens",
+    "measured_hit_tokens",
+    "predicted_ttft_s",
+    "measured_ttft_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run and what the store knows it by.
+
+    `asked` is the digest of its request: everything that shapes its numbers but the sources, whose
+    digest is `code`.
+    """
+
+    run_id: int
+    asked: str
+    code: str
+    run: Run
+
+
+class Validation(Protocol):
+    """A validation, as kvscope.validate.result has it: the store stands below that room."""
+
+    @property
+    def engine(self) -> Any:
+        """Return the engine, a dataclass with the columns of the schema."""
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        """Return the runs, likewise."""
+
+
+def request_digest(
+    policy: str,
+    leaves: str,
+    params: Mapping[str, float],
+    capacity_blocks: int,
+    setting: RunSetting,
+) -> str:
+    """Return a digest of what a run is to replay (32 hex digits)."""
+    values = {name: float(value) for name, value in params.items()}
+    whole = (policy, leaves, values, capacity_blocks, asdict(setting))
+    text = json.dumps(whole, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def digest_of(run: Run) -> str:
+    """Return the request digest of `run`."""
+    return request_digest(run.policy, run.leaves, run.params, run.capacity_blocks, run.setting)
+
+
+def all_runs(store: Store, trace: Trace) -> list[StoredRun]:
+    """Return every run over `trace`, without its parts: smallest capacity first, then by policy."""
+    return [_stored_run(row) for row in store.rows("runs/runs", trace_id=trace.trace_id)]
+
+
+def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -> dict[str, Run]:
+    """Return the runs, parts included, that these sources have made of `requests` (digests)."""
+    wanted = set(requests)
+    known = [run for run in all_runs(store, trace) if run.asked in wanted and run.code == code]
+    return {stored.asked: stored.run for stored in with_parts(store, known)}
+
+
+def with_parts(store: Store, runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Return the same runs with their numbers by category and over time."""
+    parts: dict[int, list[PartOutcome]] = {stored.run_id: [] for stored in runs}
+    for row in store.rows("runs/parts", run_ids=list(parts)):
+        outcome = _outcome(row["outcome"])
+        part = PartOutcome(row["category"], row["start_s"], row["length_s"], outcome)
+        parts[row["run_id"]].append(part)
+    return [
+        replace(stored, run=replace(stored.run, parts=tuple(parts[stored.run_id])))
+        for stored in runs
+    ]
+
+
+def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
+    """Store `run` in the place of what older sources made of the same request; return it dated."""
+    dated = replace(run, **_stamp())
+    with store.transaction():
+        older = store.rows("runs/same_asked", trace_id=trace.trace_id, asked=digest_of(run))
+        _remove_runs(store, [row["run_id"] for row in older])
+        run_id = store.row(
+            "runs/add_run",
+            trace_id=trace.trace_id,
+            asked=digest_of(run),
+            code=code,
+            names=list(dated.params),
+            values=[float(value) for value in dated.params.values()],
+            setting=asdict(dated.setting),
+            outcome=asdict(dated.outcome),
+            misses=dated.misses and asdict(dated.misses),
+            tiers=[asdict(tier) for tier in dated.tiers] or None,
+            **{name: getattr(dated, name) for name in _RUN_COLUMNS},
+        )["run_id"]
+        if dated.parts:
+            store.run("runs/add_parts", run_id=run_id, parts=[asdict(part) for part in dated.parts])
+    return dated
+
+
+def remove_runs(store: Store, trace: Trace, which: Callable[[Run], bool]) -> int:
+    """Remove the runs over `trace` for which `which` is True; return their number."""
+    run_ids = [stored.run_id for stored in all_runs(store, trace) if which(stored.run)]
+    with store.transaction():
+        _remove_runs(store, run_ids)
+    return len(run_ids)
+
+
+def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping[str, Rows]) -> int:
+    """Store a fit in the place of an older one with the same warm-up and windows; return its id.
+
+    `about` has the columns of the table `fits` that are not the store's own, `parts` the rows of
+    each of `FIT_PARTS`. Columns of numbers by name are dicts.
+    """
+    with store.transaction():
+        for older in all_fits(store, trace):
+            if all(older[name] == about[name] for name in ("warmup", "window_s")):
+                _remove_fit(store, older["fit_id"])
+        row = store.row("fits/add_fit", trace_id=trace.trace_id, **_stamp(), **about)
+        for part in FIT_PARTS:
+            if rows := [_with_maps(row) for row in parts[part]]:
+                store.run(f"fits/add_{part}", fit_id=row["fit_id"], rows=rows)
+    return int(row["fit_id"])
+
+
+def all_fits(store: Store, trace: Trace) -> list[dict[str, Any]]:
+    """Return the fits of `trace`, the latest first."""
+    return store.rows("fits/fits", trace_id=trace.trace_id)
+
+
+def fit_models(store: Store, fit_id: int) -> list[dict[str, Any]]:
+    """Return the models of one fit."""
+    return store.rows("fits/models", fit_id=fit_id)
+
+
+def add_validation(store: Store, trace: Trace, validation: Validation) -> int:
+    """Store a validation; return its id."""
+    engine = validation.engine
+    with store.transaction():
+        validation_id = store.row(
+            "validate/add_validation",
+            trace_id=trace.trace_id,
+            engine=asdict(engine) | {"flags": list(engine.flags)},
+            **_stamp(),
+            **{name: getattr(validation, name) for name in _VALIDATED},
+        )["validation_id"]
+        rows = [_validation_run(run) for run in validation.runs]
+        store.run("validate/add_runs", validation_id=validation_id, rows=rows)
+    return int(validation_id)
+
+
+def all_validations(store: Store, trace: Trace) -> list[dict[str, Any]]:
+    """Return the validations of `trace`, the latest first."""
+    return store.rows("validate/validations", trace_id=trace.trace_id)
+
+
+def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
+    """Return the runs of one validation, in the order of running."""
+    return store.rows("validate/runs", validation_id=validation_id)
+
+
+def remove_results(store: Store, trace: Trace) -> None:
+    """Remove every result over `trace`; the caller holds a transaction."""
+    _remove_runs(store, [stored.run_id for stored in all_runs(store, trace)])
+    for fit in all_fits(store, trace):
+        _remove_fit(store, fit["fit_id"])
+    for table in ("runs", "validations"):
+        store.run(f"validate/remove_{table}", trace_id=trace.trace_id)
+
+
+def _remove_runs(store: Store, run_ids: list[int]) -> None:
+    if run_ids:
+        for table in ("parts", "runs"):
+            store.run(f"runs/remove_{table}", run_ids=run_ids)
+
+
+def _remove_fit(store: Store, fit_id: int) -> None:
+    for table in (*(f"fit_{part}" for part in FIT_PARTS), "fits"):
+        store.run(f"fits/remove_{table}", fit_id=fit_id)
+
+
+def _stamp() -> dict[str, Any]:
+    """Return the version and the time (UTC) that a stored result carries."""
+    return {"kvscope": __version__, "created_at": datetime.now(UTC).replace(tzinfo=None)}
+
+
+def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with its dicts as DuckDB takes maps."""
+    return {
+        name: {"key": list(value), "value": list(value.values())}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in row.items()
+    }
+
+
+def _stored_run(row: dict[str, Any]) -> StoredRun:
+    setting: dict[str, Any] = row["setting"]
+    run = Run(
+        **{name: row[name] for name in _RUN_COLUMNS},
+        params=row["params"],
+        setting=RunSetting(**setting | {"definition": HitDefinition(**setting["definition"])}),
+        outcome=_outcome(row["outcome"]),
+        misses=row["misses"] and Misses(**row["misses"]),
+        tiers=tuple(TierOutcome(**tier) for tier in row["tiers"] or ()),
+    )
+    return StoredRun(row["run_id"], row["asked"], row["code"], run)
+
+
+def _outcome(struct: dict[str, Any]) -> Outcome:
+    distributions = {name: struct[name] and Percentiles(**struct[name]) for name in _DISTRIBUTIONS}
+    return Outcome(**struct | distributions)
+
+
+def _validation_run(run: Any) -> dict[str, Any]:
+    return {
+        **{name: getattr(run, name) for name in _COMPARED},
+        "flags": list(run.flags),
+        "predicted": asdict(run.predicted),
+        "measured": asdict(run.measured),
+        "failed_requests": len(run.failed),
+        **{name: getattr(run, name)[run.counted].tolist() for name in _BY_REQUEST},
+        **_with_maps({"params": run.params}),
+    }

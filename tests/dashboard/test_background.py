@@ -1,0 +1,155 @@
+"""Work beside the pages: kept by content, stopped on demand, in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard import background_cache, connection, worker_process
+from kvscope.core.errors import InputError
+from kvscope.core.trace import Trace
+from kvscope.ingest.pipeline import ingest
+from kvscope.store import traces
+from kvscope.store.db import open_store
+from kvscope.tuning.search import Stopped
+from tests.dashboard import stepping
+from tests.dashboard.shown import drawn, metrics, shown, titles, waits, worked
+
+_PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch, db: str) -> None:
+    """The dashboard's store is `db`."""
+    monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
+
+
+def _read(db: Path, prompts: list[list[int]]) -> Trace:
+    """A new store with one request a second, each with such blocks."""
+    db.unlink(missing_ok=True)
+    path = db.parent / "alike.jsonl"
+    rows = [
+        {"chat_id": at, "timestamp": float(at), "input_length": 48, "output_length": 1,
+         "hash_ids": [*blocks, 100 + at]}
+        for at, blocks in enumerate(prompts)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open_store(str(db)) as store:
+        return ingest(store, str(path)).trace
+
+
+def test_what_is_found_belongs_to_the_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another trace with the same name, key and totals is another trace; a renamed one is not."""
+    db = tmp_path / "alike.duckdb"
+    one, other = [[1, 2], [3, 4]]
+    before = _read(db, [one, one, other, other] * 5)
+    app = shown(str(db), monkeypatch, "capacity", capacity="3")
+    assert metrics(app)["Hit rate"] != "0.00%"
+    after = _read(db, [one, other] * 10)
+    assert before.content_hash != after.content_hash
+    assert replace(before, content_hash="") == replace(after, content_hash="")
+    app = shown(str(db), monkeypatch, "capacity", capacity="3")
+    assert metrics(app)["Hit rate"] == "0.00%"
+
+
+def test_a_removed_trace_that_comes_back(
+    db: str, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a page shows after `traces remove` and another ingest is the new trace's."""
+    assert metrics(shown(db, monkeypatch))["Requests"] == "600"
+    shorter = trace.with_name("shorter.jsonl")
+    shorter.write_text("".join(trace.read_text().splitlines(keepends=True)[:300]))
+    with open_store(db) as store:
+        traces.remove(store, traces.find(store, "chats"))
+        ingest(store, str(shorter))
+    assert metrics(shown(db, monkeypatch))["Requests"] == "300"
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says how far it is; others are usable; it stops on demand, and begins anew."""
+    begun = threading.Event()
+
+    def slow(*_: object, step: Callable[[str], None], **__: object) -> None:
+        while True:
+            step("something slow")
+            begun.wait(0.01)
+
+    quick = background_cache.analyze
+    monkeypatch.setattr(background_cache, "analyze", slow)
+    monkeypatch.setattr(background_cache, "_SOON_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.dashboard.shown.drawn", lambda app: app)
+        app = shown(db, monkeypatch, "reuse")
+        assert waits(app)
+        assert not titles(app)
+        app.switch_page("views/lab.py").run()
+        assert app.button(key="run")
+        app.switch_page("views/reuse.py").run()
+    app.button(key="stop analysis").click().run()
+    drawn(app)
+    assert "stopped" in app.warning[0].value
+    monkeypatch.setattr(background_cache, "analyze", quick)
+    app.button(key="analyze").click().run()
+    drawn(app)
+    assert "Contribution" in titles(app)
+    assert not app.exception
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_readers_do_not_wait(db: str) -> None:
+    """Neither for each other nor for a writer; a writer waits for those who read only."""
+    wrote = threading.Event()
+
+    def write() -> None:
+        with connection.writing() as store:
+            traces.mark_used(store, traces.find(store, None))
+        wrote.set()
+
+    with connection.reading() as first, connection.reading() as second:
+        assert traces.all_traces(first) == traces.all_traces(second)
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert not wrote.wait(0.2)
+    writer.join(_PATIENCE_S)
+    assert wrote.is_set()
+    with connection.writing(), connection.reading() as store:
+        assert traces.all_traces(store)
+    with connection.reading() as store, pytest.raises(Exception, match="read-only"):
+        traces.mark_used(store, traces.find(store, None))
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_a_process_apart() -> None:
+    """It returns, raises and tells its steps as a call would, and ends when it is told to."""
+    told: list[str] = []
+    assert worker_process.apart(stepping.squares, 4, step=told.append) == [0, 1, 4, 9]
+    assert told == ["square 0", "square 1", "square 2", "square 3"]
+    with pytest.raises(InputError, match="cannot be squared"):
+        worker_process.apart(stepping.refuses, "a word", step=told.append)
+
+    def stop(_: str) -> None:
+        raise Stopped("enough")
+
+    with pytest.raises(Stopped):
+        worker_process.apart(stepping.endless, step=stop)
+
+
+def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The button ends it; another one begins anew."""
+    app = shown(db, monkeypatch, "time", told="Fitted models")
+    stop: Any = [one for one in app.button if (one.key or "").startswith("stop fit")]
+    if stop:  # it may be done already
+        stop[0].click().run()
+    worked(app)
+    assert not app.exception
+    fitted = any(one.startswith("Models") for one in titles(app))
+    assert fitted != any(one.label == "Fit models" for one in app.button)

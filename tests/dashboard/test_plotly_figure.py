@@ -1,0 +1,78 @@
+"""Charts as the browser gets them: complete, and no more of them than are looked at."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io
+import pytest
+
+from dashboard.plotly_figure import drawn
+from kvscope.characterize.prefixes import Prefix
+from kvscope.report import prefixes, style
+from tests.dashboard.shown import shown
+
+
+def _sent(figure: go.Figure) -> tuple[str, dict[str, Any]]:
+    """The title, and what `st.plotly_chart` would send."""
+    title, made = drawn(figure)
+    return title, json.loads(plotly.io.to_json(made, validate=False))
+
+
+def test_nothing_makes_plotly_draw_twice() -> None:
+    """No title, no template, one revision: what Streamlit gives to plotly again is the same."""
+    chart = style.figure("A title", "x (s)", "y", height=300)
+    chart.add_scatter(x=[1, 2], y=[3, 4], name="a policy of a long name")
+    chart.add_scatter(x=[1, 2], y=[3, 4], name="b")
+    chart.update_yaxes(tickformat=".0%", title={"standoff": 3})
+    title, sent = _sent(chart)
+    layout = sent["layout"]
+    assert title == "A title"
+    assert not {"title", "template"} & layout.keys()
+    assert (layout["datarevision"], layout["autosize"], layout["height"]) == (1, True, 300)
+    assert layout["margin"]["r"] > 100  # the legend's
+    assert sent["data"] == json.loads(chart.to_json())["data"]
+    assert layout["yaxis"]["tickformat"] == ".0%"
+    assert layout["yaxis"]["title"] == {"font": {"size": 14}, "standoff": 3, "text": "y"}
+    assert layout["xaxis"]["title"]["text"] == "x (s)"
+
+
+def test_names_at_an_axis_have_room() -> None:
+    """A bar's name is not cut, and two axes of a subplot both get their style."""
+    chart = style.figure("Bars", "share", "")
+    chart.add_bar(y=["a category with quite a long name", "b"], x=[1, 2], orientation="h")
+    assert _sent(chart)[1]["layout"]["margin"]["l"] > 200
+    chart.update_layout(xaxis2={"title": {"text": "other"}})
+    axes = _sent(chart)[1]["layout"]
+    assert axes["xaxis2"]["gridcolor"] == axes["xaxis"]["gridcolor"]
+
+
+def test_the_icicle_keeps_every_hit() -> None:
+    """Where there are too many stretches to draw, their hits count as those before them."""
+    found = [Prefix(1, 0, 1, 0, 10, 50, 200)]
+    found += [Prefix(at, 1, at, 10, 1, at, 0) for at in range(2, 202)]
+    trace = prefixes.icicle_chart(found, 16).data[0]
+    assert len(trace.ids) < len(found)
+    assert sum(trace.values) == 16 * sum(one.hits for one in found)
+    assert {*trace.parents} == {"", "0", "1"}
+    assert "201" in trace.ids
+    assert "2" not in trace.ids
+
+
+def test_only_the_open_tab_is_drawn(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chart a section; the address opens another tab, and forgets one that is not there."""
+
+    def charts(**address: str) -> list[str]:
+        app = shown(db, monkeypatch, "time", **address)
+        assert not app.exception
+        return [one.proto.alt for one in app.get("plotly_chart")]
+
+    assert charts() == [
+        "Chart: Reuse within a time",
+        "Chart: Lifetime of blocks",
+        "Chart: Turns per conversation",
+    ]
+    assert charts(charts_lifetimes="Mean lifetime over time")[1] == "Chart: Mean lifetime over time"
+    assert charts(charts_lifetimes="Nowhere")[1] == "Chart: Lifetime of blocks"
