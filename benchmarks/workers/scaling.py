@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.generate import BLOCK_TOKENS, SYSTEM_PROMPTS, plan
 from kvscope.core.jit import kernel
-from kvscope.learning.offline.estimates import tables_for
+from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import history, replay
 from kvscope.replay.traffic import Traffic, next_prompts

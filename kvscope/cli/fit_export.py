@@ -76,7 +76,10 @@ class Exporting:
                     raise UsageError("is for --export", where=name, remedy="say what to write")
             return
         self._variant = _variant(policy or EXPORTED, params or [])
-        if capacity is not None and self._variant.policy.table not in {"returns", "ends"}:
+        from kvscope.learning.learners import learner_class
+
+        learner = learner_class(self._variant.policy)
+        if capacity is not None and (learner is None or learner.file_table is None):
             raise UsageError(
                 f"{self._variant.policy.name} has no classes to choose, and no threshold",
                 where="--capacity-blocks",
@@ -88,14 +91,16 @@ class Exporting:
             return
         from kvscope.app.traces import replayable
         from kvscope.core.hits import standard
-        from kvscope.learning.offline.single_fit import fit_for
+        from kvscope.learning.learners import learner_class
+        from kvscope.learning.offline.learners import fit_for
         from kvscope.replay.traffic import traffic
         from kvscope.tuning.file import write_policy
 
         of = traffic(replayable(store, trace), standard())
         policy = self._bound(of)
         fitted = fit_for(of, policy, self._capacity)
-        if fitted is not None and policy.table == "ends" and not fitted.requests:
+        learner = learner_class(type(policy))
+        if fitted is not None and learner and learner.needs_fit and not fitted.requests:
             raise InputError(
                 "too few requests whose outcome is known to learn from",
                 where=trace.name,

@@ -146,5 +146,7 @@ class Scores(dict[tuple[int, int], float]):
 
     def __init__(self, table: Floats) -> None:
         rows = enumerate(table.tolist())
-        super().__init__({(row, at): worth for row, cells in rows for at, worth in enumerate(cells)})
+        super().__init__(
+            {(row, at): worth for row, cells in rows for at, worth in enumerate(cells)}
+        )
         self.steady = bool((table == table[:, :1]).all())

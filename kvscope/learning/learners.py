@@ -33,7 +33,7 @@ class FittedTable(ABC):
         return self
 
 
-class OnlineLearner(ABC):
+class OnlineLearner:
     """Sorts an engine's requests into the rows of a policy's `table`, and fits it to them.
 
     `arrive` returns what to remember of a request; the engine passes it back as `memo`. `in_words`
@@ -51,17 +51,15 @@ class OnlineLearner(ABC):
         """Start with a `fitted` table, if a file has one."""
 
     @classmethod
-    def read_fit(cls, document: Mapping[str, Any], where: str) -> FittedTable | None:
-        """Return the fit in the document at `where`, None without one.
+    def read_fit(cls, _document: Mapping[str, Any], _where: str) -> FittedTable | None:
+        """Return the fit in a document that stands at a place, None without one.
 
         Raises InputError with the place, the key, the value and the remedy.
         """
         return None
 
     @abstractmethod
-    def arrive(
-        self, request: Request, hints: RequestHints, arrival_s: float
-    ) -> tuple[bool, Any]:
+    def arrive(self, request: Request, hints: RequestHints, arrival_s: float) -> tuple[bool, Any]:
         """Take a new request in; return whether the table has changed, and the memo."""
 
     @abstractmethod
@@ -95,7 +93,7 @@ def online_learner(
 ) -> OnlineLearner | None:
     """Return a new learner for a policy, None for one without a table."""
     learner = learner_class(type(policy))
-    return learner and learner(policy, block_size, fitted)
+    return None if learner is None else learner(policy, block_size, fitted)
 
 
 def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedTable | None:
@@ -104,7 +102,7 @@ def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedT
     Raises InputError with the place, the key, the value and the remedy.
     """
     learner = learner_class(type(policy))
-    return learner and learner.read_fit(document, where)
+    return None if learner is None else learner.read_fit(document, where)
 
 
 def check_fit(policy: Policy, fitted: FittedTable | None, where: str) -> None:

@@ -51,7 +51,7 @@ class Arc(QueuePolicy):
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
-        """Evict the oldest block touched once while that list exceeds its target, else a frequent."""
+        """Evict the oldest block of the first list above its target, else of the frequent one."""
         once = length(links, _ONCE)
         from_once = length(links, _OFTEN) == 0 or (once > 0 and once > numbers[_TARGET])
         block = oldest(links, _ONCE if from_once else _OFTEN)

@@ -194,7 +194,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def adapts(p: Floats) -> bool:
-        """Return whether an `adaptive` policy with these parameters adapts; read before a replay."""
+        """Return whether an `adaptive` policy adapts with these parameters."""
         return True
 
     @staticmethod

@@ -9,7 +9,7 @@ _ALL, _HAND = 0, 0
 
 
 class Sieve(QueuePolicy):
-    """Sweep a hand from old to young: it spares each visited block once, and evicts the first other.
+    """Sweep a hand from old to young: it spares visited blocks once and evicts the first other.
 
     `numbers[0]` is the block at the hand plus 1; 0 sends it to the old end.
     Source: Zhang et al., NSDI'24, Algorithm 1.

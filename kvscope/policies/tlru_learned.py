@@ -50,7 +50,7 @@ class TLruLearned(TLru):
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return the safe lane for what T-LRU calls safe, and the lane of the class for the rest."""
+        """Return the safe lane for what T-LRU calls safe, the lane of the class for the rest."""
         if turn.category == ENDS_SOON:
             return 0, SAFE, GOES_ON
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.offline.estimates import FIT_SHARE, parameters_from
+from kvscope.learning.next_prompts.offline import FIT_SHARE, conversation_parameters
 from kvscope.policies.base import Policy
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.traffic import Traffic
@@ -32,7 +32,9 @@ def found_values(
     where pairs cost something (else all blocks cost the same, whatever a token costs).
     """
     first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
-    found = {name: Found(value, first) for name, value in parameters_from(traffic, share).items()}
+    found = {
+        name: Found(value, first) for name, value in conversation_parameters(traffic, share).items()
+    }
     if slo_s is not None:
         found[_XI] = Found(
             profile.xi_tokens(slo_s), f"what {profile.name} computes in {slo_s * 1e3:g} ms"

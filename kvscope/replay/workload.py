@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting
 from kvscope.core.trace import Prompts
-from kvscope.learning.offline.estimates import tables_for
-from kvscope.policies.base import REFIT_S, Policy, TableKind
+from kvscope.learning.offline.learners import tables_for
+from kvscope.policies.base import REFIT_S, Policy
 from kvscope.replay.capacity_models import replayed
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
@@ -61,7 +61,7 @@ class Workload:
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
         self.profile = profile_of(setting)
         self.traffic = traffic(self.prompts, setting.definition)
-        self._tables: dict[tuple[TableKind | None, float], Tables] = {}
+        self._tables: dict[tuple[str | None, float], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def with_prefill(self, times: float) -> Workload:
@@ -101,7 +101,7 @@ class Workload:
 
     def tables(self, policy: Policy) -> Tables:
         """What a policy is told of the categories of `traffic`."""
-        key = policy.table, policy.values.get("refit_s", REFIT_S)
+        key = policy.learner, policy.values.get("refit_s", REFIT_S)
         if key not in self._tables:
             self._tables[key] = tables_for(self.traffic, type(policy), key[1])
         return self._tables[key]

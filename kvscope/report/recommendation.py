@@ -12,6 +12,7 @@ import numpy as np
 from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Tuned
 from kvscope.core import units
+from kvscope.policies.registry import plugin_policies
 from kvscope.report import explanation, html, style, ttft
 from kvscope.report.runs import ORACLE_NOTE, ms_in_words, policy_line
 from kvscope.report.section import Section, Table
@@ -382,7 +383,7 @@ def _for_vllm(policy: str, flags: Flags) -> str:
     if flags.vllm is None:
         return (
             f"Neither vLLM nor kvscope's plugin runs {policy}. For the best that the plugin runs,"
-            " tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl."
+            f" tune with --policies {plugin_policies()}."
         )
     if flags.vllm_needs_plugin:
         return f"vLLM, with kvscope's plugin: {PLUGIN} {flags.vllm}"

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvscope.core import units
-from kvscope.learning.chances import FEATURES
-from kvscope.learning.ends.prediction_quality import Foreseen
+from kvscope.learning.ends.chances import FEATURES
+from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.report import style
 from kvscope.report.section import Section, Table
 from kvscope.report.text_plots import bar, sparkline
@@ -35,7 +35,7 @@ def section(fit: EndsFit) -> Section:
     )
 
 
-def _nothing(of: Foreseen) -> str:
+def _nothing(of: PredictionQuality) -> str:
     horizon = units.duration_in_words(of.horizon_s)
     if of.base_rate is None:
         return (
@@ -48,7 +48,7 @@ def _nothing(of: Foreseen) -> str:
     )
 
 
-def _horizon(of: Foreseen) -> str:
+def _horizon(of: PredictionQuality) -> str:
     return (
         f"Predicted for {units.format_count(of.requests)} requests, from earlier ones only"
         f" ({of.fits} fits): does another turn follow within"
@@ -58,7 +58,7 @@ def _horizon(of: Foreseen) -> str:
     )
 
 
-def _ranking(of: Foreseen) -> str:
+def _ranking(of: PredictionQuality) -> str:
     parts = [
         f"{name} {value:.2f}"
         for name, value in (("first turns", of.auc_first), ("follow-up turns", of.auc_later))
@@ -71,7 +71,7 @@ def _ranking(of: Foreseen) -> str:
     )
 
 
-def _calibrated(of: Foreseen) -> str:
+def _calibrated(of: PredictionQuality) -> str:
     off_pp = (of.calibration_error or 0.0) * 100
     return (
         f"Probabilities are off by {off_pp:.1f} pp on average. Brier score {of.brier:.3f};"
@@ -95,7 +95,7 @@ def _worth(fit: EndsFit) -> list[str]:
     ]
 
 
-def _calibration(of: Foreseen) -> Table:
+def _calibration(of: PredictionQuality) -> Table:
     rows = tuple(
         (
             f"{group.low:.0%}-{group.high:.0%}",
@@ -112,7 +112,7 @@ def _calibration(of: Foreseen) -> Table:
     )  # fmt: skip
 
 
-def _windows(of: Foreseen) -> Table:
+def _windows(of: PredictionQuality) -> Table:
     rows = tuple(
         (
             units.duration_in_words(window.start_s),
@@ -155,7 +155,7 @@ def _gain(gain: EndGain) -> tuple[str, ...]:
     return units.format_count(gain.capacity_blocks), *tel, share
 
 
-def _comparisons(of: Foreseen) -> tuple[Table, ...]:
+def _comparisons(of: PredictionQuality) -> tuple[Table, ...]:
     if of.trees is None or not of.trees.features:
         return ()
     often = [0] * len(FEATURES)
@@ -167,7 +167,7 @@ def _comparisons(of: Foreseen) -> tuple[Table, ...]:
     return (Table("Features of the last fit", ("feature", "comparisons"), rows),)
 
 
-def _plot(of: Foreseen) -> tuple[str, ...]:
+def _plot(of: PredictionQuality) -> tuple[str, ...]:
     values = [window.auc for window in of.windows]
     if sum(value is not None for value in values) < 2:
         return ()
@@ -175,7 +175,7 @@ def _plot(of: Foreseen) -> tuple[str, ...]:
     return (f"AUC over time, from {_EVEN} to 1  {sparkline(above, 1 - _EVEN)}",)
 
 
-def calibration_chart(of: Foreseen) -> go.Figure:
+def calibration_chart(of: PredictionQuality) -> go.Figure:
     """Build observed over predicted probability, with the line of perfect calibration."""
     chart = style.figure("Calibration", "predicted probability", "share that was followed")
     chart.add_scatter(
@@ -198,7 +198,7 @@ def calibration_chart(of: Foreseen) -> go.Figure:
     return chart
 
 
-def auc_over_time_chart(of: Foreseen) -> go.Figure:
+def auc_over_time_chart(of: PredictionQuality) -> go.Figure:
     """Build AUC, observed and predicted share over time."""
     chart = style.figure("Prediction over time", "start of the window (h)", "AUC, shares")
     hours = [window.start_s / 3600 for window in of.windows]

@@ -10,9 +10,9 @@ import numpy as np
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import PRESETS
-from kvscope.learning.ends.offline import Ends, Floats
-from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
-from kvscope.policies.base import Policy
+from kvscope.learning.ends.offline import EndPredictor
+from kvscope.learning.ends.prediction_quality import PredictionQuality, prediction_quality
+from kvscope.policies.base import Floats, Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
 from kvscope.replay.curve import lru_curve
@@ -51,7 +51,7 @@ class EndGain:
 class EndsFit:
     """How well ends are foreseen, and what that is worth at xi."""
 
-    foreseen: Foreseen
+    foreseen: PredictionQuality
     xi_tokens: float
     warmup: float
     gains: tuple[EndGain, ...]
@@ -62,19 +62,19 @@ def fit_ends(
 ) -> EndsFit:
     """Predict a trace's ends as an engine could have, and replay the three policies."""
     of = traffic(prompts, standard())
-    ends = Ends(of)
+    ends = EndPredictor(of)
     gains = _Gains(prompts, of, ends, horizon_s, xi_tokens)
     curve = lru_curve(prompts, replace(standard(), warmup=WARMUP))
     levels = LEVELS if curve.ideal > 0 else ()
     told = tuple(gains.at(level, curve.capacity_for(level * curve.ideal)) for level in levels)
-    return EndsFit(foreseen(ends, horizon_s), xi_tokens, WARMUP, told)
+    return EndsFit(prediction_quality(ends, horizon_s), xi_tokens, WARMUP, told)
 
 
 class _Gains:
     """Replays of one trace, compared by conversation."""
 
     def __init__(
-        self, prompts: Prompts, of: Traffic, ends: Ends, horizon_s: float, xi_tokens: float
+        self, prompts: Prompts, of: Traffic, ends: EndPredictor, horizon_s: float, xi_tokens: float
     ) -> None:
         self._of, self._past, self._tables = of, history(of), ends.tables()
         self._first = int(len(of.leaf) * WARMUP)
@@ -101,7 +101,7 @@ class _Gains:
 
     def _uncached(self, name: str, capacity: int) -> Floats:
         policy = self._bound(name)
-        tables = self._tables if policy.table else NO_TABLES
+        tables = self._tables if policy.learner else NO_TABLES
         done = replay(self._of, policy, capacity, past=self._past, tables=tables)
         hits = done.hit_blocks[self._first :].astype(np.int64) * self._of.block_size
         left = self._of.input_tokens[self._first :] - hits

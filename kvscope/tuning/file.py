@@ -6,7 +6,6 @@ rest is for `kvscope validate`, and for people.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from kvscope.core.toml_files import (
 )
 from kvscope.latency.file import LatencyTable
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit, fit_in
+from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
 from kvscope.tuning.flags import Flags
@@ -80,7 +79,7 @@ class PolicyFile:
 
     trace: str
     policy: Policy
-    fitted: Fit | None = None
+    fitted: FittedTable | None = None
     target: Target | None = None
     capacity_tokens: int | None = None
     profile: LatencyProfile | None = None
@@ -105,7 +104,7 @@ def write_recommendation(
     profile: LatencyProfile,
     flags: Flags,
     capacity_bytes: int | None = None,
-    fitted: Fit | None = None,
+    fitted: FittedTable | None = None,
 ) -> None:
     """Write what `tuning` recommends, so that reading it returns the same policy."""
     best, target = tuning.recommended, tuning.target
@@ -158,7 +157,7 @@ def read_policy_file(path: Path) -> PolicyFile:
         return _recommendation(document, where)
     policy = policy_in(document, where)
     trace = str(document.get("trace", ""))
-    return PolicyFile(trace=trace, policy=policy, fitted=fit_in(document, policy, where))
+    return PolicyFile(trace=trace, policy=policy, fitted=read_fit(document, policy, where))
 
 
 def _recommendation(document: Mapping[str, Any], where: str) -> Recommendation:
@@ -171,12 +170,12 @@ def _recommendation(document: Mapping[str, Any], where: str) -> Recommendation:
         capacity_tokens=file.capacity.tokens,
         target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
         profile=file.latency.profile(f"{where}: latency"),
-        fitted=fit_in(document, policy, where),
+        fitted=read_fit(document, policy, where),
     )
 
 
 def write_policy(
-    path: Path, policy: Policy, fitted: Fit | None, *, trace: str, block_size: int
+    path: Path, policy: Policy, fitted: FittedTable | None, *, trace: str, block_size: int
 ) -> None:
     """Write `policy` and what was fitted for it on `trace`, with blocks of `block_size` tokens."""
     document = {
@@ -189,12 +188,15 @@ def write_policy(
 
 
 def _write(
-    path: Path, document: msgspec.Struct | dict[str, object], fitted: Fit | None, *comments: str
+    path: Path,
+    document: msgspec.Struct | dict[str, object],
+    fitted: FittedTable | None,
+    *comments: str,
 ) -> None:
     plain: dict[str, Any] = (
         document if isinstance(document, dict) else msgspec.structs.asdict(document)
     )
-    write_toml(path, plain | (tomllib.loads("\n".join(fitted.lines())) if fitted else {}), comments)
+    write_toml(path, plain | (fitted.document() if fitted else {}), comments)
 
 
 def _figures(judged: Judged, view: View) -> dict[str, float]:

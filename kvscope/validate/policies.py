@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvscope.core.errors import EngineError, UsageError
-from kvscope.learning.fitted import Fit, check_fit
-from kvscope.learning.online.observer import NOTHING, UNFIT
+from kvscope.learning.learners import FittedTable, check_fit
+from kvscope.learning.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.registry import plugin_policies
 from kvscope.tuning.file import PolicyFile
 from kvscope.tuning.flags import flags
 
@@ -26,7 +27,7 @@ class PolicyRun:
     policy: Policy
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    fitted: Fit | None = None
+    fitted: FittedTable | None = None
 
 
 def lru() -> PolicyRun:
@@ -46,8 +47,7 @@ def recommended(
         raise UsageError(
             f"vLLM cannot run {found.policy.name}, and kvscope's plugin neither",
             where=str(path),
-            remedy="tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl,"
-            " or take lru alone",
+            remedy=f"tune with --policies {plugin_policies()}",
         )
     check_fit(found.policy, found.fitted, str(path))
     if found.policy.name == Lru.name:

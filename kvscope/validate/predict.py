@@ -13,8 +13,8 @@ from kvscope.core.hits import standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit
-from kvscope.learning.offline.single_fit import plugin_tables
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.learners import plugin_tables
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import traffic
@@ -47,7 +47,7 @@ def predict(
     pace: Pace,
     measured: Measurement | None = None,
     *,
-    fitted: Fit | None = None,
+    fitted: FittedTable | None = None,
 ) -> Prediction:
     """The prediction for `sent`, requests in the engine's own blocks.
 
@@ -88,7 +88,9 @@ class _How(NamedTuple):
     tables: Tables
 
 
-def _how(sent: Prompts, policy: Policy, settings: EngineSettings, fitted: Fit | None) -> _How:
+def _how(
+    sent: Prompts, policy: Policy, settings: EngineSettings, fitted: FittedTable | None
+) -> _How:
     """The same with the tables that the plugin would go by."""
     tables = plugin_tables(traffic(sent, standard()), policy, fitted)
     return _How(policy, tables.chosen(policy, settings.usable_blocks))

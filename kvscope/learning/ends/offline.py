@@ -265,9 +265,7 @@ class EndsOffline(OfflineLearner):
             threshold = THRESHOLDS[shadows.last_taken(policy, capacity_blocks)]
         return FittedEnds(fit.trees, threshold, horizon_s, predictor.window_s, fit.requests)
 
-    def plugin_tables(
-        self, traffic: Traffic, policy: Policy, fitted: FittedTable | None
-    ) -> Tables:
+    def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables of a replay that goes by one fit for good; no shadow guards it."""
         if not isinstance(fitted, FittedEnds):
             return super().plugin_tables(traffic, policy, fitted)

@@ -128,10 +128,10 @@ class EndsLearner(OnlineLearner):
     def category(self, request: Request, memo: TrackedTurn) -> int:
         """Return whether the conversation is predicted to end."""
         fitted = self._fitted
-        if fitted.threshold > 0.0:
-            if chance(fitted.trees, self.features(request, memo)) < fitted.threshold:
-                return ENDS_SOON
-        return GOES_ON
+        if fitted.threshold <= 0.0:
+            return GOES_ON
+        p = chance(fitted.trees, self.features(request, memo))
+        return ENDS_SOON if p < fitted.threshold else GOES_ON
 
     def end(self, request: Request, memo: TrackedTurn) -> None:
         """Touch the output's blocks."""

@@ -29,9 +29,7 @@ class OfflineLearner(ABC):
         """
         return None
 
-    def plugin_tables(
-        self, traffic: Traffic, policy: Policy, fitted: FittedTable | None
-    ) -> Tables:
+    def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that kvscope's plugin goes by in an engine, with this fit."""
         return self.tables(traffic, policy.values.get(REFIT.name, REFIT_S))
 
@@ -59,7 +57,7 @@ def fit_for(
 ) -> FittedTable | None:
     """Return what an engine needs beside a policy, by the trace's end; None for nothing."""
     learner = offline_learner(type(policy))
-    return learner and learner.fit(traffic, policy, capacity_blocks)
+    return None if learner is None else learner.fit(traffic, policy, capacity_blocks)
 
 
 def plugin_tables(traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:

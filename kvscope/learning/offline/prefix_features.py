@@ -25,7 +25,7 @@ class PrefixFeatures(NamedTuple):
     A prompt has `full` (R) full blocks. A segment was touched last by request `previous`, `wait_s`
     before `taker` came, and ends in front of depth `end`, or with the taker's prompt. Of those that
     begin in that prompt some reach as far as the `whole` prompt of the previous request, and some
-    were `seen`: they did not wait for too long. `deepest` numbers the last one seen of each request.
+    were `seen`: they did not wait for too long. `deepest` numbers each request's last one seen.
     """
 
     full: Ints

@@ -114,9 +114,7 @@ class ReturnsOffline(OfflineLearner):
             return fitted
         return replace(fitted, index=np.full((len(fitted.index), AGES), WORTHS[taken]))
 
-    def plugin_tables(
-        self, traffic: Traffic, policy: Policy, fitted: FittedTable | None
-    ) -> Tables:
+    def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that the plugin's guard chooses from.
 
         What a file has `fitted` stays; or the plugin refits as in a replay, from the time on that
@@ -179,9 +177,7 @@ def fit_at_end(
     return FittedReturns(class_set, index, WINDOW_REFITS * refit_s, int(counts.requests[0]))
 
 
-def _classes(
-    traffic: Traffic, moved: Handovers, refit_s: float
-) -> tuple[NDArray[np.int32], ...]:
+def _classes(traffic: Traffic, moved: Handovers, refit_s: float) -> tuple[NDArray[np.int32], ...]:
     return classes_of(request_features(traffic, moved, WINDOW_REFITS * refit_s))
 
 
@@ -227,6 +223,7 @@ def count_returns(
         add(waiting, returning, ahead, age_s[returning], -count)
         add(returned, returning, ahead, gap_s[in_time], count)
     shape = len(refits.number), window.classes, AGES
-    return ReturnCounts(
-        *(np.maximum(sums, 0.0).reshape(shape) for sums in (returned, waiting, seconds)), requests
+    returned, waiting, seconds = (
+        np.maximum(sums, 0.0).reshape(shape) for sums in (returned, waiting, seconds)
     )
+    return ReturnCounts(returned, waiting, seconds, requests)

@@ -171,9 +171,7 @@ class ReturnsLearner(OnlineLearner):
 
     file_table = TABLE
 
-    def __init__(
-        self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None
-    ) -> None:
+    def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._policy, self._block_size, self._fitted = policy, block_size, fitted
         self._refit_s = policy.values["refit_s"]
         self._recent = RecentBlocks(WINDOW_REFITS * self._refit_s)
@@ -241,9 +239,7 @@ class ReturnsLearner(OnlineLearner):
         match = self._recent.arrive(keys, arrival_s)
         every = self._recent.every
         for estimator in self._estimators:
-            estimator.arrive(
-                match.number, arrival_s, match.followed * every, match.segments, every
-            )
+            estimator.arrive(match.number, arrival_s, match.followed * every, match.segments, every)
         if self._guard is not None:
             forgotten_s = self._recent.forgotten_s
             self._guard.arrive(match, request.num_prompt_tokens, arrival_s, every, forgotten_s)

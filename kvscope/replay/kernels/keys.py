@@ -74,7 +74,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
     """
     admits = callable_in_kernels(policy.admits)
     key_of = callable_in_kernels(policy.key)
-    rising, reads_tables = policy.rising, policy.table is not None
+    rising, reads_tables = policy.rising, policy.learner is not None
     counts = policy.counts_uses
     climb = leaf or counts
 

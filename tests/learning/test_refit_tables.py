@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
-from kvscope.learning.ends.offline import end_tables
-from kvscope.learning.offline.estimates import (
-    next_prompt_tables,
-    parameters_from,
-    reuse_tables,
-    tables_for,
-)
-from kvscope.learning.returns.offline import return_tables
+from kvscope.learning.ends.offline import EndsOffline
+from kvscope.learning.next_prompts.offline import NextPromptsOffline, conversation_parameters
+from kvscope.learning.offline.learners import OfflineLearner, tables_for
+from kvscope.learning.returns.formulas import CLASSES
+from kvscope.learning.returns.offline import ReturnsOffline
+from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.policies.etlru import Etlru
-from kvscope.policies.gittins import AGES, CLASSES, Gittins
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.wa import RATE_PER_S, REUSE_PROBABILITY, Wa
 from kvscope.replay.replay import NO_TABLES
@@ -25,6 +25,12 @@ from kvscope.reuse_models.evidence import Evidence, Span
 from kvscope.reuse_models.exponential import Exponential
 from tests.golden.samples import SAMPLES, sample
 
+LEARNERS: tuple[Any, ...] = (
+    ReuseOffline(),
+    NextPromptsOffline(),
+    ReturnsOffline(),
+    EndsOffline(),
+)
 PER_REQUEST = [name for name in Traffic._fields if name not in {"block_size", "block_parent"}]
 
 
@@ -50,15 +56,14 @@ def evidence_of(name: str) -> tuple[Evidence, Prompts]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("table", [reuse_tables, next_prompt_tables, return_tables, end_tables])
-def test_a_table_does_not_change_with_the_future(name: str, table: object) -> None:
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_table_does_not_change_with_the_future(name: str, learner: OfflineLearner) -> None:
     """Those that hold for the first requests are the same when no more of them are known."""
-    assert callable(table)
     of = told(name)
-    whole = table(of, 120.0)
+    whole = learner.tables(of, 120.0)
     for share in (0.3, 0.7):
         requests = int(len(of.leaf) * share)
-        past = table(first(of, requests), 120.0)
+        past = learner.tables(first(of, requests), 120.0)
         rows = int(np.searchsorted(whole.since, requests))
         assert len(past.since) == rows
         assert np.array_equal(past.since, whole.since[:rows])
@@ -73,13 +78,13 @@ def test_parameters_do_not_change_with_the_future(name: str) -> None:
     """They follow from the first requests alone."""
     of = told(name)
     requests = len(of.leaf) // 5
-    assert parameters_from(of) == parameters_from(first(of, requests), 1.0)
+    assert conversation_parameters(of) == conversation_parameters(first(of, requests), 1.0)
 
 
 def test_tables_are_what_fit_finds_in_the_window() -> None:
     """Up to the slots of ages and some blocks of the average: p and rate of `kvscope fit`."""
     of = told("birth-death")
-    tables = reuse_tables(of)
+    tables = ReuseOffline().tables(of)
     evidence, prompts = evidence_of("birth-death")
     assert evidence.categories == prompts.categories
     compared = 0
@@ -98,7 +103,7 @@ def test_tables_are_what_fit_finds_in_the_window() -> None:
 
 def test_conversations_are_recovered() -> None:
     """The birth-death sample has a turn a minute and deaths every 150 s."""
-    found = parameters_from(told("birth-death"), 1.0)
+    found = conversation_parameters(told("birth-death"), 1.0)
     assert found["turn_rate_per_s"] == pytest.approx(1 / 60, rel=0.05)
     assert found["death_rate_per_s"] == pytest.approx(1 / 150, rel=0.05)
     assert found["next_prompt_tokens"] == pytest.approx(100, rel=0.05)
@@ -107,11 +112,11 @@ def test_conversations_are_recovered() -> None:
 def test_before_anything_is_seen_all_are_alike() -> None:
     """The first row knows no category from another; and so for a trace of one request."""
     of = told("to-c")
-    for table in (reuse_tables, next_prompt_tables, return_tables):
-        values = table(of).values[0]
+    for learner in LEARNERS[:3]:
+        values = learner.tables(of).values[0]
         assert np.all(values == values[0])
-        assert table(first(of, 1)).values.shape[0] == 1
-    assert parameters_from(first(of, 1)) == {}
+        assert learner.tables(first(of, 1)).values.shape[0] == 1
+    assert conversation_parameters(first(of, 1)) == {}
 
 
 def test_time_without_requests_costs_nothing() -> None:
@@ -119,8 +124,8 @@ def test_time_without_requests_costs_nothing() -> None:
     of = told("birth-death")
     late = of.arrival_s.copy()
     late[5_000:] += 3.2e9
-    tables = reuse_tables(of._replace(arrival_s=late))
-    assert len(tables.since) <= len(reuse_tables(of).since) + 1
+    tables = ReuseOffline().tables(of._replace(arrival_s=late))
+    assert len(tables.since) <= len(ReuseOffline().tables(of).since) + 1
     assert np.all(np.isfinite(tables.values))
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.learning.online.lane_heap import Scores
-from kvscope.learning.online.shadow_cache import Shadow, Shadows, Visit
+from kvscope.learning.lane_heap import Scores
+from kvscope.learning.shadow_cache import ShadowCache, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
@@ -36,30 +36,30 @@ POLICIES: dict[str, LanePolicy] = {
 }
 
 
-def visits(of: Traffic, kinds: list[list[int]]) -> Iterator[Visit]:
+def visits(of: Traffic, kinds: list[list[int]]) -> Iterator[ShadowRequest]:
     """The requests of a trace, with what each takes over from whom."""
     moved = handovers(of)
     start = moved.start
     for number, arrival_s in enumerate(of.arrival_s.tolist()):
         taken = range(moved.starts[number], moved.starts[number + 1])
-        stretches = [(int(start[k]), int(moved.end[k]), int(moved.giver[k])) for k in taken]
+        segments = [(int(start[k]), int(moved.end[k]), int(moved.giver[k])) for k in taken]
         blocks = int(of.length[number] + of.anonymous[number])
         history = int(of.history_tokens[number])
         kind = [each[number] for each in kinds]
-        yield Visit(number, arrival_s, stretches, blocks, history, kind)
+        yield ShadowRequest(number, arrival_s, segments, blocks, history, kind)
 
 
-def sound(shadow: Shadow) -> None:
+def sound(shadow: ShadowCache) -> None:
     """Sizes are those of the runs, and no more; knots count the runs that hang from them."""
     runs, sizes, hanging = shadow._runs, 0, dict[int, int]()
     for at in range(runs.slots):
         if shadow.end[at] > runs.first[at]:
             sizes += shadow.end[at] - runs.first[at]
-            knot = runs.hangs[at]
+            knot = runs.parent[at]
             if knot is not None:
                 hanging[id(knot)] = hanging.get(id(knot), 0) + 1
     assert shadow.blocks == sizes <= shadow.capacity
-    known = {id(knot): knot.hanging[shadow._which] for each in runs.knots for knot in each}
+    known = {id(knot): knot.children[shadow._which] for each in runs.branches for knot in each}
     assert {one: count for one, count in known.items() if count} == hanging
 
 
@@ -68,7 +68,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     rng = np.random.default_rng(seed)
     kinds = [rng.integers(CATEGORIES - 1, size=len(of.leaf)) for _ in range(2)]
     values = rng.lognormal(-4.0, 2.0, (2, 2 * CATEGORIES, AGES))
-    shadows = Shadows(2, policy, of.block_size, capacity)
+    shadows = ShadowCaches(2, policy, of.block_size, capacity)
     shadows.use([Scores(each) for each in values])
     found = [shadows.serve(one) for one in visits(of, [each.tolist() for each in kinds])]
     for which, shadow in enumerate(shadows.each):
@@ -97,7 +97,7 @@ def test_at_length(capacity: int, name: str) -> None:
 def test_runs_are_forgotten_in_little_memory() -> None:
     """Of the latest 64 requests alone: what others had touched last is gone."""
     of = long_traffic(3000, 7)
-    shadows = Shadows(2, Gittins({"xi_tokens": 0}), of.block_size, 5000, slots=64)
+    shadows = ShadowCaches(2, Gittins({"xi_tokens": 0}), of.block_size, 5000, slots=64)
     shadows.use([Scores(np.ones((2, AGES)))] * 2)
     nothing = [[0] * len(of.leaf)] * 2
     some = 0
@@ -119,14 +119,14 @@ def test_what_does_not_fit_does_no_harm(
     """Stretches at wrong places, of wrong givers, of requests that leave nothing: sizes stay."""
     assert hasattr(draw, "randrange")
     rng = np.random.default_rng(seed)
-    shadows = Shadows(2, Gittins({"xi_tokens": 5}), of.block_size, capacity, slots=8)
+    shadows = ShadowCaches(2, Gittins({"xi_tokens": 5}), of.block_size, capacity, slots=8)
     shadows.use([Scores(each) for each in rng.lognormal(-4.0, 2.0, (2, 2, AGES))])
     for one in visits(of, [[0] * len(of.leaf)] * 2):
         wrong = []
-        for start, end, _ in one.stretches:
+        for start, end, _ in one.segments:
             begin = max(start + draw.randrange(-1, 2), 0)
             wrong.append((begin, max(end + draw.randrange(-1, 3), begin), draw.randrange(9)))
-        shadows.serve(one._replace(stretches=wrong, served=draw.randrange(4) > 0))
+        shadows.serve(one._replace(segments=wrong, served=draw.randrange(4) > 0))
         for shadow in shadows.each:
             sizes = [
                 max(end - first, 0)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
-from kvscope.learning.online.conversations import told
-from kvscope.learning.online.learners import Returns
-from kvscope.learning.returns.file import Fitted
-from kvscope.learning.returns.offline import learned
+from kvscope.learning.conversations import read_hints
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import STEPS
+from kvscope.learning.returns.offline import class_set_tables
+from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, STEPS, Gittins
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
@@ -27,21 +28,21 @@ class Served:
 
     def __init__(self, of: Traffic, class_set: int, most_keys: int = 1 << 30) -> None:
         nothing = np.zeros((int(np.prod(STEPS[class_set])), AGES))
-        by = Fitted(class_set, nothing, 0.0, 0, refits=True)
-        self.learner = Returns(Gittins({"refit_s": REFIT_S}), of.block_size, by)
-        self.learner._familiar._most_keys = most_keys
+        by = FittedReturns(class_set, nothing, 0.0, 0, refits=True)
+        self.learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
+        self.learner._recent._most_keys = most_keys
         self.classes: list[int] = []
         self.since, self.tables = [0], list[Floats]()
         self.most = 0
         for number, (one, arrival_s) in enumerate(asked_in(of)):
-            changed, seen = self.learner.arrive(one, told(one), arrival_s)
+            changed, seen = self.learner.arrive(one, read_hints(one), arrival_s)
             if changed:
                 self.since.append(number)
             if changed or not self.tables:
                 self.tables.append(self.learner.table)
             self.learner.end(one, seen)
             self.classes.append(self.learner.category(one, seen))
-            self.most = max(self.most, self.learner._familiar.keys)
+            self.most = max(self.most, self.learner._recent.keys)
 
 
 @pytest.mark.parametrize("class_set", SETS)
@@ -49,7 +50,7 @@ class Served:
 def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> None:
     """Request by request or from the whole trace: the same, from the same request on."""
     of = traffic(sample(name), standard())
-    expected = learned(of, REFIT_S)[class_set]
+    expected = class_set_tables(of, REFIT_S)[class_set]
     found = Served(of, class_set)
     assert found.classes == expected.classes.tolist()
     assert found.since == expected.since.tolist()
@@ -60,7 +61,7 @@ def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> Non
 def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
     """An eighth of the blocks at most: hardly a class is another, and the index stays near."""
     of = traffic(sample("to-c"), standard())
-    expected = learned(of, REFIT_S)[0]
+    expected = class_set_tables(of, REFIT_S)[0]
     exact = Served(of, 0)
     some = Served(of, 0, exact.most // 8)
     assert some.most <= exact.most // 8 + int(of.length.max())
@@ -71,14 +72,14 @@ def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
 
 def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
     """However long the engine runs, it remembers two windows' blocks at the most."""
-    learner = Returns(Gittins({"refit_s": REFIT_S}), 16, None)
+    learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), 16, None)
     sizes = []
     for number in range(400):
         one = FakeRequest(str(number), 160, 16, [(number, place) for place in range(11)])
-        _, seen = learner.arrive(one, told(one), number * REFIT_S)
+        _, seen = learner.arrive(one, read_hints(one), number * REFIT_S)
         learner.end(one, seen)
-        sizes.append(learner._familiar.keys)
-        assert seen.seen.known_blocks == 0
+        sizes.append(learner._recent.keys)
+        assert seen.match.known_blocks == 0
     assert max(sizes) <= 11 * 2 * 37
     assert any(after < before for before, after in pairwise(sizes))
 
@@ -88,11 +89,11 @@ def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
     of = traffic(sample("to-c"), standard())
     index = np.full((int(np.prod(STEPS[0])), AGES), 0.5)
     for refits, window_s in ((False, 0.0), (True, 1e9)):
-        by = Fitted(0, index, window_s, 100, refits=refits)
-        learner = Returns(Gittins({"refit_s": REFIT_S}), of.block_size, by)
+        by = FittedReturns(0, index, window_s, 100, refits=refits)
+        learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
         for number, arrival_s in enumerate(of.arrival_s[:500].tolist()):
             one = FakeRequest(str(number), 600, 20, [(number, place) for place in range(40)])
-            assert not learner.arrive(one, told(one), arrival_s)[0]
+            assert not learner.arrive(one, read_hints(one), arrival_s)[0]
         assert np.array_equal(learner.table, by.values)
     assert "fitted once to 100 requests, and after" in learner.in_words
     assert "without a guard" in learner.in_words
@@ -100,11 +101,11 @@ def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
 
 def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
     """Its class is not known before; one that is given up is of none."""
-    learner = Returns(Gittins({"refit_s": REFIT_S}), 16, None)
+    learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), 16, None)
     first, again, gone = (FakeRequest(name, 160, 16, list(range(11))) for name in "abc")
-    _, one = learner.arrive(first, told(first), 1.0)
-    _, two = learner.arrive(again, told(again), 5.0)
-    _, three = learner.arrive(gone, told(gone), 6.0)
+    _, one = learner.arrive(first, read_hints(first), 1.0)
+    _, two = learner.arrive(again, read_hints(again), 5.0)
+    _, three = learner.arrive(gone, read_hints(gone), 6.0)
     (estimator,) = learner._estimators
     assert not estimator._bins
     learner.end(first, one)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.learning.chances import FEATURES, Trees, chance
 from kvscope.learning.ends.boosting import BINS, RATE, boosted, chances
+from kvscope.learning.ends.chances import FEATURES, Trees, chance
 
 Floats = NDArray[np.float64]
 
@@ -139,6 +139,6 @@ def test_learned_trees_too() -> None:
 
 def test_evaluation_needs_no_library() -> None:
     """An engine imports the table's evaluation without NumPy, which it need not have."""
-    asked = "import sys, kvscope.learning.chances; print('numpy' in sys.modules)"
+    asked = "import sys, kvscope.learning.ends.chances; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

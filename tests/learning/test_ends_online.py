@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
-from kvscope.learning.chances import FEATURES, NOTHING, SHARED_HEAD, chance
-from kvscope.learning.ends.features import turn_features
-from kvscope.learning.ends.offline import fixed_ends
-from kvscope.learning.ends.online import Ends, Turns
-from kvscope.learning.online.conversations import told
-from kvscope.policies.tlru_learned import ENDS_SOON
+from kvscope.learning.conversations import read_hints
+from kvscope.learning.ends.chances import FEATURES, NOTHING, SHARED_HEAD, chance
+from kvscope.learning.ends.offline import turn_features
+from kvscope.learning.ends.online import EndsLearner, TurnTracker
+from kvscope.learning.offline.learners import plugin_tables
+from kvscope.policies.tlru_learned import ENDS_SOON, TLruLearned
 from kvscope.replay.last_touch import handovers
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
-from tests.policies.drawn_trees import drawn_ends
+from tests.learning.drawn_trees import drawn_ends
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
 FITTED = drawn_ends(7)
@@ -27,14 +27,14 @@ class Served:
     """What an engine with the plugin makes of a trace, one request after the other."""
 
     def __init__(self, of: Traffic, window_s: float, most_keys: int = 1 << 30) -> None:
-        self.learner = Ends(of.block_size, replace(FITTED, window_s=window_s))
-        familiar = self.learner._turns.familiar
+        self.learner = EndsLearner(TLruLearned(), of.block_size, replace(FITTED, window_s=window_s))
+        familiar = self.learner._turns.recent
         familiar._most_keys = most_keys
         known, self.classes, self.most = [], list[int](), 0
         for one, arrival_s in asked_in(of):
-            changed, asked = self.learner.arrive(one, told(one), arrival_s)
+            changed, asked = self.learner.arrive(one, read_hints(one), arrival_s)
             assert not changed
-            known.append(self.learner.known(one, asked))
+            known.append(self.learner.features(one, asked))
             self.classes.append(self.learner.category(one, asked))
             self.learner.end(one, asked)
             self.most = max(self.most, familiar.keys)
@@ -50,7 +50,7 @@ def test_features_and_classes_are_the_simulators(name: str, window_s: float) -> 
     found = Served(of, window_s)
     for at, feature in enumerate(FEATURES):
         assert found.known[:, at].tolist() == expected[:, at].tolist(), feature
-    tables = fixed_ends(of, replace(FITTED, window_s=window_s))
+    tables = plugin_tables(of, TLruLearned(), replace(FITTED, window_s=window_s))
     assert tables.classes is not None
     assert found.classes == tables.classes.tolist()
     assert 0 < np.mean(found.classes) < 1
@@ -67,20 +67,20 @@ def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many heads and partings there are, the latest are remembered."""
-    monkeypatch.setattr("kvscope.learning.online.conversations.MOST_REMEMBERED", 50)
-    turns = Turns(60.0, most_requests=64)
+    monkeypatch.setattr("kvscope.learning.conversations.MOST_REMEMBERED", 50)
+    turns = TurnTracker(60.0, most_requests=64)
     for number in range(1000):
         head = number // 2
         turns.end([(number, "said")], turns.arrive([head, (number, 1)], float(number)).number)
         assert len(turns._heads) <= 50
         assert len(turns._ways) <= 50
-    assert turns.familiar.keys <= 2 * 2 * 60 * 2
+    assert turns.recent.keys <= 2 * 2 * 60 * 2
     assert len(turns._ways) == 50
 
 
 def test_a_head_that_many_share_is_no_turn() -> None:
     """After four ways of going on, the fifth begins anew; so does whoever comes too late."""
-    turns = Turns(1000.0)
+    turns = TurnTracker(1000.0)
     found = []
     for number in range(SHARED_HEAD + 2):
         turns.arrive(["head"], float(10 * number))
@@ -96,12 +96,12 @@ def test_a_head_that_many_share_is_no_turn() -> None:
 def test_the_threshold_decides() -> None:
     """Below it a conversation ends; with none nobody's does."""
     one = FakeRequest("a", 160, 16, list(range(11)))
-    learner = Ends(16, FITTED)
-    _, asked = learner.arrive(one, told(one), 1.0)
-    foreseen = chance(FITTED.trees, learner.known(one, asked))
+    learner = EndsLearner(TLruLearned(), 16, FITTED)
+    _, asked = learner.arrive(one, read_hints(one), 1.0)
+    foreseen = chance(FITTED.trees, learner.features(one, asked))
     for threshold, ends in ((foreseen, False), (np.nextafter(foreseen, 1.0), True), (0.0, False)):
-        judged = Ends(16, replace(FITTED, threshold=float(threshold)))
-        _, asked = judged.arrive(one, told(one), 1.0)
+        judged = EndsLearner(TLruLearned(), 16, replace(FITTED, threshold=float(threshold)))
+        _, asked = judged.arrive(one, read_hints(one), 1.0)
         assert (judged.category(one, asked) == ENDS_SOON) == ends
     assert "fitted once to 1234 requests, not refitted" in learner.in_words
     assert "without the simulator's guard" in learner.in_words

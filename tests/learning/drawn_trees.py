@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kvscope.learning.chances import FEATURES, Trees
+from kvscope.learning.ends.chances import FEATURES, Trees
 from kvscope.learning.ends.file import FittedEnds
 
 _LARGEST = {

@@ -12,8 +12,8 @@ from kvscope.learning.ends.boosting import boosted, chances
 from kvscope.learning.ends.offline import (
     FEWEST_REQUESTS,
     THRESHOLDS,
-    Ends,
-    end_tables,
+    EndPredictor,
+    EndsOffline,
     taken_to_end,
 )
 from kvscope.policies.base import ENDS
@@ -21,8 +21,8 @@ from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic
+from tests.learning.test_refit_tables import first, told
 from tests.policies.traffics import traffics
-from tests.replay.test_estimates import first, told
 
 QUICK = settings(deadline=None, max_examples=60)
 XI = st.integers(0, 16)
@@ -61,7 +61,7 @@ def test_the_truth_is_tlru_end(of: Traffic, capacity: int, xi: int) -> None:
 def test_a_refit_learns_from_whom_it_can_know() -> None:
     """Requests of the window before it whose horizon is over, to the bit."""
     of, horizon_s, refit_s = told("regime-change"), 200.0, 120.0
-    ends = Ends(of, refit_s)
+    ends = EndPredictor(of, refit_s)
     found = ends.predicted(horizon_s)
     learned = 0
     for row, fit in enumerate(found.fits):
@@ -87,13 +87,15 @@ def test_a_refit_learns_from_whom_it_can_know() -> None:
 def test_the_future_changes_no_chance(name: str) -> None:
     """Requests get the same when none follow them, and when others do."""
     of, half = told(name), 1_000
-    whole = Ends(of, 300.0).predicted(300.0).chance
+    whole = EndPredictor(of, 300.0).predicted(300.0).chance
     assert np.isfinite(whole[:half]).any()
     before = first(of, half)
-    assert np.array_equal(Ends(before, 300.0).predicted(300.0).chance, whole[:half], equal_nan=True)
+    assert np.array_equal(
+        EndPredictor(before, 300.0).predicted(300.0).chance, whole[:half], equal_nan=True
+    )
     other = of._replace(leaf=of.leaf.copy(), length=of.length.copy())
     other.leaf[half:], other.length[half:] = of.leaf[0], of.length[0]
-    changed = Ends(other, 300.0).predicted(300.0).chance
+    changed = EndPredictor(other, 300.0).predicted(300.0).chance
     assert np.array_equal(changed[:half], whole[:half], equal_nan=True)
     assert not np.array_equal(changed[half:], whole[half:], equal_nan=True)
 
@@ -103,18 +105,18 @@ def test_the_future_changes_no_hit(name: str) -> None:
     """Nor what a cache of any size finds, thresholds and all."""
     of, capacity = told(name), 500
     policy, half = TLruLearned({"xi_tokens": 2048.0}), len(of.leaf) // 2
-    whole = replay(of, policy, capacity, tables=end_tables(of)).hit_blocks
+    whole = replay(of, policy, capacity, tables=EndsOffline().tables(of)).hit_blocks
     assert whole.any()
     before = first(of, half)
-    alone = replay(before, policy, capacity, tables=end_tables(before)).hit_blocks
+    alone = replay(before, policy, capacity, tables=EndsOffline().tables(before)).hit_blocks
     assert alone.tolist() == whole[:half].tolist()
 
 
 def test_thresholds_are_chosen_by_what_the_past_computed() -> None:
     """Only after one did better, by the margin; classes are those of the threshold in force."""
     of = told("to-c")
-    ends, policy = Ends(of), TLruLearned({"xi_tokens": 8192.0})
-    judge, chance = ends.judge(600.0), ends.predicted(600.0).chance
+    ends, policy = EndPredictor(of), TLruLearned({"xi_tokens": 8192.0})
+    judge, chance = ends.shadows(600.0), ends.predicted(600.0).chance
     costs = judge.costs(policy, 4_278)
     taken = judge.taken(costs)
     assert taken[0] == 0
@@ -141,7 +143,7 @@ def test_it_gains_where_the_bit_can_be_told(xi_tokens: float, capacity: int) -> 
 
     def excess(name: str) -> int:
         policy = by_name(name)(values)
-        tables = end_tables(of) if name == "tlru-learned" else nobody
+        tables = EndsOffline().tables(of) if name == "tlru-learned" else nobody
         hits = replay(of, policy, capacity, tables=tables).hit_blocks.astype(np.int64)
         left = of.input_tokens - hits * of.block_size
         return int(np.maximum(left - xi_tokens, 0)[judged].sum())
@@ -153,7 +155,7 @@ def test_it_gains_where_the_bit_can_be_told(xi_tokens: float, capacity: int) -> 
 def test_a_choice_that_stays_is_the_threshold_alone() -> None:
     """By classes between thresholds as by the bit: the same cache."""
     of, policy = told("to-c"), TLruLearned({"xi_tokens": 4096.0})
-    judge, chance = Ends(of).judge(600.0), Ends(of).predicted(600.0).chance
+    judge, chance = EndPredictor(of).shadows(600.0), EndPredictor(of).predicted(600.0).chance
     for number, threshold in enumerate(THRESHOLDS):
         stays = np.full(len(judge.costs(policy, 0)[0]), number)
         done = replay(of, policy, 9_726, tables=judge.tables_by(stays))
@@ -167,6 +169,6 @@ def test_little_traffic_is_never_learned_from() -> None:
     of = told("to-c")
     for requests in (0, 1, FEWEST_REQUESTS):
         few = first(of, requests)
-        tables = end_tables(few).chosen(TLruLearned(), 100)
+        tables = EndsOffline().tables(few).chosen(TLruLearned(), 100)
         assert tables.classes is not None
         assert np.all(tables.values[:, tables.classes] == 1.0)

@@ -10,27 +10,27 @@ from numpy.typing import NDArray
 
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
-from kvscope.learning.guard import FIRST, LRU, NEED, RETURNS
-from kvscope.learning.offline import shadow_caches as shadows
+from kvscope.learning.offline import shadow_replays as shadows
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_caches import Shadows, first_turns
-from kvscope.learning.returns.offline import learned, return_tables
-from kvscope.policies.gittins import CLASSES, Gittins
+from kvscope.learning.offline.shadow_replays import first_turns
+from kvscope.learning.returns.formulas import CLASSES, FIRST, GUARD, LRU, NEED
+from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
+from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.replay.last_touch import handovers
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
+from tests.learning.test_refit_tables import first, told
+from tests.learning.test_returns_offline import chain
 from tests.policies.traffics import traffics
-from tests.replay.test_estimates import first, told
-from tests.replay.test_returns import chain
 
 QUICK = settings(deadline=None, max_examples=60)
 REFIT_S = 2.0
 
 
-class Tripped(Shadows):
+class Tripped(ClassSetShadows):
     """Shadows that say LRU, whatever happens."""
 
     def taken(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -40,7 +40,7 @@ class Tripped(Shadows):
 
 def tripped(of: Traffic) -> Tables:
     """Tables whose guard is always tripped."""
-    return Tripped(of, REFIT_S, learned(of, REFIT_S)).tables()
+    return Tripped(of, REFIT_S, class_set_tables(of, REFIT_S)).tables()
 
 
 @QUICK
@@ -75,16 +75,16 @@ def test_the_future_changes_no_hit(
     monkeypatch.setattr(shadows, "SHADOW_BLOCKS", most_blocks)
     of = told(name)
     policy, capacity, half = Gittins({"xi_tokens": 2048}), 500, len(of.leaf) // 2
-    whole = replay(of, policy, capacity, tables=return_tables(of)).hit_blocks
+    whole = replay(of, policy, capacity, tables=ReturnsOffline().tables(of)).hit_blocks
     assert whole.any()
-    again = replay(of, policy, capacity, tables=return_tables(of)).hit_blocks
+    again = replay(of, policy, capacity, tables=ReturnsOffline().tables(of)).hit_blocks
     assert again.tolist() == whole.tolist()
     before = first(of, half)
-    alone = replay(before, policy, capacity, tables=return_tables(before)).hit_blocks
+    alone = replay(before, policy, capacity, tables=ReturnsOffline().tables(before)).hit_blocks
     assert alone.tolist() == whole[:half].tolist()
     other = of._replace(leaf=of.leaf.copy(), length=of.length.copy())
     other.leaf[half:], other.length[half:] = of.leaf[0], of.length[0]
-    changed = replay(other, policy, capacity, tables=return_tables(other)).hit_blocks
+    changed = replay(other, policy, capacity, tables=ReturnsOffline().tables(other)).hit_blocks
     assert changed[:half].tolist() == whole[:half].tolist()
     assert changed[half:].tolist() != whole[half:].tolist()
 
@@ -92,7 +92,7 @@ def test_the_future_changes_no_hit(
 def test_a_shadow_computes_what_its_candidate_would() -> None:
     """A cache that is small enough is replayed as it is: LRU's shadow is LRU."""
     of = told("regime-change")
-    cost = Shadows(of, 300.0, learned(of)).costs(Gittins({"xi_tokens": 0.0}), 500)
+    cost = ClassSetShadows(of, 300.0, class_set_tables(of)).costs(Gittins({"xi_tokens": 0.0}), 500)
     hits = replay(of, Lru(), 500).hit_blocks.astype(np.int64) * of.block_size
     assert cost[LRU].sum() == float((of.input_tokens - hits).sum())
     assert cost[NEED].tolist() == cost[LRU].tolist()  # all of it is needed
@@ -102,7 +102,7 @@ def test_a_shadow_computes_what_its_candidate_would() -> None:
 def test_a_large_cache_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """By conversations, to a shadow of no more than so many blocks; the cost follows."""
     of = told("regime-change")
-    judge, policy = Shadows(of, 300.0, learned(of)), Gittins({"xi_tokens": 0.0})
+    judge, policy = ClassSetShadows(of, 300.0, class_set_tables(of)), Gittins({"xi_tokens": 0.0})
     whole = judge.costs(policy, 800)
     monkeypatch.setattr(shadows, "SHADOW_BLOCKS", 400)
     half = judge.costs(policy, 800)
@@ -121,11 +121,11 @@ def test_conversations_go_on_where_they_ended() -> None:
 def test_classes_follow_the_set_in_force() -> None:
     """Those of the second set are numbered behind the first's; fallbacks keep the set before."""
     of = told("regime-change")
-    judge = Shadows(of, 300.0, learned(of))
+    judge = ClassSetShadows(of, 300.0, class_set_tables(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
     assert tables.classes is not None
     assert tables.values.shape[1] == 2 * CLASSES
-    looks = refits_of(of, 300.0 / RETURNS.looks)
+    looks = refits_of(of, 300.0 / GUARD.looks)
     taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
     in_force = taken[np.searchsorted(looks.number, looks.bin)]  # when each request came
     assert {LRU, FIRST} <= set(in_force.tolist())
@@ -140,7 +140,7 @@ def test_drift_costs_less_with_a_guard() -> None:
     """Habits are traded half-way: no worse than LRU by 2 %, where without a guard it is by more."""
     of = told("regime-change")
     policy, capacity = Gittins({"xi_tokens": 0.0}), 853
-    tables = return_tables(of)
+    tables = ReturnsOffline().tables(of)
     late = of.arrival_s >= 3_600.0
 
     def computed(hit_blocks: NDArray[np.int32]) -> int:

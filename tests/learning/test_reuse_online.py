@@ -7,7 +7,7 @@ import pytest
 
 from kvscope.core.hits import standard
 from kvscope.core.prefix import paths
-from kvscope.learning.offline.estimates import reuse_tables
+from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.learning.reuse.online import ReuseEstimator
 from kvscope.policies.base import Floats
 from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
@@ -26,7 +26,7 @@ def served(
     ends = np.cumsum(of.length)
     since, tables = [0], [learned.table]
     for number, arrival_s in enumerate(of.arrival_s.tolist()):
-        if learned.arrive(arrival_s):
+        if learned.at(arrival_s):
             since.append(number)
             tables.append(learned.table)
         path = blocks[ends[number] - of.length[number] : ends[number]].tolist()
@@ -39,7 +39,7 @@ def served(
 def test_the_tables_are_the_simulators(name: str) -> None:
     """Request by request or from the whole trace: the same tables from the same request on."""
     of = traffic(sample(name), standard())
-    expected = reuse_tables(of, REFIT_S)
+    expected = ReuseOffline().tables(of, REFIT_S)
     categories = expected.values.shape[1]
     since, tables = served(of, categories)
     assert since == expected.since.tolist()
@@ -50,7 +50,7 @@ def test_the_tables_are_the_simulators(name: str) -> None:
 def test_more_categories_than_are_met_change_nothing() -> None:
     """Rows for categories that nobody is of yet leave the others as they are."""
     of = traffic(sample("to-c"), standard())
-    expected = reuse_tables(of, REFIT_S)
+    expected = ReuseOffline().tables(of, REFIT_S)
     categories = expected.values.shape[1]
     _, tables = served(of, categories + 9)
     np.testing.assert_allclose(tables[-1][:categories], expected.values[-1], rtol=1e-9, atol=1e-12)
@@ -73,7 +73,7 @@ def test_what_nobody_touched_for_a_window_is_forgotten() -> None:
     for number in range(300):
         at_s, places = number * REFIT_S, range(50)
         for one in (long, late) if number >= 280 else (long,):
-            one.arrive(at_s)
+            one.at(at_s)
             one.touch([("new", number, place) for place in places], 0, at_s)
             one.touch([("again", number % 2, place) for place in places], 0, at_s)
     assert long.every == 1

@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.learning.returns.formulas import Waits, began_s, gittins_index, hazards, return_values
-from kvscope.policies.gittins import AGES, CLASSES, STEPS, Features, ages_of, classes
+from kvscope.learning.returns.formulas import (
+    CLASSES,
+    STEPS,
+    RequestFeatures,
+    ReturnCounts,
+    ages_of,
+    began_s,
+    classes_of,
+    gittins_index,
+    hazards,
+    return_table,
+)
+from kvscope.policies.gittins import AGES
 
 AGE = np.arange(AGES)
 PACE = STEPS[1]
@@ -19,7 +30,7 @@ CLASSES_OF_PACE, OUTPUTS = math.prod(PACE), PACE[-1]
 Floats = NDArray[np.float64]
 
 
-def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> Waits:
+def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> ReturnCounts:
     """One request a wait and one block a request: waits end, or are cut off at the class's end."""
     returned, waiting, spent = np.zeros((3, CLASSES_OF_PACE, AGES))
     for one, lasted in seconds.items():
@@ -28,7 +39,7 @@ def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> Waits:
             np.add.at(into[one], ages_of(cut[some]), 1.0)
         np.add.at(spent[one], ages_of(cut), cut - began_s(ages_of(cut)))
     requests = np.array(float(sum(map(len, seconds.values()))))
-    return Waits(returned, waiting, spent, requests)
+    return ReturnCounts(returned, waiting, spent, requests)
 
 
 def test_ages_are_thirds_of_octaves() -> None:
@@ -105,7 +116,7 @@ def test_what_returns_sooner_is_worth_more() -> None:
         late: draw.exponential(80.0, 500),
         never: np.full(500, np.inf),
     }
-    index = return_values(waits(seconds, dict.fromkeys(seconds, 100.0)), PACE)
+    index = return_table(waits(seconds, dict.fromkeys(seconds, 100.0)), PACE)
     assert index.shape == (2 * CLASSES_OF_PACE, AGES)
     assert np.array_equal(index[::2], index[1::2])
     seen = began_s(AGE) < 10.0
@@ -115,20 +126,20 @@ def test_what_returns_sooner_is_worth_more() -> None:
 
 def test_before_anything_is_seen_the_index_falls_with_age() -> None:
     """All classes are alike, so blocks leave by LRU."""
-    index = return_values(waits({}, {}), PACE)
+    index = return_table(waits({}, {}), PACE)
     assert np.all(index == index[0])
     assert np.all(np.diff(index[0]) < 0)
 
 
 def test_classes_go_from_coarse_to_fine() -> None:
     """By new tokens, then turns; by new tokens, time since, then output; all within the table."""
-    of = Features(
+    of = RequestFeatures(
         new_tokens=np.array([0, 511, 512, 2048, 8192, 10**6]),
         turns=np.array([0, 1, 0, 2, 3, 99]),
         since_s=np.array([0.0, 29.0, 30.0, 120.0, 1e6, 5.0]),
         output_tokens=np.array([0, 255, 256, 511, 512, 10**6]),
     )
-    by_turns, by_pace = classes(of)
+    by_turns, by_pace = classes_of(of)
     assert by_turns.tolist() == [0, 1, 3, 7, 11, 11]
     assert by_pace.tolist() == [0, 0, 9 + 3 + 1, 18 + 6 + 1, 27 + 6 + 2, 27 + 2]
     assert CLASSES == 12 + 36

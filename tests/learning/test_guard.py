@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvscope.learning.guard import FALLBACK, FIRST, LRU, Guard, Rule
+from kvscope.learning.guard import FALLBACK, Guard, Rule
+from kvscope.learning.returns.formulas import FIRST, LRU
 
 RULE = Rule(begins_with=FIRST, looks=1, evidence=3, late=0, margin=0.1)
 LONG = Rule(begins_with=FIRST, looks=1, evidence=6, late=0, margin=0.01)

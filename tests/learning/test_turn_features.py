@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.learning.chances import FEATURES, NOTHING, SHARED_HEAD
-from kvscope.learning.ends.features import turn_features
+from kvscope.learning.ends.chances import FEATURES, NOTHING, SHARED_HEAD
+from kvscope.learning.ends.offline import turn_features
 from kvscope.replay.last_touch import handovers
 from kvscope.replay.traffic import Traffic
+from tests.learning.test_prefix_features import MEMORIES_S, answered
+from tests.learning.test_refit_tables import first, told
+from tests.learning.test_returns_offline import chain
 from tests.oracles.replay import paths
 from tests.oracles.turns import turns_before, walk
-from tests.replay.test_beginnings import MEMORIES_S, answered
-from tests.replay.test_estimates import first, told
-from tests.replay.test_returns import chain
 
 FOREVER = 1e9
 
