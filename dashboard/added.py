@@ -10,7 +10,6 @@ from dashboard.job import Job
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import UnusableLinesError, ingest
-from kvscope.ingest.rejected_lines import bad_lines_in_words
 from kvscope.store import traces
 
 Refused = tuple[str, list[str]]
@@ -42,5 +41,5 @@ def _ingested(job: Job, path: str) -> tuple[Trace | None, Refused]:
             found = ingest(store, path, advance=read_on)
             traces.mark_used(store, found.trace)
     except UnusableLinesError as error:
-        return None, (str(error), bad_lines_in_words(error.rejects))
+        return None, (str(error), error.rejects.in_words())
     return found.trace, ("", [])

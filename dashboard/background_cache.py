@@ -20,7 +20,7 @@ from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
 from kvscope.core.errors import KvscopeError
 from kvscope.core.trace import Trace
-from kvscope.replay.lru_point import LruAnywhere, lru_anywhere
+from kvscope.replay.metrics import LruAnywhere
 from kvscope.store.traces import load_prompts
 
 _MOST = 4  # traces whose findings are kept
@@ -61,7 +61,7 @@ class Prepared(job.Job):
                     self._tell("analysis", analyze(store, self._trace, step=self._step))
                     return
                 prompts = load_prompts(store, self._trace)
-                self._tell("lru", lru_anywhere(prompts))
+                self._tell("lru", LruAnywhere.over(prompts))
                 found = analyze(
                     store, self._trace, started=StartedCaching(prompts), step=self._step
                 )

@@ -17,10 +17,9 @@ from kvscope.core.trace import Trace
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.capacity_models import replayed
-from kvscope.replay.capacity_options import over_tiers
+from kvscope.replay.capacity_models import serve_replay, tier_request
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.workload import Asked
+from kvscope.replay.workload import ReplayRequest
 from kvscope.report.runs import names
 from kvscope.report.ttft import Distribution, distribution
 from kvscope.tuning import capacity as xi
@@ -80,7 +79,7 @@ def over_xi(job: Job, asking: Asking) -> Replays:
     target = Target(asking.setting.slo_s or 0.0)
     with job.steps("looking where xi matters"):
         policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
-    asked = [Asked(policy, at) for policy in policies]
+    asked = [ReplayRequest(policy, at) for policy in policies]
     return Replays(replayed_runs(connection, asking.trace, workload, asked, job))
 
 
@@ -106,11 +105,11 @@ def _ttft_ms(made: Replays, run: Run) -> np.ndarray[tuple[int, ...], np.dtype[np
     assert workload is not None  # noqa: S101  (for mypy: `replay` and `over_xi` have it)
     policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
     asked = (
-        over_tiers(workload, policy, made.found.estimates)
+        tier_request(workload, policy, made.found.estimates)
         if run.setting.tiers
-        else Asked(policy, run.capacity_blocks)
+        else ReplayRequest(policy, run.capacity_blocks)
     )
     workload.prepare([policy])
-    served = replayed(workload, asked).served
+    served = serve_replay(workload, asked).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)] * 1e3

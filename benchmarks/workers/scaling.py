@@ -20,7 +20,7 @@ from benchmarks.generate import BLOCK_TOKENS, SYSTEM_PROMPTS, plan
 from kvscope.core.jit import kernel
 from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.registry import by_name
-from kvscope.replay.replay import history, replay
+from kvscope.replay.replay import replay, touch_history
 from kvscope.replay.traffic import Traffic, next_prompts
 
 SMALLEST = 100_000
@@ -115,9 +115,9 @@ def measured(largest: int, policies: list[str]) -> Iterator[dict[str, Any]]:
     accesses = SMALLEST
     while accesses <= largest:
         work = chats(accesses // ACCESSES_PER_REQUEST)
-        history(work)
+        touch_history(work)
         started = time.process_time()
-        past = history(work)
+        past = touch_history(work)
         shared_s = time.process_time() - started
         capacity = int(len(work.block_parent) * SHARE)
         cpu_s = {}
@@ -127,7 +127,7 @@ def measured(largest: int, policies: list[str]) -> Iterator[dict[str, Any]]:
             seconds = []
             for _ in range(PASSES):
                 started = time.process_time()
-                replay(work, policy(), capacity, past=past, tables=tables)
+                replay(work, policy(), capacity, history=past, tables=tables)
                 seconds.append(time.process_time() - started)
             cpu_s[name] = min(seconds)
         yield {

@@ -14,9 +14,9 @@ from kvscope.core.runs import Run
 from kvscope.core.trace import Trace
 from kvscope.policies.belady import Belady
 from kvscope.policies.wa import Wa
-from kvscope.replay.lru_point import LruAnywhere
+from kvscope.replay.metrics import LruAnywhere
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import run_setting
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
 from kvscope.report.sizes import Unit, multiple
@@ -83,7 +83,7 @@ def _replay_others(trace: Trace, lru: LruAnywhere) -> None:
     known = {run.policy for run in _comparable(trace, lru)}
     if {"wa", "belady"} <= known and (asked is None or asked.ended):
         return
-    setting = setting_of(lru.definition, sidebar.chosen().profile)
+    setting = run_setting(lru.definition, sidebar.chosen().profile)
     asking = replays.Asking(trace, setting, (Variant(Wa), Variant(Belady)), ())
     words = "belady knows the future: no policy hits more. Runs are kept in the store."
     if st.button("Replay wa and the optimum (belady)", key="others", help=words):

@@ -13,9 +13,8 @@ from kvscope.core.hits import standard
 from kvscope.core.runs import CapacityModel, RunSetting, TierMode
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.replay.capacity_options import modelled, policies_for
 from kvscope.replay.policy_options import ALL, Variant, parse_variants
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
 from kvscope.tuning.capacity import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]
@@ -42,7 +41,7 @@ def page() -> None:
             hint="as they are, or tlru.xi_tokens=1k,2k",
         )
     st.caption(f"TTFT by {plain(profile.name)}, the latency profile at the side.")
-    setting = setting_of(standard(), profile, slo_s=slo)
+    setting = run_setting(standard(), profile, slo_s=slo)
     compare, over_xi = query_params.tabs("question", ("Compare policies", "What xi does"))
     with compare:
         _compare(trace, setting, parameters or [])
@@ -87,7 +86,7 @@ def _compare(trace: Trace, setting: RunSetting, parameters: list[str]) -> None:
         mode = st.selectbox("Tier mode", MODES, key="tier_mode", help=words)
         query_params.remember("tier_mode")
     if tiers or model == "engine":
-        setting = modelled(
+        setting = with_capacity_model(
             setting,
             model,
             max_num_seqs=None,

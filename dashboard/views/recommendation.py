@@ -16,7 +16,7 @@ from kvscope.core import units
 from kvscope.core.hits import standard
 from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import run_setting
 from kvscope.report import recommendation
 from kvscope.tuning.file import Recommendation, read_recommendation
 from kvscope.tuning.flags import Flags, flags, plugin_command
@@ -67,7 +67,7 @@ def _asking(trace: Trace) -> tuned.Asking | None:
     chosen = sidebar.chosen()
     request = TuneRequest(
         target=Target(slo, units.parse_percentile(rank)),
-        setting=setting_of(standard(), chosen.profile, slo_s=slo),
+        setting=run_setting(standard(), chosen.profile, slo_s=slo),
         profile=chosen.profile,
         variants=tuple(parse_variants(parse_policies(CONTENDERS), [])),
         capacities=Capacities(blocks=(blocks,) if blocks else ()),

@@ -13,7 +13,7 @@ from kvscope.characterize.distributions import Summary
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.characterize.traffic import RequestSize
-from kvscope.core.background import beside
+from kvscope.core.background import in_background
 from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import PromptPaths, Trace
@@ -112,13 +112,13 @@ class Analysis:
 class StartedCaching:
     """The part of an analysis that needs only a trace's paths, under way in a thread of its own.
 
-    So it can run while the trace is still being stored. `caching` waits for it.
+    So it can run while the trace is still being stored. `caching` is its future.
     """
 
     def __init__(self, paths: PromptPaths, request: AnalyzeRequest | None = None) -> None:
         self.paths = paths
         self.request = request or AnalyzeRequest()
-        self.caching = beside(caching, paths, self.request)
+        self.caching = in_background(caching, paths, self.request)
 
 
 def analyze(
@@ -143,7 +143,7 @@ def analyze(
         model=request.model,
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
-        caching=started.caching() if started else None,
+        caching=started.caching.result() if started else None,
     )
 
 

@@ -18,7 +18,6 @@ from kvscope.core.kv_size import KvDtype, ModelKv, resolve_model
 from kvscope.core.runs import CapacityModel, RunSetting, Tenant, TierMode
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
-from kvscope.replay.capacity_options import modelled, policies_for
 from kvscope.replay.policy_options import (
     ALL,
     CONTENDERS,
@@ -27,7 +26,7 @@ from kvscope.replay.policy_options import (
     parse_variants,
     refitted,
 )
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
 from kvscope.tuning.target import Target, View
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def simulate_request(
     kv = kv_model(model, kv_dtype, sizes_named=bool(capacity_bytes))
     profile = recommended.profile if recommended else latency_profile(latency)
     definition = hit_definition(compat, outputs, warmup)
-    setting = setting_of(
+    setting = run_setting(
         definition, profile, slo_s=recommended.target.slo_s if recommended else slo_s
     )
     setting = replace(
@@ -184,7 +183,7 @@ def simulate_request(
         sample_rate=sample,
         coarsen=coarsen,
     )
-    setting = modelled(
+    setting = with_capacity_model(
         setting,
         capacity_model,
         max_num_seqs=max_num_seqs,
@@ -242,7 +241,7 @@ def tune_request(
             "says the same in another unit", where="--capacity-blocks", remedy="leave out one"
         )
     profile = latency_profile(latency)
-    setting = setting_of(hit_definition(None, outputs, 0.0), profile, slo_s=slo_s)
+    setting = run_setting(hit_definition(None, outputs, 0.0), profile, slo_s=slo_s)
     setting = replace(setting, rate_scale=above_zero(rate_scale), isolate=isolate)
     kv = kv_model(
         model or MODELS.get(profile.name), kv_dtype, sizes_named=capacity_bytes is not None

@@ -15,11 +15,12 @@ from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.policies.registry import POLICIES
 from kvscope.replay import run_cache
-from kvscope.replay.capacity_options import over_tiers
+from kvscope.replay.capacity_models import tier_request
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
-from kvscope.replay.variants import Found, bind, found_values, used
-from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
+from kvscope.replay.sweep import WINDOWS, sweep
+from kvscope.replay.workload import ReplayRequest, Workload
 
 DEFAULT_POINTS = 5
 
@@ -40,7 +41,7 @@ class Simulation:
     setting: RunSetting
     runs: tuple[Run, ...]
     curve: HitCurve | None = None
-    estimates: Mapping[str, Found] = field(default_factory=dict)
+    estimates: Mapping[str, ParameterEstimate] = field(default_factory=dict)
     unfinished: int = 0
     workload: Workload | None = None
 
@@ -71,15 +72,18 @@ def simulate(
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = workload_for(trace, prompts, setting)
-    estimates = found_values(workload.turns, workload.profile, setting.slo_s)
+    estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     policies = [bind(variant, estimates) for variant in request.variants]
     if setting.tiers:
-        wanted = [over_tiers(workload, policy, estimates) for policy in policies]
+        wanted = [tier_request(workload, policy, estimates) for policy in policies]
     else:
-        capacities = run_cache.grid(workload, named, request.points, DEFAULT_POINTS)
-        wanted = [Asked(policy, blocks) for blocks in capacities for policy in policies]
+        capacities = list(named)
+        if request.points is not None or not named:
+            more = workload.curve.capacities(request.points or DEFAULT_POINTS)
+            capacities = sorted({*named, *more})
+        wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     simulation = replay(stores, trace, workload, wanted, monitor)
     return replace(simulation, model=request.model, estimates=estimates)
 
@@ -90,7 +94,11 @@ def workload_for(trace: Trace, prompts: Prompts, setting: RunSetting) -> Workloa
 
 
 def replay(
-    stores: Stores, trace: Trace, workload: Workload, wanted: Sequence[Asked], monitor: Monitor
+    stores: Stores,
+    trace: Trace,
+    workload: Workload,
+    wanted: Sequence[ReplayRequest],
+    monitor: Monitor,
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as each one finishes.
 
@@ -98,7 +106,7 @@ def replay(
     """
     setting = workload.setting
     with stores.reading() as store:
-        pending = run_cache.wanted(store, trace, setting, wanted)
+        pending = run_cache.pending_runs(store, trace, setting, wanted)
     runs = list(pending.known)
     if runs:
         monitor.note(f"{len(runs):,} of {pending.count:,} runs were in the store already")
@@ -109,7 +117,7 @@ def replay(
         for run in sweep(workload, pending.missing, stop=monitor.stop):
             try:
                 with stores.writing() as store:
-                    runs.append(run_cache.keep(store, trace, run))
+                    runs.append(run_cache.save_run(store, trace, run))
             except StoreBusyError as error:
                 busy = error
                 runs.append(run)

@@ -24,7 +24,7 @@ from kvscope.characterize.traffic import (
     request_sizes,
 )
 from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
-from kvscope.core.background import beside
+from kvscope.core.background import in_background
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.store.db import Store
 
@@ -75,13 +75,13 @@ def characterize(
 
     history = ask("who touched what when", load_history)
     # What history alone answers leaves the store to the others meanwhile.
-    waiting_for = beside(_of_history, store, trace, history)
+    of_history = in_background(_of_history, store, trace, history)
     followed = ask("next turns", next_turns)
     places = ask("places in the prompt", spatial, paths)
     changes = ask("stability", stability, history)
     touched_by = ask("whose blocks are reused", sources)
     skewed = ask("skew", skew)
-    gaps, hazard, lives, alive = ask("reuse gaps and lifetimes", lambda *_: waiting_for())
+    gaps, hazard, lives, alive = ask("reuse gaps and lifetimes", lambda *_: of_history.result())
     return Characterization(
         trace=trace,
         lengths=ask("lengths", lengths),

@@ -37,12 +37,12 @@ Output = Annotated[
 
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
     """Write a trace in another format; block ids become the numbers of its distinct blocks."""
-    from kvscope.ingest.export import pipeline
+    from kvscope.ingest import export as exports
     from kvscope.store.db import open_store
 
     with open_store(db) as store:
         chosen = load_trace(store, trace)
         with progress(f"writing {path}", chosen.requests, unit="steps") as advance:
-            pipeline.export(store, chosen, to, path, advance)
+            exports.export(store, chosen, to, path, advance)
     where = "standard output" if path == STANDARD_STREAM else path
     note(f"{where}: {chosen.requests:,} requests of {chosen.name!r}")

@@ -23,9 +23,9 @@ def trace_and_kernels(
     """Yield the trace that `text` names; while the block runs, what `policies` lack is compiled."""
     from kvscope.replay import precompile
 
-    lacking = precompile.not_compiled(policies)
+    lacking = precompile.uncompiled(policies)
     if lacking:
         names = ", ".join(policy.name for policy in lacking)
         note(f"compiling kernels, once: {names}; this can take half a minute")
-    with precompile.compiled_beside(policies):
+    with precompile.compiling_in_background(policies):
         yield load_trace(store, text, reading)

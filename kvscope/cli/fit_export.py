@@ -113,9 +113,9 @@ class Exporting:
     def _bound(self, of: Traffic) -> Policy:
         from kvscope.latency.file import load_profile
         from kvscope.latency.profile import DEFAULT_PROFILE
-        from kvscope.replay.variants import bind, found_values
+        from kvscope.replay.parameter_estimates import bind, estimate_parameters
 
-        found = found_values(of, load_profile(DEFAULT_PROFILE), None, share=1.0)
+        found = estimate_parameters(of, load_profile(DEFAULT_PROFILE), None, share=1.0)
         return bind(self._variant, found)
 
 

@@ -67,7 +67,8 @@ def ingest_reported(
     try:
         ingested = ingest_file(store, path, Terminal(), _ingest_options(reading), foresee)
     except UnusableLinesError as error:
-        _report_bad_lines(error.rejects)
+        if len(error.rejects.reasons) > 1:  # else the error says it all
+            _report_bad_lines(error.rejects)
         raise
     trace = ingested.trace
     if not ingested.created:
@@ -95,9 +96,7 @@ def _ingest_options(reading: Reading) -> IngestOptions:
 
 
 def _report_bad_lines(rejects: Rejects) -> None:
-    from kvscope.ingest.rejected_lines import bad_lines_in_words
-
-    for text in bad_lines_in_words(rejects):
+    for text in rejects.in_words():
         note(text)
 
 

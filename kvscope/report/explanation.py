@@ -129,7 +129,7 @@ def _by_category(tuned: Tuned) -> list[Section]:
     if tuning.recommended is tuning.baseline:
         return []
     before, after = (
-        {part.category: part.outcome for part in judged.categories}
+        {part.category or "": part.outcome for part in judged.categories}
         for judged in (tuning.baseline, tuning.recommended)
     )
     title = f"LRU now, then {tuned.called(tuning.recommended.trial.policy)} as recommended"

@@ -11,7 +11,7 @@ from kvscope.app.simulate import Simulation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
 from kvscope.core.units import format_count
-from kvscope.replay.setting import profile_of
+from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import difference, ms_in_words, policy_line, run_cells, run_columns
 from kvscope.report.section import Section, Table
@@ -42,7 +42,7 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     capacity.
     """
     runs = by_xi(simulation.runs)
-    setting, profile = simulation.setting, profile_of(simulation.setting)
+    setting, profile = simulation.setting, setting_profile(simulation.setting)
     rows = tuple(
         (
             format_count(xi),

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
 from kvscope.tuning.objective import Trial
 from kvscope.tuning.search import XI, Advance, Evaluator, changed, hints_from, values_to_try
@@ -119,7 +119,7 @@ def over_xi(
     """
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)
-    found = found_values(workload.turns, workload.profile, target.slo_s)
+    found = estimate_parameters(workload.request_traffic, workload.profile, target.slo_s)
     with closing(Evaluator(workload, target)) as evaluator:
         hints = hints_from(evaluator, Lru(), capacity_blocks)
     start = bind(free, found)

@@ -16,10 +16,10 @@ from kvscope.policies.base import Floats, Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, history, replay
+from kvscope.replay.replay import NO_TABLES, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.replay.variants import bind, found_values
 from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
 from kvscope.tuning.target import Target
 
@@ -76,11 +76,11 @@ class _Gains:
     def __init__(
         self, prompts: Prompts, of: Traffic, ends: EndPredictor, horizon_s: float, xi_tokens: float
     ) -> None:
-        self._of, self._past, self._tables = of, history(of), ends.tables()
+        self._of, self._past, self._tables = of, touch_history(of), ends.tables()
         self._first = int(len(of.leaf) * WARMUP)
         self._xi_tokens = xi_tokens
         self._chosen = {"xi_tokens": xi_tokens, "horizon_s": horizon_s}
-        self._found = found_values(of, PRESETS["llama2-7b-a100"], None)
+        self._found = estimate_parameters(of, PRESETS["llama2-7b-a100"], None)
         self._conversation = prompts.conversation[self._first :]
         self._bootstrap = Bootstrap(self._conversation, Target(slo_s=xi_tokens))
 
@@ -102,7 +102,7 @@ class _Gains:
     def _uncached(self, name: str, capacity: int) -> Floats:
         policy = self._bound(name)
         tables = self._tables if policy.learner else NO_TABLES
-        done = replay(self._of, policy, capacity, past=self._past, tables=tables)
+        done = replay(self._of, policy, capacity, history=self._past, tables=tables)
         hits = done.hit_blocks[self._first :].astype(np.int64) * self._of.block_size
         left = self._of.input_tokens[self._first :] - hits
         uncached: Floats = np.maximum(left, 0).astype(np.float64)

@@ -11,8 +11,8 @@ from kvscope.core.errors import InputError
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
+from kvscope.replay.metrics import ServedRequests, summarize
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import Served, summarize
 from kvscope.tuning.target import Target, View
 
 Rank = tuple[float, float, float]
@@ -51,7 +51,7 @@ def times_ms(outcome: Outcome, view: View) -> Percentiles:
     return queued or outcome.ttft_ms
 
 
-def ttft_s(served: Served, target: Target) -> NDArray[np.float64]:
+def ttft_s(served: ServedRequests, target: Target) -> NDArray[np.float64]:
     """TTFT of the counted requests in the target's view; infinite for one that got no token.
 
     Raises InputError where the view needs times that the trace does not tell.
@@ -67,7 +67,7 @@ def ttft_s(served: Served, target: Target) -> NDArray[np.float64]:
     return np.where(np.isnan(counted), np.inf, counted)
 
 
-def tried(policy: Policy, capacity_blocks: int, served: Served, target: Target) -> Trial:
+def tried(policy: Policy, capacity_blocks: int, served: ServedRequests, target: Target) -> Trial:
     """How a replay did."""
     times = ttft_s(served, target)
     rank = int(np.ceil(target.percentile * len(times) - 1e-9)) - 1

@@ -9,9 +9,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.runs import RunSetting
-from kvscope.replay.summary import CategoryOutcome
-from kvscope.replay.variants import Found
+from kvscope.core.runs import PartOutcome, RunSetting
+from kvscope.replay.parameter_estimates import ParameterEstimate
 from kvscope.tuning.bootstrap import Drawn, Gain
 from kvscope.tuning.objective import Trial
 from kvscope.tuning.split import Split
@@ -36,7 +35,7 @@ class Judged:
     drawn: Drawn
     keeps: float
     ttft_s: NDArray[np.float64]
-    categories: tuple[CategoryOutcome, ...]
+    categories: tuple[PartOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Tuning:
     setting: RunSetting
     split: Split
     capacity_blocks: int
-    found: Mapping[str, Found]
+    found: Mapping[str, ParameterEstimate]
     verdict: Verdict
     recommended: Judged
     baseline: Judged

@@ -13,11 +13,12 @@ import numpy as np
 
 from kvscope.core.errors import KvscopeError
 from kvscope.policies.base import Parameter, Policy
-from kvscope.replay.capacity_models import replayed
+from kvscope.replay.capacity_models import serve_replay
+from kvscope.replay.metrics import ServedRequests
+from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import Served
-from kvscope.replay.variants import Found, bind
-from kvscope.replay.workload import Asked, Workload, cores
+from kvscope.replay.sweep import cores
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.objective import Trial, tried
 from kvscope.tuning.target import Target
 
@@ -28,7 +29,7 @@ Values = Mapping[str, Sequence[float]]
 
 
 def values_to_try(
-    variant: Variant, found: Mapping[str, Found], hints: Values
+    variant: Variant, found: Mapping[str, ParameterEstimate], hints: Values
 ) -> dict[str, list[float]]:
     """The values of each parameter that nobody fixed, ascending; those without any are left out.
 
@@ -46,7 +47,9 @@ def values_to_try(
     return chosen
 
 
-def coarse(variant: Variant, found: Mapping[str, Found], values: Values) -> list[Policy]:
+def coarse(
+    variant: Variant, found: Mapping[str, ParameterEstimate], values: Values
+) -> list[Policy]:
     """The policy as it comes, and with each parameter changed alone."""
     start = bind(variant, found)
     return [start, *(changed(start, name, one) for name in values for one in values[name])]
@@ -136,11 +139,11 @@ class Evaluator:
         """The trial of one question."""
         return self.trials([(policy, capacity_blocks)])[0]
 
-    def served(self, policy: Policy, capacity_blocks: int) -> Served:
+    def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
         """How each request fares, which no trial keeps."""
         if self._stop.is_set():
             raise Stopped("stopped before the search was finished")
-        return replayed(self.workload, Asked(policy, capacity_blocks)).served
+        return serve_replay(self.workload, ReplayRequest(policy, capacity_blocks)).served
 
     def _try(self, policy: Policy, capacity_blocks: int) -> Trial:
         served = self.served(policy, capacity_blocks)
@@ -171,7 +174,7 @@ class Contender:
 def search(
     evaluator: Evaluator,
     variants: Sequence[Variant],
-    found: Mapping[str, Found],
+    found: Mapping[str, ParameterEstimate],
     hints: Values,
     capacity_blocks: int,
     advance: Advance | None = None,

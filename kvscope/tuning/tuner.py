@@ -25,9 +25,9 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.tlru import TLru
 from kvscope.replay.curve import first_counted
+from kvscope.replay.metrics import by_category
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import by_category
-from kvscope.replay.variants import bind, found_values
 from kvscope.replay.workload import Workload
 from kvscope.tuning.bootstrap import Bootstrap, surely_better
 from kvscope.tuning.capacity import least_for_any, least_for_lru
@@ -62,7 +62,9 @@ class Tuner:
         first = first_counted(whole.prompts, whole.setting.definition)
         self.bootstrap = Bootstrap(whole.prompts.conversation[first:], target)
         self.lru = Lru()
-        self.found = found_values(training.turns, training.profile, target.slo_s, share=1.0)
+        self.found = estimate_parameters(
+            training.request_traffic, training.profile, target.slo_s, share=1.0
+        )
 
     def close(self) -> None:
         """Drop what has not begun."""

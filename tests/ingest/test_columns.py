@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvscope.core.errors import InputError
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import BadLine, ReadOptions, Records, Rejects, Request
-from kvscope.ingest.identifiers import key
+from kvscope.ingest.hash_ids import key
 from tests import small_traces
 
 
@@ -178,7 +178,7 @@ def test_delays_do_not_add_up_beyond_all_clocks() -> None:
     waits = [(request(delay_s=0.6e12, session_id="a", chat_id=at),) for at in range(3)]
     for at_once in (1, 100):
         columns, rejects = settled(*waits, at_once=at_once)
-        assert columns.chat_id.tolist() == [0]
+        assert columns.arrays()["chat_id"].tolist() == [0]
         assert rejects.reasons == {"delays add up to more than 1e+12 s": 2}
 
 
@@ -202,7 +202,7 @@ def test_requests_without_a_time_follow_their_predecessor() -> None:
     columns, _ = settled(*((one,) for one in trace))
     arrays = columns.arrays()
     assert arrays["arrival_s"].tolist() == [10.0, 11.0, 15.0, 15.0]
-    assert list(columns.session_parent) == [-1, -1, 0, -1]
+    assert columns.arrays()["session_parent"].tolist() == [-1, -1, 0, -1]
     assert columns.untimed == 2
 
 
@@ -226,8 +226,8 @@ def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
     whole, _ = settled(told)
     for name, values in columns.arrays().items():
         assert np.array_equal(values, whole.arrays()[name])
-    assert columns.chat_id.tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]
-    assert columns.blocks.tolist() == [len(one.hash_ids or ()) for one in told]
+    assert columns.arrays()["chat_id"].tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]
+    assert columns.arrays()["blocks"].tolist() == [len(one.hash_ids or ()) for one in told]
     assert (columns.unhashed, columns.short) == (whole.unhashed, whole.short)
 
 
@@ -235,5 +235,5 @@ def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
 def test_a_turn_that_is_none_is_not_told(turn: int | None) -> None:
     """Whatever is below 1, and be it beyond 64 bits: the turn is taken from the lineage."""
     columns, rejects = settled([request(turn=turn)], [request(turn=2)])
-    assert columns.turn.tolist() == [0, 2]
+    assert columns.arrays()["turn"].tolist() == [0, 2]
     assert (rejects.accepted, rejects.count) == (2, 0)

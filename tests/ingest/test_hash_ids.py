@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.ingest.formats.base import BadLine
-from kvscope.ingest.hash_ids import decoded, gathered, parse
-from kvscope.ingest.identifiers import key
+from kvscope.ingest.hash_ids import decoded, gathered, key, parse
 
 SPACES = st.text(" \t\r", max_size=2).map(str.encode)
 EDGES = [0, -1, 9, 10, 2**63 - 1, 2**63, 2**64 - 10, 2**64 - 1, 2**64, 10**19, 10**20]

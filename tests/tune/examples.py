@@ -16,7 +16,7 @@ from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
 from kvscope.synth.base import Record
 from kvscope.tuning.objective import Question
@@ -28,7 +28,7 @@ from tests import small_traces
 
 BLOCK = 16
 PROFILE = LatencyProfile("by hand", "10 ms and 1 ms a token", 0.010, 0.001)
-SETTING = setting_of(standard(), PROFILE)
+SETTING = run_setting(standard(), PROFILE)
 WINDOWS = Windows(1.0, 1)
 TLRU = (Variant(by_name("tlru")),)
 

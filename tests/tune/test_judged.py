@@ -16,10 +16,11 @@ from kvscope.core.runs import Run
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.capacity_models import replayed
+from kvscope.replay.capacity_models import serve_replay
+from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import Served
-from kvscope.replay.workload import Asked
+from kvscope.replay.sweep import make_run
+from kvscope.replay.workload import ReplayRequest
 from kvscope.tuning.objective import Trial, tried, ttft_s
 from kvscope.tuning.result import Judged, Tuning
 from kvscope.tuning.split import FEWEST, split
@@ -35,7 +36,7 @@ def _replayed(policy: Policy, capacity: int) -> Run:
     """What `kvscope simulate` says with a warm-up up to where judging begins."""
     whole = workload(chats(4, REQUESTS), warmup=(JUDGED_FROM + 0.5) / REQUESTS)
     whole.setting = replace(whole.setting, slo_s=SLO_S)
-    return whole.run(Asked(policy, capacity))
+    return make_run(whole, ReplayRequest(policy, capacity))
 
 
 @pytest.fixture(scope="module", params=["unloaded", "queued"])
@@ -90,9 +91,9 @@ def test_gains_are_over_lru_at_the_present_capacity(found: Tuning) -> None:
             assert one.gains[name].value == pytest.approx(gain(one, name), abs=1e-12)
 
 
-def _served(times_s: list[float]) -> Served:
+def _served(times_s: list[float]) -> ServedRequests:
     trace = in_turn(len(times_s), 1, 1)
-    done = replayed(workload(trace), Asked(Lru(), 5)).served
+    done = serve_replay(workload(trace), ReplayRequest(Lru(), 5)).served
     return replace(done, ttft_s=np.array(times_s), queued_ttft_s=np.array(times_s))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from kvscope.policies.registry import by_name
+from kvscope.replay.parameter_estimates import ParameterEstimate
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.variants import Found
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.bootstrap import Bootstrap
 from kvscope.tuning.objective import Trial, ttft_s
@@ -17,7 +17,7 @@ from tests.tune.examples import recorded, workload
 
 CAPACITY = 200
 NAMES = ("etlru", "tlru", "threshold-lru", "ttl")
-XI = {"xi_tokens": Found(1_000.0, "made up")}
+XI = {"xi_tokens": ParameterEstimate(1_000.0, "made up")}
 # What the docs promise, not what kvscope.tuning.prefer says: a change there has to show here.
 SURELY = 0.9  # of the bootstrap resamples meet the SLO
 ALIKE = 0.03  # differences in throughput that do not matter

@@ -17,7 +17,7 @@ from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.latency.file import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import run_setting
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.tuning.bootstrap import Bootstrap, Gain
@@ -50,7 +50,7 @@ def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float,
     return prompts, {
         judged: tune(
             prompts,
-            setting_of(standard(), load_profile()),
+            run_setting(standard(), load_profile()),
             replace(question, judged=judged),
             round_windows(trace),
             lineage=trace.lineage,

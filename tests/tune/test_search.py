@@ -10,8 +10,8 @@ from threading import Event
 import pytest
 
 from kvscope.policies.registry import POLICIES, by_name
+from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.variants import Found, bind
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.flags import flags
 from kvscope.tuning.result import decide
@@ -27,7 +27,7 @@ from kvscope.tuning.search import (
 from kvscope.tuning.target import Target
 from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
 
-XI = {"xi_tokens": Found(190.0, "made up")}
+XI = {"xi_tokens": ParameterEstimate(190.0, "made up")}
 IN_TURN_CAPACITY = 350  # of 20 conversations of 20 blocks: LRU loses every one before it returns
 
 

@@ -25,7 +25,7 @@ from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
 from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
 from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON
-from kvscope.replay.last_touch import Handovers, handovers
+from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
@@ -48,7 +48,7 @@ class TurnFeatures(NamedTuple):
     next_s: Floats
 
 
-def turn_features(traffic: Traffic, moved: Handovers, memory_s: float) -> TurnFeatures:
+def turn_features(traffic: Traffic, moved: Segments, memory_s: float) -> TurnFeatures:
     """Return the features by shared blocks; blocks not touched for `memory_s` count as new."""
     requests, arrival_s = len(traffic.leaf), traffic.arrival_s
     prefixes = prefix_features(traffic, moved, memory_s)
@@ -79,7 +79,7 @@ def turn_features(traffic: Traffic, moved: Handovers, memory_s: float) -> TurnFe
     return TurnFeatures(stacked, next_s)
 
 
-def _goes_on(traffic: Traffic, moved: Handovers, prefixes: PrefixFeatures) -> Bools:
+def _goes_on(traffic: Traffic, moved: Segments, prefixes: PrefixFeatures) -> Bools:
     """Return which segments are turns: all of a prompt before, and no shared head.
 
     The ways in which the path to a segment's end had gone on are the requests before that branched
@@ -134,7 +134,7 @@ class EndPredictor:
     @cached_property
     def turns(self) -> TurnFeatures:
         """Features and waits of all requests."""
-        return turn_features(self.traffic, handovers(self.traffic), self.window_s)
+        return turn_features(self.traffic, last_touch_segments(self.traffic), self.window_s)
 
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, no conversation ends."""
@@ -269,7 +269,7 @@ class EndsOffline(OfflineLearner):
         """Return the tables of a replay that goes by one fit for good; no shadow guards it."""
         if not isinstance(fitted, FittedEnds):
             return super().plugin_tables(traffic, policy, fitted)
-        turns = turn_features(traffic, handovers(traffic), fitted.window_s)
+        turns = turn_features(traffic, last_touch_segments(traffic), fitted.window_s)
         return Tables(*taken_to_end(chances(fitted.trees, turns.known) < fitted.threshold))
 
 

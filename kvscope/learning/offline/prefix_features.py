@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvscope.learning.offline.refits import Ints
 from kvscope.policies.base import Floats
-from kvscope.replay.last_touch import Handovers
+from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
 Bools = NDArray[np.bool_]
@@ -52,9 +52,9 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 
-def prefix_features(traffic: Traffic, moved: Handovers, memory_s: float) -> PrefixFeatures:
+def prefix_features(traffic: Traffic, moved: Segments, memory_s: float) -> PrefixFeatures:
     """Return what prompts begin with, where blocks not touched for `memory_s` are forgotten."""
-    previous, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
     wait_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
     full = traffic.input_tokens.astype(np.int64) // traffic.block_size
     end = np.minimum(moved.end, full[taker])

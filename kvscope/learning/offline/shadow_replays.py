@@ -19,8 +19,8 @@ from kvscope.core.prefix import Paths
 from kvscope.learning.guard import Guard, Rule
 from kvscope.learning.offline.refits import Ints, refits_of
 from kvscope.policies.base import Floats, Policy
-from kvscope.replay.last_touch import NO_TOUCHES, Handovers, handovers
-from kvscope.replay.replay import History, Tables, replay
+from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
+from kvscope.replay.replay import Tables, TouchHistory, replay
 from kvscope.replay.sampling import uniform
 from kvscope.replay.traffic import Traffic
 
@@ -43,7 +43,7 @@ class _ShadowSample:
     rate: float
     requests: Ints
     traffic: Traffic
-    moved: Handovers
+    moved: Segments
 
 
 class ShadowReplays:
@@ -83,13 +83,13 @@ class ShadowReplays:
         if capacity_blocks < 1:
             return costs
         sample = self._sample(capacity_blocks)
-        past = History(sample.moved, NO_TOUCHES, NO_PATHS)  # all that lanes need
+        past = TouchHistory(sample.moved, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes need
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, candidate in enumerate(self.candidates):
             since = np.searchsorted(sample.requests, candidate.since)
             tables = Tables(since, candidate.values, candidate.classes[sample.requests])
-            done = replay(sample.traffic, policy, small, past=past, tables=tables)
+            done = replay(sample.traffic, policy, small, history=past, tables=tables)
             hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
             computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]
             costs[at] = np.bincount(row, np.maximum(computed, 0.0), minlength=shape[1])
@@ -107,24 +107,24 @@ class ShadowReplays:
                 if name not in {"block_size", "block_parent"}
             }
             some = self._traffic._replace(**columns)
-            self._samples[rate] = _ShadowSample(rate, requests, some, handovers(some))
+            self._samples[rate] = _ShadowSample(rate, requests, some, last_touch_segments(some))
         return self._samples[rate]
 
     @cached_property
     def _place(self) -> Floats:
         """A number in [0, 1) for each request, the same for all of a conversation."""
-        return uniform(first_turns(self._traffic, handovers(self._traffic)), seed=0)
+        return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
-def first_turns(traffic: Traffic, moved: Handovers) -> Ints:
+def first_turns(traffic: Traffic, moved: Segments) -> Ints:
     """Return the request that began each one's conversation, as far as blocks show.
 
     A request continues the latest one that is the whole beginning of it. One that leaves another
     half-way, as behind a shared head, begins anew.
     """
     first = np.arange(len(traffic.leaf))
-    whole = moved.end == traffic.length[moved.giver]
-    first[moved.taker[whole]] = moved.giver[whole]
+    whole = moved.end == traffic.length[moved.previous]
+    first[moved.request[whole]] = moved.previous[whole]
     while not np.array_equal(first, first[first]):
         first = first[first]
     return first

@@ -29,7 +29,7 @@ from kvscope.learning.returns.formulas import (
 )
 from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import AGES, REFIT_OFTEN, WINDOW_REFITS
-from kvscope.replay.last_touch import Handovers, handovers
+from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
@@ -127,7 +127,7 @@ class ReturnsOffline(OfflineLearner):
         if not fitted.refits:
             since = refits_of(traffic, refit_s).since
             values = np.repeat(fitted.values[None], len(since), axis=0)
-            classes = _classes(traffic, handovers(traffic), refit_s)[fitted.class_set]
+            classes = _classes(traffic, last_touch_segments(traffic), refit_s)[fitted.class_set]
             only = Candidate(since, values, classes)
             return ClassSetShadows(traffic, refit_s, [only]).tables()
         candidates = list(class_set_tables(traffic, refit_s))
@@ -150,7 +150,7 @@ def class_set_tables(
     A refit sees the blocks touched within `WINDOW_REFITS` times `refit_s` before it. Blocks not
     touched for as long are forgotten: they count as new, as in an engine that remembers no more.
     """
-    moved, refits = handovers(traffic), refits_of(traffic, refit_s)
+    moved, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
     candidates = []
     for steps, classes in zip(STEPS, _classes(traffic, moved, refit_s), strict=True):
         window = WindowCells(refits, classes, math.prod(steps))
@@ -169,7 +169,7 @@ def fit_at_end(
     traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
     at_end = Refits(bins, np.array([ends]), np.array([len(bins)]))
-    steps, moved = STEPS[class_set], handovers(traffic)
+    steps, moved = STEPS[class_set], last_touch_segments(traffic)
     classes = _classes(traffic, moved, refit_s)[class_set]
     window = WindowCells(at_end, classes, math.prod(steps))
     counts = count_returns(traffic, moved, window, refit_s)
@@ -177,11 +177,11 @@ def fit_at_end(
     return FittedReturns(class_set, index, WINDOW_REFITS * refit_s, int(counts.requests[0]))
 
 
-def _classes(traffic: Traffic, moved: Handovers, refit_s: float) -> tuple[NDArray[np.int32], ...]:
+def _classes(traffic: Traffic, moved: Segments, refit_s: float) -> tuple[NDArray[np.int32], ...]:
     return classes_of(request_features(traffic, moved, WINDOW_REFITS * refit_s))
 
 
-def request_features(traffic: Traffic, moved: Handovers, memory_s: float) -> RequestFeatures:
+def request_features(traffic: Traffic, moved: Segments, memory_s: float) -> RequestFeatures:
     """Return what is known of each request, by its blocks that were touched within `memory_s`."""
     prefixes = prefix_features(traffic, moved, memory_s)
     turns, _ = chained(prefixes.before(prefixes.whole))
@@ -193,14 +193,14 @@ def request_features(traffic: Traffic, moved: Handovers, memory_s: float) -> Req
 
 
 def count_returns(
-    traffic: Traffic, moved: Handovers, window: WindowCells, refit_s: float
+    traffic: Traffic, moved: Segments, window: WindowCells, refit_s: float
 ) -> ReturnCounts:
     """Return the counts of every refit's window, by (refits, classes, AGES).
 
     A touch is in the windows of the next `WINDOW_REFITS` refits.
     """
     refits = window.refits
-    previous, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
     blocks = (moved.end - moved.start).astype(np.float64)
     gap_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
     touched = (traffic.length + traffic.anonymous).astype(np.float64)

@@ -8,7 +8,7 @@ from kvscope.learning.offline.learners import OfflineLearner
 from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_of
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.policies.base import REFIT_S, Floats
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
@@ -28,8 +28,8 @@ def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[Reuse
     By (refits, categories). A touch is in the windows of the next `WINDOW_REFITS` refits. Blocks
     not touched for so long are forgotten: when they come again they are new.
     """
-    moved = handovers(traffic)
-    previous, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    moved = last_touch_segments(traffic)
+    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
     blocks = (moved.end - moved.start).astype(np.float64)
     gap_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
     touched = (traffic.length + traffic.anonymous).astype(np.float64)

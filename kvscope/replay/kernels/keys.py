@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import Paths, ancestor
 from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
-from kvscope.replay.last_touch import Handovers
+from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.heap import comes_before, drop_lowest, put
 from kvscope.replay.structures.runs import (
     END,
@@ -151,7 +151,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
     @kernel
     def replay(
         traffic: Traffic,
-        moved: Handovers,
+        moved: Segments,
         paths: Paths,
         state: Keys,
         capacity: int,
@@ -164,7 +164,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
     ) -> int:
         parents, block_size = traffic.block_parent, traffic.block_size
         length, anonymous, look = traffic.length, traffic.anonymous, traffic.look
-        starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
+        starts, giver, stops, block = moved.starts, moved.previous, moved.end, moved.block
         requests = len(length)
         runs, knots, facts, uses = state.runs, state.knots, state.facts, state.uses
         keys, queued = state.keys, state.queued

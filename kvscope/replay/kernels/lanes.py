@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import ancestor
 from kvscope.policies.base import ADAPT_EVERY, RECENT, Floats, LanePolicy, Turn
-from kvscope.replay.last_touch import Handovers
+from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.recent import note_recent, nothing_recent, sort_recent
 from kvscope.replay.structures.runs import (
@@ -149,7 +149,7 @@ def _kernel_of(
     @kernel
     def replay(
         traffic: Traffic,
-        moved: Handovers,
+        moved: Segments,
         state: Lanes,
         capacity: int,
         p: Floats,
@@ -161,7 +161,7 @@ def _kernel_of(
     ) -> int:
         parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
         anonymous, look, inputs = traffic.anonymous, traffic.look, traffic.input_tokens
-        starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
+        starts, giver, stops, block = moved.starts, moved.previous, moved.end, moved.block
         history, category = traffic.history_tokens, traffic.category
         following, block_size = traffic.next_prompt_tokens, traffic.block_size
         requests = len(length)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import NEVER, Floats, NextUsePolicy, Turn
-from kvscope.replay.last_touch import Handovers, Touches, next_touch
+from kvscope.replay.last_touch import NextTouches, Segments, next_touch
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.runs import (
     END,
@@ -85,15 +85,14 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
         queues: NDArray[np.uint64],
         words: int,
         holder: Ints,
-        touch_starts: NDArray[np.int64],
-        touches: Ints,
+        future: NextTouches,
         request: int,
     ) -> None:
         """Queue a run that may shrink."""
         deepest, named = runs[request, END] - 1, runs[request, NAMED]
         awaited, since = NEVER, named
         if deepest < named:
-            awaited, since = next_touch(touch_starts, touches, request, deepest)
+            awaited, since = next_touch(future, request, deepest)
         places[request, _NEXT], places[request, _SINCE] = awaited, since
         if awaited != NEVER:
             holder[awaited] = request
@@ -123,8 +122,7 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
         queues: NDArray[np.uint64],
         words: int,
         holder: Ints,
-        touch_starts: NDArray[np.int64],
-        touches: Ints,
+        future: NextTouches,
         request: int,
         most: int,
     ) -> int:
@@ -141,14 +139,14 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
         elif not may_shrink(runs, knots, request, leaf=True):
             joining = -1
         if joining >= 0:
-            join(runs, places, queues, words, holder, touch_starts, touches, joining)
+            join(runs, places, queues, words, holder, future, joining)
         return gone
 
     @kernel
     def replay(
         traffic: Traffic,
-        moved: Handovers,
-        future: Touches,
+        moved: Segments,
+        future: NextTouches,
         state: NextUses,
         capacity: int,
         p: Floats,
@@ -158,9 +156,8 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
     ) -> int:
         parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
         anonymous, look, category = traffic.anonymous, traffic.look, traffic.category
-        starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
+        starts, giver, stops, block = moved.starts, moved.previous, moved.end, moved.block
         history, following = traffic.history_tokens, traffic.next_prompt_tokens
-        touch_starts, touches = future.starts, future.stretches
         runs, knots, places = state.runs, state.knots, state.places
         queues, holder = state.queues, state.holder
         requests, block_size = len(length), traffic.block_size
@@ -172,7 +169,7 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
                 left = runs[expired, END] - runs[expired, FIRST]
                 while left > 0:
                     gone = give_up(
-                        runs, knots, parents, places, queues, words, holder, touch_starts, touches,
+                        runs, knots, parents, places, queues, words, holder, future,
                         expired, left,
                     )  # fmt: skip
                     left -= gone
@@ -191,13 +188,13 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
             places[request, _SHALLOW] = shallow
             for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
                 if step == 1 and end > 0 and may_shrink(runs, knots, request, leaf=True):
-                    join(runs, places, queues, words, holder, touch_starts, touches, request)
+                    join(runs, places, queues, words, holder, future, request)
                 while size > capacity:
                     victim = lowest(runs, places, queues, words, holder)
                     if victim < 0:
                         break
                     gone = give_up(
-                        runs, knots, parents, places, queues, words, holder, touch_starts, touches,
+                        runs, knots, parents, places, queues, words, holder, future,
                         victim, size - capacity,
                     )  # fmt: skip
                     size -= gone

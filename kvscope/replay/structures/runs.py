@@ -53,7 +53,7 @@ def take_over(
 ) -> tuple[int, int]:
     """Take the cached blocks of a request's path from their runs: (leading ones, all of them).
 
-    `starts`, `giver`, `stop` and `block` are those of `Handovers`.
+    `starts`, `giver`, `stop` and `block` are those of `Segments`.
     """
     leading, cached, start, above = 0, 0, 0, 0
     for k in range(starts[request], starts[request + 1]):

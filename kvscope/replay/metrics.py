@@ -1,33 +1,31 @@
-"""What a replay means: hit rates, latencies and SLO violations from the blocks that each hit.
-
-Nothing here knows policies or capacities. `hit_blocks`, the leading cached blocks of each request,
-tells all of it.
-"""
+"""Hit rates, latencies and SLO violations, from the leading blocks that each request hit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
-from kvscope.core.hits import HitDefinition
-from kvscope.core.kv_size import ModelKv
+from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.percentiles import percentiles
-from kvscope.core.runs import Outcome
+from kvscope.core.runs import Outcome, PartOutcome
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import LatencyProfile
-from kvscope.replay.curve import first_counted
+from kvscope.replay.curve import HitCurve, first_counted, lru_curve
+from kvscope.replay.misses import lru_hit_blocks
+from kvscope.replay.stack_distances import LruDistances, lru_distances
 
 
 def waiting_s(
     arrival_s: NDArray[np.float64], service_s: NDArray[np.float64], rate_scale: float = 1.0
 ) -> NDArray[np.float64]:
-    """Seconds that each request waits until its prefill starts.
+    """Return the seconds that each request waits until its prefill starts.
 
     `arrival_s` ascends; at `rate_scale` 2 requests come twice as fast. Raises UsageError for a
     `rate_scale` that is not a number above 0.
@@ -42,17 +40,17 @@ def waiting_s(
 def queued_ttft_s(
     arrival_s: NDArray[np.float64], service_s: NDArray[np.float64], rate_scale: float = 1.0
 ) -> NDArray[np.float64]:
-    """Seconds from each request's arrival to its first token: its wait and its service."""
+    """Return the seconds from each request's arrival to its first token: wait and service."""
     return waiting_s(arrival_s, service_s, rate_scale) + service_s
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRequests:
     """How each of R requests was served, those of the warm-up included.
 
-    `looked_up` is how many blocks count as asked for, `hit_blocks` how many were there. TTFT is in
+    `looked_up` is how many blocks count as looked up, `hit_blocks` how many were cached. TTFT is in
     seconds: `ttft_s` on an idle engine, `queued_ttft_s` behind the requests before it (None where
-    the trace tells no time; nan for a request that an engine turns away). The requests from `first`
+    the trace has no times; nan for a request that an engine rejects). The requests from `first`
     on are counted.
     """
 
@@ -66,23 +64,6 @@ class Served:
     queued_ttft_s: NDArray[np.float64] | None
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryOutcome:
-    """The same of one category's requests."""
-
-    category: str
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class WindowOutcome:
-    """The same of the requests that arrived in `length_s` from `start_s` on."""
-
-    start_s: float
-    length_s: float
-    outcome: Outcome
-
-
 def serve(
     prompts: Prompts,
     definition: HitDefinition,
@@ -91,8 +72,8 @@ def serve(
     *,
     rate_scale: float = 1.0,
     transfer_s: NDArray[np.float64] | None = None,
-) -> Served:
-    """How an engine of this profile serves the prompts, given the blocks that each finds cached.
+) -> ServedRequests:
+    """Return how an engine of this profile serves the prompts, given the blocks that each hits.
 
     `transfer_s` is what each request waits for blocks from slower tiers; `rate_scale` speeds the
     trace's arrivals up. A `flat` cache has no leading blocks: there `hit_blocks` counts all hits,
@@ -106,7 +87,7 @@ def serve(
         ttft_s = ttft_s + transfer_s
     arrival_s = prompts.arrival_s
     timed = len(arrival_s) < 2 or arrival_s[-1] > arrival_s[0]
-    return Served(
+    return ServedRequests(
         prompts=prompts,
         first=first_counted(prompts, definition),
         looked_up=prompts.blocks if definition.partial else prompts.full_blocks,
@@ -118,37 +99,64 @@ def serve(
     )
 
 
-def summarize(served: Served, slo_s: float | None = None) -> Outcome:
-    """What came of all counted requests; `slo_s` is the TTFT that none should exceed."""
+def summarize(served: ServedRequests, slo_s: float | None = None) -> Outcome:
+    """Return the outcome of all counted requests; `slo_s` is the TTFT that none should exceed."""
     return _outcome(served, slice(served.first, None), slo_s)
 
 
-def by_category(served: Served, slo_s: float | None = None) -> tuple[CategoryOutcome, ...]:
-    """The same by category, in the trace's order of categories, those without requests left out."""
+def by_category(served: ServedRequests, slo_s: float | None = None) -> tuple[PartOutcome, ...]:
+    """Return the outcome of each category that has counted requests, in the trace's order."""
     names = served.prompts.categories
     return tuple(
-        CategoryOutcome(names[group], _outcome(served, members, slo_s))
+        PartOutcome(names[group], None, None, _outcome(served, members, slo_s))
         for group, members in _groups(served, served.prompts.category)
     )
 
 
 def over_time(
-    served: Served, windows: Windows, slo_s: float | None = None
-) -> tuple[WindowOutcome, ...]:
-    """The same by window of arrival, windows without counted requests left out."""
+    served: ServedRequests, windows: Windows, slo_s: float | None = None
+) -> tuple[PartOutcome, ...]:
+    """Return the outcome of each window of arrivals that has counted requests."""
     return tuple(
-        WindowOutcome(windows.start_s(group), windows.length_s, _outcome(served, members, slo_s))
+        PartOutcome(
+            None, windows.start_s(group), windows.length_s, _outcome(served, members, slo_s)
+        )
         for group, members in _groups(served, windows.index(served.prompts.arrival_s))
     )
 
 
-def capacity_bytes(capacity_blocks: int, block_size: int, model: ModelKv | None) -> int | None:
-    """Bytes of KV cache in so many blocks of `block_size` tokens; None without a model."""
-    return model.bytes_for(capacity_blocks * block_size) if model else None
+@dataclass(frozen=True, slots=True)
+class LruAnywhere:
+    """LRU at any capacity, read off one pass over a trace, as exact as a replay."""
+
+    prompts: Prompts
+    definition: HitDefinition
+    distances: LruDistances
+    curve: HitCurve
+
+    @classmethod
+    def over(cls, prompts: Prompts, definition: HitDefinition | None = None) -> Self:
+        """Make the pass over `prompts`. The definition must not be a flat one."""
+        counted = definition or standard()
+        distances = lru_distances(prompts, counted)
+        return cls(prompts, counted, distances, lru_curve(prompts, counted, distances))
+
+    def served(self, capacity_blocks: int, profile: LatencyProfile) -> ServedRequests:
+        """Return how each request is served at this capacity."""
+        hits = lru_hit_blocks(self.distances, len(self.prompts.leaf), capacity_blocks)
+        return serve(self.prompts, self.definition, hits, profile)
+
+    def outcome(
+        self, capacity_blocks: int, profile: LatencyProfile, slo_s: float | None = None
+    ) -> Outcome:
+        """Return the outcome of all requests at this capacity."""
+        return summarize(self.served(capacity_blocks, profile), slo_s)
 
 
-def _groups(served: Served, group: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each group that has counted requests, and which they are."""
+def _groups(
+    served: ServedRequests, group: NDArray[np.integer]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each group that has counted requests, and which they are."""
     counted = group[served.first :]
     order = np.argsort(counted, kind="stable")
     found, starts = np.unique(counted[order], return_index=True)
@@ -156,7 +164,9 @@ def _groups(served: Served, group: NDArray[np.integer]) -> Iterator[tuple[int, N
     yield from zip(found.tolist(), members, strict=True)
 
 
-def _outcome(served: Served, which: slice | NDArray[np.int64], slo_s: float | None) -> Outcome:
+def _outcome(
+    served: ServedRequests, which: slice | NDArray[np.int64], slo_s: float | None
+) -> Outcome:
     hits, hit_tokens = served.hit_blocks[which], int(served.hit_tokens[which].sum())
     total_tokens = int(served.prompts.input_tokens[which].sum(dtype=np.int64))
     looked_up = int(served.looked_up[which].sum(dtype=np.int64))
@@ -184,7 +194,7 @@ def _outcome(served: Served, which: slice | NDArray[np.int64], slo_s: float | No
 def _answered(
     queued_ttft_s: NDArray[np.float64] | None, which: slice | NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
-    """Times of those requests that got a token; None where no one did or no time is told."""
+    """Return the times of requests that got a token; None without one, or without times."""
     if queued_ttft_s is None:
         return None
     times = queued_ttft_s[which]
@@ -195,7 +205,7 @@ def _answered(
 def _excess(
     ttft_s: NDArray[np.float64] | None, slo_s: float | None
 ) -> tuple[float | None, int | None]:
-    """Tail excess latency in ms and the requests that caused it."""
+    """Return the tail excess latency in ms and the number of requests that cause it."""
     if ttft_s is None or slo_s is None:
         return None, None
     beyond = ttft_s[ttft_s > slo_s] - slo_s

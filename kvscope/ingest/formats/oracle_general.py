@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts, Trace
-from kvscope.ingest.export.base import REQUESTS_AT_ONCE, Advance, Exporter
+from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, Advance, Exporter
 from kvscope.ingest.reuse import trace_reuse
 from kvscope.store.db import Store
 from kvscope.store.traces import load_prompts
@@ -41,7 +41,7 @@ class OracleGeneralExport(Exporter):
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
         """Write the records of some thousand requests at a time."""
         prompts = load_prompts(store, trace)
-        future = _Future.of(prompts)
+        future = _future(prompts)
         for first in range(0, trace.requests, REQUESTS_AT_ONCE):
             after = min(first + REQUESTS_AT_ONCE, trace.requests)
             stream.write(_records(prompts, future, first, after).tobytes())
@@ -61,25 +61,25 @@ class _Future:
     depth: NDArray[np.int32]
     blocks: NDArray[np.int32]
 
-    @classmethod
-    def of(cls, prompts: Prompts) -> _Future:
-        """The future of every block of every prompt, partial last ones included."""
-        found = trace_reuse(
-            prompts.block_parent,
-            prompts.block_size,
-            prompts.input_tokens,
-            prompts.blocks,
-            prompts.leaf,
-            prompts.blocks,
-        )
-        order = np.argsort(found.prev, kind="stable")
-        counts = np.bincount(found.prev, minlength=len(prompts.leaf))
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(starts, found.request[order], found.depth[order], found.blocks[order])
+
+def _future(prompts: Prompts) -> _Future:
+    """Return the future of every block of every prompt, partial last ones included."""
+    reuse = trace_reuse(
+        prompts.block_parent,
+        prompts.block_size,
+        prompts.input_tokens,
+        prompts.blocks,
+        prompts.leaf,
+        prompts.blocks,
+    )
+    order = np.argsort(reuse.prev, kind="stable")
+    counts = np.bincount(reuse.prev, minlength=len(prompts.leaf))
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return _Future(starts, reuse.request[order], reuse.depth[order], reuse.blocks[order])
 
 
 def _records(prompts: Prompts, future: _Future, first: int, after: int) -> NDArray[np.void]:
-    """The accesses of requests [first, after)."""
+    """Return the accesses of requests [first, after)."""
     blocks = prompts.blocks[first:after]
     starts, ids = paths(prompts.block_parent, prompts.leaf[first:after], blocks)
     records = np.empty(len(ids), dtype=RECORD)
@@ -104,10 +104,10 @@ def _find_next_access(
     run_next: NDArray[np.int32],
     run_depth: NDArray[np.int32],
     run_blocks: NDArray[np.int32],
-    found: NDArray[np.int64],
+    following: NDArray[np.int64],
 ) -> None:
-    """Fill in when each access's block is accessed next; vtime[r] is that of r's first access."""
+    """Fill `following` with each block's next access; vtime[r] is that of r's first access."""
     for k in range(len(starts) - 1):
         for run in range(run_starts[first + k], run_starts[first + k + 1]):
             for depth in range(run_depth[run], run_depth[run] + run_blocks[run]):
-                found[starts[k] + depth] = vtime[run_next[run]] + depth
+                following[starts[k] + depth] = vtime[run_next[run]] + depth

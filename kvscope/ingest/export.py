@@ -1,15 +1,15 @@
-"""Export: one stored trace into a file of some format."""
+"""Export: one stored trace into a file of some format; a new one is a line in `EXPORTERS`."""
 
 from __future__ import annotations
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM, sink
 from kvscope.core.trace import Trace
-from kvscope.ingest.export.bailian import BailianExport
-from kvscope.ingest.export.base import Advance, Exporter
-from kvscope.ingest.export.mooncake import MooncakeExport
-from kvscope.ingest.export.oracle_general import OracleGeneralExport
-from kvscope.ingest.export.parquet import ParquetExport
+from kvscope.ingest.formats.bailian import BailianExport
+from kvscope.ingest.formats.exporter import Advance, Exporter
+from kvscope.ingest.formats.mooncake import MooncakeExport
+from kvscope.ingest.formats.oracle_general import OracleGeneralExport
+from kvscope.ingest.formats.parquet import ParquetExport
 from kvscope.store.db import Store
 
 EXPORTERS: tuple[type[Exporter], ...] = (
@@ -20,8 +20,8 @@ EXPORTERS: tuple[type[Exporter], ...] = (
 )
 
 
-def by_name(name: str) -> type[Exporter]:
-    """The format called `name`, in any case."""
+def exporter_by_name(name: str) -> type[Exporter]:
+    """Return the export format called `name`, in any case. Raises UsageError if there is none."""
     for known in EXPORTERS:
         if known.name.lower() == name.lower():
             return known
@@ -35,10 +35,10 @@ def by_name(name: str) -> type[Exporter]:
 def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:
     """Write `trace` to `path` (`-`: standard output) in the format called `to`.
 
-    `advance` is told how many requests have been written. Raises UsageError for an unknown format
-    or a binary one on standard output, InputError for a trace that has nothing to say in it.
+    `advance` gets the number of requests written. Raises UsageError for an unknown format or a
+    binary one on standard output, InputError for a trace that the format cannot hold.
     """
-    exporter = by_name(to)()
+    exporter = exporter_by_name(to)()
     if path == STANDARD_STREAM and not exporter.is_text:
         raise UsageError(
             f"{exporter.name} is binary and cannot go to standard output",
@@ -52,8 +52,4 @@ def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | No
             remedy="export it to parquet, or to mooncake",
         )
     with sink(path) as stream:
-        exporter.write(store, trace, stream, advance or _ignore)
-
-
-def _ignore(requests: int) -> None:
-    """Nobody watches."""
+        exporter.write(store, trace, stream, advance or (lambda _: None))

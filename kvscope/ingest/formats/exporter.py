@@ -1,4 +1,4 @@
-"""The contract of an export format: what one file in this folder has to provide."""
+"""The contract of an export format: a class in the file of its trace format, or in its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from kvscope.store.traces import load_block_parents
 
 REQUESTS_AT_ONCE = 4096
 
+Advance = Callable[[int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request; its blocks are named by their numbers in the trie, unique in the trace.
 
-    Chat ids are the trace's own if they name every request, otherwise request numbers.
+    Chat ids are the trace's own if every request has one, otherwise request numbers.
     """
 
     arrival_s: float
@@ -38,34 +40,31 @@ class Row:
 
 
 def rows(store: Store, trace: Trace) -> Iterator[list[Row]]:
-    """All requests of `trace` in order of arrival, in chunks."""
+    """Yield all requests of `trace` in order of arrival, in chunks."""
     block_parent = load_block_parents(store, trace)
     own_ids = store.row("ingest/export_own_ids", trace_id=trace.trace_id)["own_ids"]
     for first in range(0, trace.requests, REQUESTS_AT_ONCE):
-        found = store.rows(
+        requests = store.rows(
             "ingest/export_requests",
             trace_id=trace.trace_id,
             first=first,
             after=first + REQUESTS_AT_ONCE,
             own_ids=own_ids,
         )
-        leaf = np.array([row.pop("leaf") for row in found], dtype=np.int32)
-        blocks = np.array([row.pop("blocks") for row in found], dtype=np.int32)
+        leaf = np.array([row.pop("leaf") for row in requests], dtype=np.int32)
+        blocks = np.array([row.pop("blocks") for row in requests], dtype=np.int32)
         starts, ids = paths(block_parent, leaf, blocks)
         yield [
             Row(**row, hash_ids=ids[start:end].tolist())
-            for row, (start, end) in zip(found, pairwise(starts), strict=True)
+            for row, (start, end) in zip(requests, pairwise(starts), strict=True)
         ]
-
-
-Advance = Callable[[int], None]
 
 
 class Exporter(ABC):
     """One format that traces are written in; its docstring says what it cannot carry.
 
     Abilities are declared: `is_text` is True where the output may go to a terminal or a pipe of
-    lines, `needs_hashes` where a trace that only tells lengths has nothing to say.
+    lines, `needs_hashes` where a trace that has only lengths cannot be written.
     """
 
     name: ClassVar[str]
@@ -78,26 +77,21 @@ class Exporter(ABC):
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
         """Write all of `trace` to `stream`, some thousand requests in memory at a time.
 
-        `advance` is told how many requests have been written.
+        `advance` gets the number of requests written since its last call.
         """
 
 
 class LineExporter(Exporter):
-    """A format of one JSON object a request and line; subclasses write `line` alone."""
+    """A format with one JSON object per request and line; subclasses write only `line`."""
 
     @abstractmethod
     def line(self, row: Row, block_size: int) -> msgspec.Struct:
-        """What the line of one request says."""
+        """Return the line of one request."""
 
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
-        """Write a line a request."""
-        for chunk in _encoded(self, store, trace):
-            stream.write(chunk)
-            advance(chunk.count(b"\n"))
-
-
-def _encoded(exporter: LineExporter, store: Store, trace: Trace) -> Iterator[bytes]:
-    encode = msgspec.json.Encoder().encode
-    for chunk in rows(store, trace):
-        lines = [encode(exporter.line(row, trace.block_size)) for row in chunk]
-        yield b"\n".join([*lines, b""])
+        """Write a line per request."""
+        encode = msgspec.json.Encoder().encode
+        for chunk in rows(store, trace):
+            lines = [encode(self.line(row, trace.block_size)) for row in chunk]
+            stream.write(b"\n".join([*lines, b""]))
+            advance(len(chunk))
