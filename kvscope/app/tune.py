@@ -26,6 +26,7 @@ from kvscope.tuning.flags import Flags, flags
 from kvscope.tuning.objective import JUDGED, SCALES, WARMUP, Question, Trial, times_ms
 from kvscope.tuning.result import Judged, Tuning
 from kvscope.tuning.search import XI
+from kvscope.tuning.tuner import CEILINGS
 from kvscope.tuning.tuner import tune as tune_policies
 
 
@@ -108,6 +109,11 @@ class Tuned:
         ]
         star = FORESEEING if policy.hindsight else ""
         return " ".join([policy.name + star, *told])
+
+
+def kernels(request: TuneRequest) -> list[type[Policy]]:
+    """Return the policies whose kernels the request needs."""
+    return [*(variant.policy for variant in request.variants), *CEILINGS]
 
 
 def tune(

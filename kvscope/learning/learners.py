@@ -40,7 +40,7 @@ class OnlineLearner:
     is for the log.
     """
 
-    file_table: ClassVar[str | None] = None  # the table of a file that it reads
+    reads_fit: ClassVar[bool] = False  # a file may carry a fit
     needs_fit: ClassVar[bool] = False  # runs by a fit from a file alone
 
     table: Floats
@@ -107,13 +107,24 @@ def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedT
 
 def check_fit(policy: Policy, fitted: FittedTable | None, where: str) -> None:
     """Raise UsageError for a policy that an engine cannot run without a fit, if there is none."""
-    learner = learner_class(type(policy))
-    if learner is not None and learner.needs_fit and fitted is None:
+    if needs_fit(type(policy)) and fitted is None:
         raise UsageError(
-            f"{policy.name} needs a table [{learner.file_table}], and there is none",
+            f"{policy.name} needs a fitted table, and there is none",
             where=where,
             remedy=f"take the file that `kvscope fit --export PATH --policy {policy.name}` writes",
         )
+
+
+def reads_fit(policy: type[Policy]) -> bool:
+    """Return whether a policy file can carry a fit for a policy."""
+    learner = learner_class(policy)
+    return learner is not None and learner.reads_fit
+
+
+def needs_fit(policy: type[Policy]) -> bool:
+    """Return whether an engine runs a policy by the fit of a file alone."""
+    learner = learner_class(policy)
+    return learner is not None and learner.needs_fit
 
 
 def computed_blocks(request: Request, block_size: int) -> int:

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Tuned
 from kvscope.core import units
+from kvscope.core.percentiles import Percentiles
 from kvscope.policies.registry import plugin_policies
+from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, html, style, ttft
-from kvscope.report.runs import ORACLE_NOTE, ms_in_words, policy_line
-from kvscope.report.section import Section, Table
-from kvscope.report.sizes import Sizes
-from kvscope.report.words import counted, significant, trace_in_words
+from kvscope.report.runs import ORACLE_NOTE
+from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.words import (
+    NONE,
+    Sizes,
+    count,
+    counted,
+    ms_in_words,
+    percent_change,
+    percentiles,
+    share,
+    significant,
+    trace_in_words,
+)
 from kvscope.tuning.bootstrap import FEWEST, Gain, objective_of
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.objective import Trial
 from kvscope.tuning.result import Judged, Least, Scaled
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 SECTIONS = (
     *("recommendation", "policies", "capacity", "to-set", "assumed"),
@@ -36,7 +47,6 @@ ADD_RUNNING = "Add KV memory for running requests: this capacity covers only idl
 PLUGIN = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
 
 _CONTENDERS = 4  # on the one screen
-_POINTS = 400
 
 
 def screen(tuned: Tuned) -> list[Section]:
@@ -127,7 +137,7 @@ def _moves(judged: Judged, tuned: Tuned) -> str:
     moves = f"{tuned.target_name} {_time(lru)} -> {_time(other)}"
     if target.measure == "percentile":
         return f"{moves} {how}"
-    before, after = (units.format_share(trial.violation_share) for trial in (lru, other))
+    before, after = (share(trial.violation_share) for trial in (lru, other))
     return f"{before} -> {after} of the requests over the SLO {how}, {moves}"
 
 
@@ -159,7 +169,7 @@ def _side_effects(tuned: Tuned) -> list[str]:
         return []
     both = (tuned.tuning.baseline.trial, best.trial)
     before, after = (ms_in_words(tuned.times_ms(trial.outcome).p50) for trial in both)
-    hits, then = (units.format_share(trial.outcome.token_hit_rate) for trial in both)
+    hits, then = (share(trial.outcome.token_hit_rate) for trial in both)
     also = (
         f"Also: p50 {before} -> {after} ({change(best.gains['p50'])}), hit rate {hits} -> {then},"
         f" prefills/s {both[0].served_per_s:.3g} -> {both[1].served_per_s:.3g}."
@@ -194,8 +204,8 @@ def _verdict(tuned: Tuned) -> Section:
     split = tuned.tuning.split
     how = (
         f"Chosen on {counted(split.chosen_on_requests, 'request')} (training window) after"
-        f" {units.format_count(split.warmup_requests)} to warm the cache; measured on the next"
-        f" {units.format_count(split.judged_requests)} (held-out requests)."
+        f" {count(split.warmup_requests)} to warm the cache; measured on the next"
+        f" {count(split.judged_requests)} (held-out requests)."
     )
     title = f"Recommendation: {tuned.tuning.verdict}"
     return Section(title, sentences=(*verdict_in_words(tuned), how))
@@ -204,56 +214,48 @@ def _verdict(tuned: Tuned) -> Section:
 def _policies(tuned: Tuned) -> Section:
     """Return LRU, the policies and the oracles side by side, and the gains with intervals."""
     tuning = tuned.tuning
-    trials = [*tuning.contenders, *tuning.ceilings]
-    names = [tuned.called(judged.trial.policy) for judged in trials]
-    first = len(tuning.contenders)
-    rows = [(BASELINE, *figures_of(tuned, tuning.baseline.trial))]
-    rows += [
-        (name, *figures_of(tuned, judged.trial)) for name, judged in zip(names, trials, strict=True)
+    rows = [
+        (BASELINE, tuning.baseline.trial),
+        *((tuned.called(judged.trial.policy), judged.trial) for judged in tuning.contenders),
+        ("infinite cache", tuning.infinite.trial),
+        *((tuned.called(judged.trial.policy), judged.trial) for judged in tuning.ceilings),
     ]
-    rows.insert(1 + first, ("infinite cache", *figures_of(tuned, tuning.infinite.trial)))
-    columns = (
-        *("policy", f"{tuned.ttft} p50 (ms)", "p90", "p95", "p99", "TEL (s)"),
-        *("over SLO", "hit rate", "prefills/s"),
-    )
+
+    def times(row: tuple[str, Trial]) -> Percentiles:
+        return tuned.times_ms(row[1].outcome)
+
+    columns: Columns = {
+        "policy": lambda row: row[0],
+        f"{tuned.ttft} p50 (ms)": lambda row: significant(times(row).p50),
+        **percentiles("p90 p95 p99", times, significant),
+        "TEL (s)": lambda row: significant(row[1].tel_s),
+        "over SLO": lambda row: share(row[1].violation_share),
+        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+        "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
+    }
     figures = (partial(distributions_chart, tuned), partial(trade_off_chart, tuned))
-    table = Table(_here(tuned), columns, tuple(rows), ORACLE_NOTE)
+    table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
     return Section("Policies", tables=(table, _gains(tuned)), figures=figures)
-
-
-def figures_of(tuned: Tuned, trial: Trial) -> tuple[str, ...]:
-    """Return the figures of a trial in the order of the columns, in the target's view."""
-    times = tuned.times_ms(trial.outcome)
-    return (
-        *(significant(value) for value in (times.p50, times.p90, times.p95, times.p99)),
-        significant(trial.tel_s),
-        units.format_share(trial.violation_share),
-        units.format_share(trial.outcome.token_hit_rate),
-        f"{trial.served_per_s:.3g}",
-    )
 
 
 def _gains(tuned: Tuned) -> Table:
     """Return the change that each contender makes to each figure, marked where significant."""
-    tuning = tuned.tuning
-    decisive = objective_of(tuning.target)
+    decisive = objective_of(tuned.tuning.target)
+
+    def changed(name: str, judged: Judged) -> str:
+        return change(judged.gains[name])
+
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
-    rows = []
-    for judged in tuning.contenders:
-        gain = judged.gains[decisive]
-        rows.append(
-            (
-                tuned.called(judged.trial.policy),
-                "yes" if gain.sure else "no",
-                change(gain),
-                interval(gain),
-                *(change(judged.gains[name]) for name in others),
-            )
-        )
-    return Table(
+    return tabulate(
         "Change vs LRU on held-out requests, ranked by training-window result",
-        ("policy", "significant", decisive, f"{decisive}, 95% CI", *others),
-        tuple(rows),
+        tuned.tuning.contenders,
+        {
+            "policy": lambda judged: tuned.called(judged.trial.policy),
+            "significant": lambda judged: _yes(judged.gains[decisive].sure),
+            decisive: partial(changed, decisive),
+            f"{decisive}, 95% CI": lambda judged: interval(judged.gains[decisive]),
+            **{name: partial(changed, name) for name in others},
+        },
         "significant: better, and the 95% CI (bootstrap resamples of conversations) excludes 0",
     )
 
@@ -262,39 +264,39 @@ def _digest(tuned: Tuned) -> Table:
     """Return LRU, the first contenders, an infinite cache and the best oracle in a row each."""
     tuning = tuned.tuning
     decisive = objective_of(tuning.target)
-
-    def row(name: str, trial: Trial, gain: Gain | None) -> tuple[str, ...]:
-        times = tuned.times_ms(trial.outcome)
-        return (
-            name,
-            *(significant(value) for value in (times.p50, times.p95, times.p99)),
-            *(("", "", "") if gain is None else (change(gain), interval(gain), _yes(gain.sure))),
-            units.format_share(trial.violation_share),
-            units.format_share(trial.outcome.token_hit_rate),
-        )
-
-    def named(judged: Judged) -> tuple[str, ...]:
-        gain = judged.gains.get(decisive)
-        return row(tuned.called(judged.trial.policy), judged.trial, gain)
-
     oracle = min(tuning.ceilings, key=lambda judged: judged.trial.target_s, default=None)
     rows = [
-        row(BASELINE, tuning.baseline.trial, None),
-        *map(named, tuning.contenders[:_CONTENDERS]),
-        row("infinite cache", tuning.infinite.trial, None),
-        *([row(tuned.called(oracle.trial.policy), oracle.trial, None)] if oracle else []),
+        (BASELINE, tuning.baseline.trial, None),
+        *(
+            (judged.trial.policy.name, judged.trial, judged.gains.get(decisive))
+            for judged in tuning.contenders[:_CONTENDERS]
+        ),
+        ("infinite cache", tuning.infinite.trial, None),
     ]
-    more = len(tuning.contenders) - _CONTENDERS
-    note = "change: vs LRU; significant: better, and the 95% CI excludes 0"
+    notes = ["significant: better than LRU, and the 95% CI excludes 0"]
     if oracle:
-        note += f"; {ORACLE_NOTE}"
-    if more > 0:
-        note += f"; {more} more with --section policies"
-    columns = (
-        *("policy", "p50 (ms)", "p95", "p99"),
-        *(f"{decisive} change", "95% CI", "significant", "over SLO", "hit rate"),
-    )
-    return Table("", columns, tuple(rows), note)
+        rows.append((f"{oracle.trial.policy.name}{FORESEEING}", oracle.trial, None))
+        notes.append(ORACLE_NOTE)
+    if any(row[2] is not None and math.isinf(row[2].low) for row in rows):
+        notes.append(f"unknown: fewer than {FEWEST} conversations")
+    if len(tuning.contenders) > _CONTENDERS:
+        more = len(tuning.contenders) - _CONTENDERS
+        notes.append(f"{more} more, and the parameters, with --section policies")
+
+    def gained(write: Callable[[Gain], str]) -> Callable[[Any], str]:
+        return lambda row: NONE if row[2] is None else write(row[2])
+
+    columns: Columns = {
+        "policy": lambda row: row[0],
+        "p50 (ms)": lambda row: significant(tuned.times_ms(row[1].outcome).p50),
+        **percentiles("p95 p99", lambda row: tuned.times_ms(row[1].outcome), significant),
+        f"{decisive} vs LRU": gained(change),
+        "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
+        "significant": gained(lambda gain: _yes(gain.sure)),
+        "over SLO": lambda row: share(row[1].violation_share),
+        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+    }
+    return tabulate("", rows, columns, "; ".join(notes))
 
 
 def _here(tuned: Tuned) -> str:
@@ -308,7 +310,7 @@ def _yes(value: bool) -> str:
 
 def change(gain: Gain) -> str:
     """Return a gain as the change that it is: -24.1%."""
-    return _percent(-gain.value)
+    return percent_change(-gain.value)
 
 
 def interval(gain: Gain) -> str:
@@ -317,21 +319,14 @@ def interval(gain: Gain) -> str:
         return f"unknown: fewer than {FEWEST} conversations"
     if gain.low == gain.high:
         return "same as LRU" if not gain.value else "same in all"
-    return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
-
-
-def _percent(change: float) -> str:
-    """Return a change with its sign, to two decimals where one would hide it."""
-    text = f"{change:+.1%}" if abs(change) >= 0.0005 else f"{change:+.2%}"
-    return text if text.strip("+-0.%") else "0.0%"
+    return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
 
 
 def _capacities(tuned: Tuned) -> Section:
     """Return the least capacity that meets the SLO."""
     tuning, figures = tuned.tuning, (partial(explanation.capacities_chart, tuned),)
-    sizes = explanation.sizes_of(tuned)
     rows = [
-        _least(tuned, sizes, least)
+        least
         for least in (tuning.least_lru, tuning.least_best)
         if least is not None and (least is tuning.least_lru or least.chosen.policy.name != BASELINE)
     ]
@@ -339,22 +334,24 @@ def _capacities(tuned: Tuned) -> Section:
     if not rows:
         words = (f"{title}: none; an infinite cache does not meet it in the training window.",)
         return Section("Capacity", words, figures=figures)
-    columns = ("policy", *sizes.columns, "training (ms)", "held-out (ms)", "holds")
+    sizes = explanation.sizes_of(tuned)
+
+    def holds(least: Least) -> str:
+        verdict = _yes(least.judged.meets(tuning.target))
+        if least.would_need_blocks is None:
+            return verdict
+        return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
+
+    columns: Columns = {
+        "policy": lambda least: tuned.called(least.chosen.policy),
+        **sizes.columns(lambda least: least.chosen.capacity_blocks),
+        "training (ms)": lambda least: significant(least.chosen.target_s * 1e3),
+        "held-out (ms)": lambda least: significant(least.judged.target_s * 1e3),
+        "holds": holds,
+    }
     note = "resolved to 1%; holds: also on held-out requests"
-    return Section("Capacity", tables=(Table(title, columns, tuple(rows), note),), figures=figures)
-
-
-def _least(tuned: Tuned, sizes: Sizes, least: Least) -> tuple[str, ...]:
-    holds = _yes(least.judged.meets(tuned.tuning.target))
-    if least.would_need_blocks is not None:
-        holds += f", needs {sizes.label(least.would_need_blocks)}"
-    return (
-        tuned.called(least.chosen.policy),
-        *sizes.cells(least.chosen.capacity_blocks),
-        significant(least.chosen.target_s * 1e3),
-        significant(least.judged.target_s * 1e3),
-        holds,
-    )
+    table = tabulate(title, rows, columns, note, words=("holds",))
+    return Section("Capacity", tables=(table,), figures=figures)
 
 
 def _to_set(tuned: Tuned) -> Section:
@@ -406,37 +403,26 @@ def _scaled(tuned: Tuned) -> list[str]:
     return [words(other) for other in tuned.tuning.scaled]
 
 
-def distributions_chart(tuned: Tuned) -> go.Figure:
+def distributions_chart(tuned: Tuned) -> style.Figure:
     """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
     tuning = tuned.tuning
-    title = f"{tuned.ttft} of the held-out requests"
-    chart = style.figure(title, "TTFT (ms)", "share of requests")
-    shown: list[tuple[str, Judged, dict[str, object]]] = [
-        (f"{BASELINE}, now", tuning.baseline, policy_line(BASELINE))
-    ]
+    shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.baseline))]
     if tuning.chosen is not tuning.baseline:
         policy = tuning.chosen.trial.policy
-        shown.append((tuned.called(policy), tuning.chosen, policy_line(policy.name)))
-    shown.append(("infinite cache", tuning.infinite, {"color": style.GREY, "width": 2}))
-    for name, judged, line in shown:
-        share = np.linspace(0, 1, _POINTS)
-        finite = judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
-        chart.add_scatter(
-            x=np.quantile(finite, share, method="inverted_cdf").tolist(),
-            y=share.tolist(),
-            name=style.label(name),
-            mode="lines",
-            line=line,
-            hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
-        )
-    style.mark(chart, tuning.target.slo_s * 1e3, "SLO")
+        shown.append(ttft.distribution(tuned.called(policy), policy.name, _ms(tuning.chosen)))
+    grey = {"color": style.GREY, "width": 2}
+    shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
+    title = f"{tuned.ttft} of the held-out requests"
+    chart = ttft.distributions_chart(title, shown, tuning.target.slo_s)
     style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
-    style.logarithmic(chart)
-    chart.update_yaxes(tickformat=".0%")
     return chart
 
 
-def trade_off_chart(tuned: Tuned) -> go.Figure:
+def _ms(judged: Judged) -> NDArray[np.float64]:
+    return judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
+
+
+def trade_off_chart(tuned: Tuned) -> style.Figure:
     """Build the tail against the median: every setting that was tried, as a point."""
     tuning = tuned.tuning
     points = [

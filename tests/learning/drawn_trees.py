@@ -22,7 +22,7 @@ _LARGEST = {
 
 
 def drawn_ends(seed: int, trees: int = 50, threshold: float = 0.5) -> FittedEnds:
-    """A fit of trees that ask for any feature, some of them with edges that all are below."""
+    """Return a fit of trees that compare any feature, some with an infinite edge."""
     rng = np.random.default_rng(seed)
     features, edges, values = [], [], []
     for _ in range(trees):

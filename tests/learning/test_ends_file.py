@@ -24,7 +24,7 @@ from tests.learning.drawn_trees import drawn_ends
 
 
 def written(text: str) -> FittedEnds | None:
-    """What is read of this."""
+    """Return the fit in a TOML text."""
     return read_ends(tomllib.loads(text, parse_float=Decimal), "policy.toml")
 
 
@@ -52,7 +52,7 @@ def test_a_file_without_a_fit() -> None:
 
 
 def tree(part: int, at: int, value: object) -> dict[str, object]:
-    """The first tree with one of its numbers replaced, None for one that is left out."""
+    """Return trees, the first with one number replaced; None leaves it out."""
     rows: Any = drawn_ends(1).document()["ends"]["trees"]
     first = [list(of_part) for of_part in rows[0]]
     first[part][at : at + 1] = [] if value is None else [value]

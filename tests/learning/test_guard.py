@@ -68,7 +68,7 @@ def test_evidence_can_be_void() -> None:
 
 
 def decided(rule: Rule, computed: Sequence[Sequence[float]]) -> list[int]:
-    """The candidate in force in each stretch, given what each candidate computed in it."""
+    """Return the candidate in force in each interval, by what each computed in it."""
     guard, found = Guard(len(computed[0]), rule), []
     for stretch, tokens in enumerate(computed):
         found.append(guard.decide(stretch))

@@ -48,7 +48,7 @@ def watched(
     candidates: tuple[Candidate, ...],
     every: int = 1,
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """What a watch of an engine that serves `of` counts in each stretch, and goes by from it on.
+    """Return what an engine's guard counts in each interval, and the candidates in force.
 
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
@@ -121,20 +121,20 @@ def test_every_fourth_block_tells_as_much(name: str, xi: int) -> None:
 
 
 def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> EngineReplay:
-    """The sample `regime-change` on the simulator's model of an engine, one at a time."""
+    """Serve the sample `regime-change` on the simulated engine, one request at a time."""
     size = EngineSettings.one_at_a_time(capacity)
     return replay_engine(sample("regime-change"), policy, size, NO_TIME, tables=tables)
 
 
 def first_half(policy: Gittins) -> FittedReturns:
-    """A fit to that sample before its habits change."""
+    """Return a fit to that sample before its habits change."""
     prompts = sample("regime-change")
     half = select(prompts, np.flatnonzero(prompts.arrival_s < 3_600.0))
     return ReturnsOffline().fit(traffic(half, standard()), policy)
 
 
 def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
-    """The tables of a replay that goes by one fit for good; no shadow looks after it."""
+    """Return the tables of a replay that goes by one fit for good, without a guard."""
     classes = class_set_tables(of, REFIT_S)[fitted.class_set].classes
     return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
 
@@ -183,7 +183,7 @@ def test_the_guard_falls_back_where_habits_change(
 
 
 def learner(of: Traffic, capacity: int, **values: float) -> ReturnsLearner:
-    """One that learns from what it sees, with its guard."""
+    """Return a learner with its guard."""
     made = ReturnsLearner(Gittins({"xi_tokens": 2048} | values), of.block_size, None)
     made.guard(capacity)
     return made
@@ -332,14 +332,14 @@ def test_what_is_in_force_is_the_table() -> None:
 
 
 def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> FakeRequest:
-    """A request of block size 16 that begins with the first so many blocks of one long text."""
+    """Return a request that begins with the first blocks (of 16 tokens) of one long text."""
     tokens = 16 * blocks + 1
     prompt = tokens - 1 if prompt_tokens is None else prompt_tokens
     return FakeRequest(str(number), prompt, tokens - prompt, list(range(blocks)))
 
 
 def small(capacity: int) -> tuple[ReturnsLearner, OnlineGuard]:
-    """One that goes by a table of nothing in a cache of so many blocks."""
+    """Return a learner that goes by a table of zeros in a cache of so many blocks, and its guard."""
     nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
     made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 0.0, 1))
     made.guard(capacity)

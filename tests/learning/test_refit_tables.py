@@ -35,7 +35,7 @@ PER_REQUEST = [name for name in Traffic._fields if name not in {"block_size", "b
 
 
 def first(of: Traffic, requests: int) -> Traffic:
-    """The traffic as it is known when that many requests have arrived."""
+    """Return the traffic as known when that many requests have arrived."""
     return of._replace(**{name: getattr(of, name)[:requests] for name in PER_REQUEST})
 
 
@@ -44,7 +44,7 @@ def told(name: str) -> Traffic:
 
 
 def evidence_of(name: str) -> tuple[Evidence, Prompts]:
-    """The same requests as `kvscope fit` sees them."""
+    """Return the same requests as `kvscope fit` sees them."""
     from kvscope.core.files import data_folder
     from kvscope.ingest.pipeline import ingest
     from kvscope.reuse_models.evidence import load_evidence

@@ -17,13 +17,13 @@ from kvscope.policies.gittins import AGES
 
 
 def fitted(class_set: int = 1) -> FittedReturns:
-    """A fit of made-up numbers."""
+    """Return a fit of made-up numbers."""
     rng = np.random.default_rng(class_set)
     return FittedReturns(class_set, rng.random((math.prod(STEPS[class_set]), AGES)), 10_800.0, 1234)
 
 
 def written(text: str) -> FittedReturns | None:
-    """What is read of this."""
+    """Return the fit in a TOML text."""
     return read_returns(tomllib.loads(text, parse_float=Decimal), "policy.toml")
 
 
@@ -46,7 +46,7 @@ def test_a_file_without_a_fit() -> None:
 
 
 def index(row: int, at: int, value: object) -> dict[str, object]:
-    """The index with one of its numbers replaced, None for one that is left out."""
+    """Return an index with one number replaced; None leaves it out."""
     rows = fitted().index.tolist()
     rows[row][at : at + 1] = [] if value is None else [value]
     return {"index": rows}

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> ReturnCounts:
-    """One request a wait and one block a request: waits end, or are cut off at the class's end."""
+    """Return counts of one request a wait, one block a request; waits are cut off at `end_s`."""
     returned, waiting, spent = np.zeros((3, CLASSES_OF_PACE, AGES))
     for one, lasted in seconds.items():
         cut = np.minimum(lasted, end_s[one])

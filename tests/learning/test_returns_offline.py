@@ -52,7 +52,7 @@ def test_counts_are_those_of_single_blocks(of: Traffic, draw: object) -> None:
 
 
 def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffic:
-    """Requests for the first blocks of one chain, of one token each."""
+    """Return requests for the first blocks of one chain, of one token each."""
     requests, nothing = len(lengths), np.zeros(len(lengths), dtype=np.int32)
     length = np.array(lengths, dtype=np.int32)
     return Traffic(

@@ -37,7 +37,7 @@ POLICIES: dict[str, LanePolicy] = {
 
 
 def visits(of: Traffic, kinds: list[list[int]]) -> Iterator[ShadowRequest]:
-    """The requests of a trace, with what each takes over from whom."""
+    """Yield the requests of a trace, with the segments of their paths."""
     moved = last_touch_segments(of)
     start = moved.start
     for number, arrival_s in enumerate(of.arrival_s.tolist()):

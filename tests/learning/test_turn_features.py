@@ -24,13 +24,13 @@ FOREVER = 1e9
 
 
 def by_name(of: Traffic, memory_s: float = FOREVER) -> dict[str, list[float]]:
-    """The features, each by its name."""
+    """Return the features, each by its name."""
     found = turn_features(of, last_touch_segments(of), memory_s).known
     return {name: found[:, at].tolist() for at, name in enumerate(FEATURES)}
 
 
 def walked(of: Traffic, memory_s: float) -> tuple[list[dict[str, float]], list[float]]:
-    """The same and the waits for the next turn, one block at a time."""
+    """Return features and waits for the next turn, found one block at a time."""
     found, next_s = walk(of, memory_s, SHARED_HEAD)
     arrival_s = of.arrival_s.tolist()
     known: list[dict[str, float]] = []
@@ -65,7 +65,7 @@ def test_features_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
 
 
 def told_by(of: Traffic, requests: int) -> Traffic:
-    """The traffic as a trace of the first requests tells it: outputs as far as those carry them on.
+    """Return the first requests' traffic, with outputs as far as those requests carry them.
 
     None of what later ones carry on is on a path.
     """

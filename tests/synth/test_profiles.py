@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import UsageError
 from kvscope.synth.base import ROOT, Profile, Record
-from kvscope.synth.registry import PROFILES, by_name
+from kvscope.synth.profiles import PROFILES, by_name
 
 PROFILE_NAMES = sorted(PROFILES)
 FIELDS = [

@@ -17,8 +17,7 @@ from kvscope.characterize.lifetimes import Lifetimes
 from kvscope.characterize.summary import Characterization
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store
-from kvscope.synth.registry import by_name
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import by_name, write_jsonl
 
 POINTS = 0.04
 FEW_POINTS = 0.015  # of a share that is a few percent itself

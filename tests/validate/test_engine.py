@@ -40,6 +40,7 @@ from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
 from kvscope.vllm_sim import EngineSettings
 from tests.learning.drawn_trees import drawn_ends
+from tests.long import long
 from tests.validate.test_tokens import chats
 
 pytestmark = [
@@ -148,7 +149,11 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
     assert 0 < predicted.hit_tokens.sum() < whole.hit_tokens.sum()  # the bound was felt
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "policy",
+    [policy if isinstance(policy, Gittins) else long(policy) for policy in POLICIES],
+    ids=lambda policy: policy.name,
+)
 def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> None:
     """300 requests as `kvscope validate` sends them to its plugin: not one token off.
 

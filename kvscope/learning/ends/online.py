@@ -10,7 +10,7 @@ import numpy as np
 
 from kvscope.learning.conversations import RequestHints, remember
 from kvscope.learning.ends.chances import NOTHING, SHARED_HEAD, chance
-from kvscope.learning.ends.file import TABLE, FittedEnds, read_ends
+from kvscope.learning.ends.file import FittedEnds, read_ends
 from kvscope.learning.learners import OnlineLearner, computed_blocks
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
@@ -86,7 +86,7 @@ class TurnTracker:
 class EndsLearner(OnlineLearner):
     """Predicts for `tlru-learned` whether a request's conversation goes on, by a fixed fit."""
 
-    file_table = TABLE
+    reads_fit = True
     needs_fit = True
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedEnds) -> None:

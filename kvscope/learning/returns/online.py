@@ -21,7 +21,7 @@ from kvscope.learning.learners import OnlineLearner, computed_blocks
 from kvscope.learning.observer import Request, log
 from kvscope.learning.prefixes import Key
 from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, RecentBlocks, Segments
-from kvscope.learning.returns.file import TABLE, FittedReturns, read_returns
+from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
     CLASS_SETS,
     FIRST,
@@ -169,7 +169,7 @@ class ReturnsLearner(OnlineLearner):
     here. In the table in force the class sets lie below each other.
     """
 
-    file_table = TABLE
+    reads_fit = True
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._policy, self._block_size, self._fitted = policy, block_size, fitted
