@@ -339,7 +339,7 @@ def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> Fak
 
 
 def small(capacity: int) -> tuple[ReturnsLearner, OnlineGuard]:
-    """Return a learner that goes by a table of zeros in a cache of so many blocks, and its guard."""
+    """Return a learner that goes by a table of zeros in a cache of this size, and a guard."""
     nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
     made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 0.0, 1))
     made.guard(capacity)
