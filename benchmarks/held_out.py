@@ -27,8 +27,8 @@ from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
-from kvscope.synth.registry import by_name as profile_by_name
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import by_name as profile_by_name
+from kvscope.synth.profiles import write_jsonl
 
 WARMUP = 0.4  # share of the requests that are not counted
 RESAMPLES = 1_000

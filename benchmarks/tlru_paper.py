@@ -39,7 +39,7 @@ from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.synth.base import Lognormal
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import write_jsonl
 
 PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"
 PROFILE = PRESETS["llama2-7b-a100"]

@@ -19,8 +19,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.settings import run_setting
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
-from kvscope.report.sizes import Unit, multiple
-from kvscope.report.words import definition_in_words
+from kvscope.report.words import Unit, definition_in_words, multiple
 
 STEPS = 200
 

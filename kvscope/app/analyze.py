@@ -8,7 +8,10 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.monitor import Monitor
+from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
+from kvscope.app.traces import load_trace
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.summary import Characterization, Step, characterize
@@ -145,6 +148,28 @@ def analyze(
         characterization=_sized(characterization, request),
         caching=started.caching.result() if started else None,
     )
+
+
+def analyze_source(
+    store: Store,
+    source: str | None,
+    request: AnalyzeRequest,
+    monitor: Monitor,
+    reading: Reading = AS_STORED,
+) -> Analysis:
+    """Ingest `source` if the store lacks it, and analyze it.
+
+    LRU's curve of a new trace is computed while the trace is being stored.
+    """
+    started: list[StartedCaching] = []
+    trace = load_trace(
+        store,
+        source,
+        monitor,
+        reading,
+        lambda paths: started.append(StartedCaching(paths, request)),
+    )
+    return analyze(store, trace, request, started=started[0] if started else None)
 
 
 def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
-from kvscope.app.stores import Stores
+from kvscope.app.traces import Stores
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
+from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES
 from kvscope.replay import run_cache
 from kvscope.replay.capacity_models import tier_request
@@ -21,8 +23,6 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sweep import WINDOWS, sweep
 from kvscope.replay.workload import ReplayRequest, Workload
-
-DEFAULT_POINTS = 5
 
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
@@ -53,6 +53,12 @@ class Simulation:
     def at(self, capacity_blocks: int) -> list[Run]:
         """Return the runs at one capacity."""
         return [run for run in self.runs if run.capacity_blocks == capacity_blocks]
+
+
+def kernels(request: SimulateRequest) -> list[type[Policy]]:
+    """Return the policies whose kernels the request needs, if they are those of one cache."""
+    plain = request.setting.capacity_model == "cache" and not request.setting.tiers
+    return [variant.policy for variant in request.variants if plain]
 
 
 def simulate(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.app.traces import load_trace
+from kvscope.app.values import session_arrivals
 from kvscope.cli.app import run
-from kvscope.cli.loading import load_trace
-from kvscope.cli.values import session_arrivals
+from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import ExitCode, InputError, UsageError
 from kvscope.store.db import MEMORY, open_store
 
@@ -205,23 +206,23 @@ def test_load_trace_takes_a_path_a_name_or_nothing(tmp_path: Path, capsys: Strea
     first = trace_file(tmp_path / "first.jsonl")
     second = trace_file(tmp_path / "second.jsonl", [line(3)])
     with open_store(MEMORY) as store:
-        assert load_trace(store, first).name == "first"
-        assert load_trace(store, second).name == "second"
+        assert load_trace(store, first, Terminal()).name == "first"
+        assert load_trace(store, second, Terminal()).name == "second"
         capsys.readouterr()
-        assert load_trace(store, None).name == "second"
+        assert load_trace(store, None, Terminal()).name == "second"
         assert capsys.readouterr().err == "note: working on 'second', the trace last worked on\n"
-        assert load_trace(store, "first").name == "first"
-        assert load_trace(store, None).name == "first"
-        assert load_trace(store, second).name == "second"
-        assert load_trace(store, None).name == "second"
+        assert load_trace(store, "first", Terminal()).name == "first"
+        assert load_trace(store, None, Terminal()).name == "first"
+        assert load_trace(store, second, Terminal()).name == "second"
+        assert load_trace(store, None, Terminal()).name == "second"
         with pytest.raises(InputError, match=r"secnd: neither a file nor a stored .* 'second'\?"):
-            load_trace(store, "secnd")
+            load_trace(store, "secnd", Terminal())
         with pytest.raises(InputError, match=r"did you mean '.*first\.jsonl'\?"):
-            load_trace(store, str(tmp_path / "first.josnl"))
+            load_trace(store, str(tmp_path / "first.josnl"), Terminal())
         with pytest.raises(InputError, match="give a trace file, or see `kvscope traces`"):
-            load_trace(store, str(tmp_path / "nowhere" / "else"))
+            load_trace(store, str(tmp_path / "nowhere" / "else"), Terminal())
         with pytest.raises(InputError, match="a folder, not a trace"):
-            load_trace(store, str(tmp_path))
+            load_trace(store, str(tmp_path), Terminal())
 
 
 def test_a_name_of_any_bytes(tmp_path: Path, db: str) -> None:

@@ -142,7 +142,7 @@ def test_lengths_cannot_be_replayed(
         "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     )
     assert run(["simulate", str(path), *options]) == 3
-    assert "tells lengths only" in capsys.readouterr().err
+    assert "has only lengths" in capsys.readouterr().err
 
 
 def test_refit_is_for_those_who_fit(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from kvscope.cli import values
+from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 
@@ -59,11 +58,3 @@ def test_a_folder_is_no_target(tmp_path: Path) -> None:
     assert values.target(str(tmp_path / "new.html")) == str(tmp_path / "new.html")
     with pytest.raises(UsageError, match="is a folder; name a file in it"):
         values.target(str(tmp_path))
-
-
-def test_refusals_become_typers_own() -> None:
-    """So the option is named; a default, which is parsed already, passes."""
-    parse = values.parsed_by(values.whole(0))
-    assert parse(3) == 3
-    with pytest.raises(typer.BadParameter, match="'x' is not a whole number"):
-        parse("x")
