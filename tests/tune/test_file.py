@@ -162,7 +162,7 @@ def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
         lambda: plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}),
         lambda: recommended_run(read, path, overlapped=False),
     ):
-        with pytest.raises(UsageError, match=r"tlru-learned goes by a table \[ends\]"):
+        with pytest.raises(UsageError, match=r"tlru-learned needs a fitted table"):
             refuse()
 
 

@@ -78,7 +78,7 @@ def test_nothing_is_asked_for() -> None:
         (
             {"policy": {"name": "tlru-learned"}},
             UsageError,
-            r"policy.name: tlru-learned goes by a table \[ends\], and there is none; take the file",
+            r"policy.name: tlru-learned needs a fitted table, and there is none; take the file",
         ),
         ({"recommendation": "missing.toml"}, InputError, "No such file"),
         (
