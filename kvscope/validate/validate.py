@@ -266,9 +266,8 @@ def _replay(
     trace = TokenTrace(plan.sample.prompts, forced=plan.forced, seed=seed)
     sent = trace.sent(plan.block_size)
     _warm_up(engine, seed, int(sent.input_tokens.max()))
-    measured = TraceReplay(
-        engine.endpoint, engine.model.name, trace, plan.pace, advance, stop
-    ).run()
+    endpoint, model = engine.endpoint, engine.model.name
+    measured = TraceReplay(endpoint, model, trace, plan.pace, advance, stop).run()
     predicted = predict(
         sent, run.policy, plan.settings, plan.profile, plan.pace, measured, fitted=run.fitted
     )
