@@ -25,7 +25,7 @@ from kvscope.tuning.file import PolicyFile
 from kvscope.tuning.flags import flags
 from kvscope.tuning.target import Target
 from kvscope.validate.predict import compare_run, predict
-from kvscope.validate.replay import Pace, replay
+from kvscope.validate.replay import Pace, TraceReplay
 from kvscope.validate.result import EngineFacts, RunFacts, Validation
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace, TraceSample
 from kvscope.validate.verdict import judge
@@ -266,9 +266,8 @@ def _replay(
     trace = TokenTrace(plan.sample.prompts, forced=plan.forced, seed=seed)
     sent = trace.sent(plan.block_size)
     _warm_up(engine, seed, int(sent.input_tokens.max()))
-    measured = replay(
-        engine.endpoint, engine.model.name, trace, plan.pace, advance=advance, stop=stop
-    )
+    endpoint, model = engine.endpoint, engine.model.name
+    measured = TraceReplay(endpoint, model, trace, plan.pace, advance, stop).run()
     predicted = predict(
         sent, run.policy, plan.settings, plan.profile, plan.pace, measured, fitted=run.fitted
     )

@@ -35,7 +35,7 @@ from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.server import Launch, VllmServer
 from kvscope.tuning.file import read_recommendation
 from kvscope.validate.predict import Prediction, predict
-from kvscope.validate.replay import Measurement, Pace, replay
+from kvscope.validate.replay import Measurement, Pace, TraceReplay
 from kvscope.validate.tokens import TokenTrace
 from kvscope.validate.validate import PolicyRun, recommended_run
 from kvscope.vllm_sim import EngineSettings
@@ -103,7 +103,7 @@ def replayed(
     assert server.endpoint.reset_cache()
     trace = TokenTrace(prompts, forced=True)
     model = server.endpoint.model().name
-    measured = replay(server.endpoint, model, trace, pace, advance=ignore, stop=Event())
+    measured = TraceReplay(server.endpoint, model, trace, pace, advance=ignore, stop=Event()).run()
     assert (measured.ended, measured.errors) == ("", {})
     return foreseen(prompts, policy or Lru(), pace, measured, blocks), measured
 
