@@ -16,7 +16,6 @@ from benchmarks import (
     lru_curve,
     peers,
     replays,
-    scaling,
     start,
     traces,
     versions,
@@ -25,7 +24,7 @@ from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("analyze", "start", "peers", "curve", "replays", "scaling", "dashboard")
+PARTS = ("analyze", "start", "peers", "curve", "replays", "dashboard")
 VERSIONS = "versions"  # needs --before
 PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
@@ -55,9 +54,6 @@ def _parser() -> argparse.ArgumentParser:
         "--t63", action="store_true", help="analyze also a trace ten times as long (0.9 GB of disk)"
     )
     parser.add_argument(
-        "--largest", type=int, default=10**7, help="accesses of the largest replay (10^8: 7 GB)"
-    )
-    parser.add_argument(
         "--before", type=Path, help="root of another checkout, for the parts start and versions"
     )
     parser.add_argument(
@@ -80,8 +76,6 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
                 raise SystemExit("python -m benchmarks: the part versions needs --before CHECKOUT")
             measured = [traces.published(folder), traces.t6(folder)]
             tables = [versions.table(measured, options.before.resolve(), rounds)]
-        case "scaling":
-            tables = [scaling.table(options.largest, rounds)]
         case "curve":
             tables = [lru_curve.table(traces.t6(folder), folder, rounds)]
         case "dashboard":
@@ -101,7 +95,6 @@ def _circumstances(part: str, options: argparse.Namespace) -> str:
     """Return date, machine, versions and command: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     words = ["--t63"] * (options.t63 and part == "analyze")
-    words += [f"--largest {options.largest}"] * (part == "scaling")
     command = " ".join(
         [f"python -m benchmarks --only {part}", *words, f"--rounds {options.rounds}"]
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from kvscope.core import units
-from kvscope.learning.chances import FEATURES
-from kvscope.learning.ends.prediction_quality import Foreseen
+from kvscope.learning.ends.chances import FEATURES
+from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, sparkline, tabulate
 from kvscope.report.words import NONE, count, points, share, significant
@@ -30,7 +30,7 @@ def section(fit: EndsFit) -> Section:
     )
 
 
-def _nothing(quality: Foreseen) -> str:
+def _nothing(quality: PredictionQuality) -> str:
     horizon = units.duration_in_words(quality.horizon_s)
     if quality.base_rate is None:
         return (
@@ -43,7 +43,7 @@ def _nothing(quality: Foreseen) -> str:
     )
 
 
-def _how_well(quality: Foreseen) -> tuple[str, ...]:
+def _how_well(quality: PredictionQuality) -> tuple[str, ...]:
     """Return what was predicted, how well it ranks, and how well it is calibrated."""
     horizon = units.duration_in_words(quality.horizon_s)
     by_turn = {"first turns": quality.auc_first, "follow-up turns": quality.auc_later}
@@ -79,7 +79,7 @@ def _worth(fit: EndsFit) -> list[str]:
     return [words]
 
 
-def _calibration(quality: Foreseen) -> Table:
+def _calibration(quality: PredictionQuality) -> Table:
     return tabulate(
         "Calibration",
         quality.calibration,
@@ -94,7 +94,7 @@ def _calibration(quality: Foreseen) -> Table:
     )
 
 
-def _windows(quality: Foreseen) -> Table:
+def _windows(quality: PredictionQuality) -> Table:
     return tabulate(
         "Over time",
         quality.windows,
@@ -137,7 +137,7 @@ def _gains(fit: EndsFit) -> tuple[Table, ...]:
     return (table,)
 
 
-def _comparisons(quality: Foreseen) -> tuple[Table, ...]:
+def _comparisons(quality: PredictionQuality) -> tuple[Table, ...]:
     if quality.trees is None or not quality.trees.features:
         return ()
     often = [0] * len(FEATURES)
@@ -150,7 +150,7 @@ def _comparisons(quality: Foreseen) -> tuple[Table, ...]:
     return (tabulate("Features of the last fit", used, columns),)
 
 
-def _plot(quality: Foreseen) -> tuple[str, ...]:
+def _plot(quality: PredictionQuality) -> tuple[str, ...]:
     values = [window.auc for window in quality.windows]
     if sum(value is not None for value in values) < 2:
         return ()
@@ -158,7 +158,7 @@ def _plot(quality: Foreseen) -> tuple[str, ...]:
     return (f"AUC over time, from {_EVEN} to 1  {sparkline(above, 1 - _EVEN)}",)
 
 
-def calibration_chart(quality: Foreseen) -> style.Figure:
+def calibration_chart(quality: PredictionQuality) -> style.Figure:
     """Build observed over predicted probability, with the line of perfect calibration."""
     groups = quality.calibration
     grey = {"color": style.GREY, "dash": "dot"}
@@ -173,7 +173,7 @@ def calibration_chart(quality: Foreseen) -> style.Figure:
     return chart.update_layout(xaxis_range=[0, 1], yaxis_range=[0, 1])
 
 
-def auc_over_time_chart(quality: Foreseen) -> style.Figure:
+def auc_over_time_chart(quality: PredictionQuality) -> style.Figure:
     """Build AUC, observed and predicted share over time."""
     hours = [window.start_s / 3600 for window in quality.windows]
     series = (

@@ -13,7 +13,7 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.core.units import format_percentile
-from kvscope.ingest.lineage import carried, conversations, inferred
+from kvscope.ingest.lineage import carried_outputs, conversations, parents_by_prefix
 from kvscope.replay.derived_traces import select
 from kvscope.replay.workload import Workload
 
@@ -99,9 +99,9 @@ def first_requests(prompts: Prompts, count: int, lineage: Lineage) -> Prompts:
     full_leaf = cut.carried_leaf
     parent = cut.parent
     if lineage == "inferred":
-        parent = inferred(cut.block_parent, full_leaf, cut.input_tokens, cut.output_tokens)
+        parent = parents_by_prefix(cut.block_parent, full_leaf, cut.input_tokens, cut.output_tokens)
     conversation, turn = conversations(parent)
-    carried_leaf, carried_blocks = carried(
+    carried_leaf, carried_blocks = carried_outputs(
         cut.block_parent,
         cut.block_size,
         parent,
