@@ -13,10 +13,11 @@ import numpy as np
 
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit, check_fit
-from kvscope.learning.online.observer import NOTHING, UNFIT
+from kvscope.learning.learners import FittedTable, check_fit
+from kvscope.learning.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.registry import plugin_policies
 from kvscope.serving.client import Endpoint, ModelCard, completion
 from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
@@ -45,7 +46,7 @@ class PolicyRun:
     policy: Policy = field(default_factory=Lru)
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    fitted: Fit | None = None
+    fitted: FittedTable | None = None
 
 
 def recommended_run(
@@ -61,8 +62,7 @@ def recommended_run(
         raise UsageError(
             f"neither vLLM nor kvscope's plugin runs {file.policy.name}",
             where=str(path),
-            remedy="tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl,"
-            " or take lru alone",
+            remedy=f"tune with --policies {plugin_policies()}",
         )
     check_fit(file.policy, file.fitted, str(path))
     if file.policy.name == Lru.name:
