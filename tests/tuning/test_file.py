@@ -29,7 +29,7 @@ from kvscope.tuning.tuner import TuningResult
 from kvscope.validate.validate import recommended_run
 from kvscope.vllm_plugin.settings import read_settings as plugin_settings
 from tests.learning.drawn_trees import drawn_ends
-from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
+from tests.tuning.examples import BLOCK, PROFILE, in_turn, tuned
 
 CONTENDERS = [one for one in POLICIES if not one.hindsight]
 
