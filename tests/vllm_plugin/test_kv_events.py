@@ -12,7 +12,7 @@ from kvscope.vllm_plugin.kv_events import (
     BlockStored,
     EventBatch,
 )
-from kvscope.vllm_plugin.recording import Line
+from kvscope.vllm_plugin.recording import TraceLine
 
 SIZE = 16
 
@@ -23,14 +23,14 @@ def stored(path: str, above: str | None = None, session: str | None = None) -> B
     return BlockStored(hashes, above.encode() if above else None, SIZE, "GPU", session)
 
 
-def seen(*batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]]) -> list[Line]:
+def seen(*batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]]) -> list[TraceLine]:
     """All lines of the stream."""
     chains = BlockChains()
     lines = [line for ts, events in batches for line in chains.take(EventBatch(ts, events))]
     return [*lines, *chains.ended(float("inf"))]
 
 
-def lengths(lines: list[Line]) -> list[tuple[int, int]]:
+def lengths(lines: list[TraceLine]) -> list[tuple[int, int]]:
     """(prompt, output) in blocks, one token of output for none."""
     return [(one["input_length"] // SIZE, one["output_length"] // SIZE) for one in lines]
 
