@@ -50,12 +50,12 @@ POLICIES: tuple[type[Policy], ...] = (
 
 
 def by_name(name: str) -> type[Policy]:
-    """The policy called `name`, or by another name that people use for it."""
+    """Return the policy called `name`, or that has it as an alias, in any case."""
     for known in POLICIES:
-        if name in (known.name, *known.aliases):
+        if name.lower() in (known.name, *known.aliases):
             return known
     names = [known.name for known in POLICIES]
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name.lower(), names, n=1)
     raise UsageError(
         f"unknown policy {name!r}",
         where="--policies",

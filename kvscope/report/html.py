@@ -53,6 +53,16 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     )
 
 
+def fragment(sections: Sequence[Section]) -> str:
+    """Return the words and tables of sections, for a cell of a notebook."""
+    return "".join(
+        f"<h4>{escape(section.title)}</h4>"
+        + "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
+        + "".join(_table(table) for table in section.tables)
+        for section in sections
+    )
+
+
 def _section(anchor: str, section: Section) -> str:
     words = "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
     figures = "".join(
