@@ -15,7 +15,7 @@ from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
 from kvscope.store import results, traces
-from kvscope.validate.result import Kept, kept_validations
+from kvscope.validate.result import StoredValidation, stored_validations
 
 _MOST_FITS = 4
 _FITS: dict[Trace, Fit] = {}  # made by jobs, which run outside Streamlit's threads
@@ -46,10 +46,10 @@ def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
     return by_setting
 
 
-def validations(trace: Trace) -> tuple[Kept, ...]:
+def validations(trace: Trace) -> tuple[StoredValidation, ...]:
     """What `kvscope validate` stored of the trace, the latest first."""
     with reading() as store:
-        return kept_validations(store, trace)
+        return stored_validations(store, trace)
 
 
 def known_fit(trace: Trace) -> Fit | None:

@@ -13,7 +13,7 @@ from dashboard import query_params
 from dashboard.markdown import plain
 from kvscope.app.monitor import Unit
 from kvscope.core.errors import KvscopeError
-from kvscope.tuning.search import Stopped
+from kvscope.tuning.trial import Stopped
 
 _EVERY_S = 0.3
 _TROUBLE = "Something went wrong; the terminal that runs the dashboard has the details."

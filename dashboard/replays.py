@@ -22,7 +22,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import ReplayRequest
 from kvscope.report.runs import names
 from kvscope.report.ttft import Distribution, distribution
-from kvscope.tuning import capacity as xi
+from kvscope.tuning import search
 from kvscope.tuning.target import Target
 
 USUAL_POINTS = 5
@@ -78,7 +78,7 @@ def over_xi(job: Job, asking: Asking) -> Replays:
     at = next(iter(asking.capacities_blocks), half)
     target = Target(asking.setting.slo_s or 0.0)
     with job.steps("looking where xi matters"):
-        policies: list[Policy] = [Lru(), *xi.over_xi(workload, asking.variants[0], at, target)]
+        policies: list[Policy] = [Lru(), *search.over_xi(workload, asking.variants[0], at, target)]
     asked = [ReplayRequest(policy, at) for policy in policies]
     return Replays(replayed_runs(connection, asking.trace, workload, asked, job))
 

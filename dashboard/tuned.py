@@ -8,14 +8,14 @@ from pathlib import Path
 from dashboard import background_cache
 from dashboard.job import Job
 from kvscope.app.requests import TuneRequest
-from kvscope.app.tune import Tuned, tune, write_recommended
+from kvscope.app.tune import Recommendation, tune, write_recommended
 from kvscope.core.trace import Trace
-from kvscope.tuning.search import Stopped
+from kvscope.tuning.trial import Stopped
 
 Asking = tuple[Trace, TuneRequest]
 
 
-def recommend(job: Job, trace: Trace, request: TuneRequest) -> Tuned | None:
+def recommend(job: Job, trace: Trace, request: TuneRequest) -> Recommendation | None:
     """Return the recommendation; None where the job was stopped."""
     try:
         return tune(trace, background_cache.lru_for(job, trace).prompts, request, job)
@@ -23,7 +23,7 @@ def recommend(job: Job, trace: Trace, request: TuneRequest) -> Tuned | None:
         return None
 
 
-def as_file(found: Tuned) -> str:
+def as_file(found: Recommendation) -> str:
     """Return the text of recommendation.toml."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
     from kvscope.app.documents.base import Document
     from kvscope.app.simulate import Simulation
-    from kvscope.app.tune import Tuned
+    from kvscope.app.tune import Recommendation
     from kvscope.core.trace import Prompts, Trace
     from kvscope.report.section import Section
     from kvscope.reuse_models.results import Fit
@@ -306,22 +306,22 @@ class SimulationResult(_Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TuneResult(_Result):
-    """What `tune` returns; `tuned.tuning` has the verdict and all that was tried."""
+    """What `tune` returns; `recommendation.tuning` has the verdict and all that was tried."""
 
-    tuned: Tuned
+    recommendation: Recommendation
     prompts: Prompts = field(repr=False)
 
     @property
     def verdict(self) -> str:
         """`switch`, `keep-lru`, `add-capacity` or `unreachable`."""
-        return self.tuned.tuning.verdict
+        return self.recommendation.tuning.verdict
 
     def save(self, path: str | PathLike[str] = "recommendation.toml") -> None:
         """Write the recommendation, as kvscope's plugin for vLLM and `simulate` read it."""
         from kvscope.app.tune import write_recommended
 
         written = Path(path)
-        write_recommended(written, replace(self.tuned, path=str(written)), self.prompts)
+        write_recommended(written, replace(self.recommendation, path=str(written)), self.prompts)
 
     def to_polars(self, table: str = "contenders") -> pl.DataFrame:
         """Return a list of the document: `contenders`, `ceilings`, `explored` and more."""
@@ -331,25 +331,25 @@ class TuneResult(_Result):
     def _document(self) -> Document:
         from kvscope.app.documents.tune import tune_document
 
-        return tune_document(self.tuned)
+        return tune_document(self.recommendation)
 
     @property
     def _screen(self) -> Sequence[Section]:
-        from kvscope.report import recommendation
+        from kvscope.report import recommendation as report
 
-        return recommendation.screen(self.tuned)
+        return report.screen(self.recommendation)
 
     @property
     def _sections(self) -> Sequence[Section]:
-        from kvscope.report import recommendation
+        from kvscope.report import recommendation as report
 
-        return recommendation.sections(self.tuned)
+        return report.sections(self.recommendation)
 
     @property
     def _page(self) -> str:
-        from kvscope.report import recommendation
+        from kvscope.report import recommendation as report
 
-        return recommendation.html_report(self.tuned)
+        return report.html_report(self.recommendation)
 
 
 Source = str | PathLike[str] | OpenTrace | None

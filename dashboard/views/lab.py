@@ -15,7 +15,7 @@ from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import ALL, Variant, parse_variants
 from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
-from kvscope.tuning.capacity import has_xi
+from kvscope.tuning.search import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]
 MODELS: tuple[CapacityModel, ...] = ("cache", "engine")

@@ -11,14 +11,14 @@ import streamlit as st
 from dashboard import job, query_params, render, sidebar, tuned
 from dashboard.markdown import plain
 from kvscope.app.requests import Capacities, TuneRequest
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.core.hits import standard
 from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting
 from kvscope.report import recommendation
-from kvscope.tuning.file import Recommendation, read_recommendation
+from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, flags, plugin_command
 from kvscope.tuning.target import Target
 
@@ -41,7 +41,7 @@ def page() -> None:
         _read()
 
 
-def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Tuned | None]:
+def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Recommendation | None]:
     return asking, tuned.recommend(one, *asking)
 
 
@@ -82,7 +82,7 @@ def _asking(trace: Trace) -> tuned.Asking | None:
     return trace, request
 
 
-def _show(asked: tuned.Asking, found: Tuned | None, now: tuned.Asking | None) -> None:
+def _show(asked: tuned.Asking, found: Recommendation | None, now: tuned.Asking | None) -> None:
     if found is None:
         st.warning("Stopped before the search was finished.")
         return
@@ -115,7 +115,7 @@ def _flags(told: Flags) -> None:
             st.code(text, language="bash", wrap_lines=True)
 
 
-def _instead(found: Tuned) -> None:
+def _instead(found: Recommendation) -> None:
     """Flags for an engine that does not have what is recommended."""
     other = found.next_best_for_sglang()
     if not found.flags.sglang and other is not None:
@@ -124,7 +124,7 @@ def _instead(found: Tuned) -> None:
     least = found.tuning.least_lru
     if not found.flags.vllm and least is not None:
         st.caption("vLLM evicts by LRU; with the least capacity that keeps the SLO then")
-        st.code(found.flags_at(least.chosen).vllm, language="bash", wrap_lines=True)
+        st.code(found.flags_at(least.training).vllm, language="bash", wrap_lines=True)
 
 
 def _read() -> None:
@@ -139,7 +139,7 @@ def _read() -> None:
     _told(found)
 
 
-def _told(found: Recommendation) -> None:
+def _told(found: RecommendationFile) -> None:
     target = found.target
     words = (
         f"{found.verdict}, for the trace {found.trace}: {found.policy.name} at"

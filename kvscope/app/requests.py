@@ -30,7 +30,7 @@ from kvscope.replay.settings import policies_for, run_setting, with_capacity_mod
 from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
-    from kvscope.tuning.file import Recommendation
+    from kvscope.tuning.file import RecommendationFile
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -267,7 +267,7 @@ def above_zero(rate_scale: float) -> float:
     return rate_scale
 
 
-def _recommendation(options: SimulateOptions) -> Recommendation | None:
+def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
     """Return the recommendation in the file that the options name, if they name one.
 
     Raises UsageError for options that say what the file settles.
@@ -292,7 +292,7 @@ def _recommendation(options: SimulateOptions) -> Recommendation | None:
     return read_recommendation(Path(path))
 
 
-def _with_lru(recommended: Recommendation) -> list[Variant]:
+def _with_lru(recommended: RecommendationFile) -> list[Variant]:
     """Return LRU, and what is recommended where that is another policy."""
     from kvscope.policies.lru import Lru
 

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from kvscope.latency.profile import LatencyProfile
     from kvscope.store.db import Store
     from kvscope.tuning.file import PolicyFile
-    from kvscope.validate.policies import PolicyRun
     from kvscope.validate.replay import Pace
-    from kvscope.validate.request_share import Part
     from kvscope.validate.result import EngineFacts, Validation
-    from kvscope.validate.validate import Open
+    from kvscope.validate.tokens import TraceSample
+    from kvscope.validate.validate import EngineOpener, PolicyRun
 
-Choose = Callable[[int], "Part"]
+Choose = Callable[[int], "TraceSample"]
 """Returns the requests to replay, given the longest that the engine can hold, in tokens."""
 
 DEFAULT_RECOMMENDATION = "recommendation.toml"
@@ -46,8 +45,8 @@ class EngineAtHand:
     """
 
     facts: EngineFacts
-    open: Open
-    part: Part
+    open: EngineOpener
+    sample: TraceSample
     overlapped: bool = False
 
 
@@ -94,13 +93,15 @@ def validate(
     EngineError where there is no engine.
     """
     from kvscope.app.traces import replayable
-    from kvscope.validate.validate import Asked
+    from kvscope.validate.validate import ValidationPlan
     from kvscope.validate.validate import validate as replay_all
     from kvscope.vllm_sim import EngineSettings
 
     prompts = replayable(store, trace)
     advice = _advice(options, monitor)
-    slo = advice.target if advice else Target(options.slo) if options.slo is not None else None
+    slo = advice.target if advice else None
+    if slo is None and options.slo is not None:
+        slo = Target(options.slo)
     slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
     profile = _profile(options.latency, advice, monitor)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
@@ -111,8 +112,8 @@ def validate(
         model = str(target.model)
         tokens = advice.capacity_tokens if advice else None
         engine = _own_vllm(model, options, launch, tokens, choose, monitor, forced=forced)
-    question = Asked(
-        part=engine.part,
+    plan = ValidationPlan(
+        sample=engine.sample,
         pace=pace,
         profile=profile,
         settings=EngineSettings(
@@ -131,9 +132,9 @@ def validate(
         seed=seed,
     )
     runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
-    if engine.part.too_long:
+    if engine.sample.too_long:
         monitor.note(
-            f"{engine.part.too_long:,} requests are longer than the engine takes, and are left out"
+            f"{engine.sample.too_long:,} requests are longer than the engine takes: left out"
         )
     if not forced:
         monitor.note(
@@ -141,12 +142,12 @@ def validate(
             " are predicted so"
         )
     return replay_all(
-        question,
+        plan,
         engine.facts,
         runs,
         engine.open,
         progress=monitor.steps,
-        last_words=show_log,
+        show_log=show_log,
         stop=monitor.stop,
     )
 
@@ -171,8 +172,8 @@ def _own_vllm(
     is_gpu = python.device == "cuda"
     size = launch.engine_block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     blocks = _blocks(options, capacity_tokens, size, monitor)
-    part = choose(_longest(config.get("max_position_embeddings"), blocks * size))
-    tokens = part.prompts.input_tokens + part.prompts.output_tokens
+    sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
+    tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
     started = Launch(
         model,
         block_size=size,
@@ -195,7 +196,7 @@ def _own_vllm(
     )
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
-    return EngineAtHand(facts, opened, part, overlapped=is_gpu)
+    return EngineAtHand(facts, opened, sample, overlapped=is_gpu)
 
 
 def _running_server(
@@ -204,7 +205,7 @@ def _running_server(
     """Return the server that runs already; its blocks as stated, or as its metrics have them."""
     from kvscope.serving.client import Endpoint, block_pool
     from kvscope.validate.result import EngineFacts
-    from kvscope.validate.validate import running_already
+    from kvscope.validate.validate import running_server
 
     endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
     served = endpoint.model(target.served_model)
@@ -217,9 +218,9 @@ def _running_server(
             where="--blocks, --engine-block-size",
             remedy="state how many it has, and their size",
         )
-    part = choose(_longest(served.max_model_len, blocks * size))
+    sample = choose(_longest(served.max_model_len, blocks * size))
     facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
-    return EngineAtHand(facts, running_already(endpoint, served), part)
+    return EngineAtHand(facts, running_server(endpoint, served), sample)
 
 
 def _blocks(
@@ -247,10 +248,10 @@ def _longest(limit: object, tokens: int) -> int:
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
 
 
-def _part(prompts: Prompts, options: ValidateOptions, seed: int, longest: int) -> Part:
-    from kvscope.validate.request_share import part
+def _part(prompts: Prompts, options: ValidateOptions, seed: int, longest: int) -> TraceSample:
+    from kvscope.validate.tokens import sample_trace
 
-    return part(
+    return sample_trace(
         prompts,
         share=options.share,
         seconds=None if options.minutes is None else 60 * options.minutes,
@@ -307,18 +308,18 @@ def _runs(
     overlapped: bool,
 ) -> list[PolicyRun]:
     """Return the policies to run: LRU, what is recommended, or both."""
-    from kvscope.validate.policies import PolicyRun, lru, recommended
+    from kvscope.validate.validate import PolicyRun, recommended_run
 
     if target.url is not None and options.policies == "both":  # it runs what it was started with
         monitor.note("the server is assumed to evict by LRU; if not, use --policies recommendation")
-        return [lru()]
+        return [PolicyRun()]
     if advice is None or options.policies == "lru":
-        return [lru()]
-    best = recommended(
-        advice, _advice_path(options), overlapped=overlapped, told_time=pace.kind == "sequential"
+        return [PolicyRun()]
+    best = recommended_run(
+        advice, _advice_path(options), overlapped=overlapped, trace_clock=pace.kind == "sequential"
     )
     if target.url is not None:
         return [PolicyRun(advice.policy, fitted=advice.fitted)]
     if best.policy.name == "lru" or options.policies == "recommendation":
         return [best]
-    return [lru(), best]
+    return [PolicyRun(), best]

@@ -51,7 +51,7 @@ def tune(
     from kvscope.report import recommendation as report
     from kvscope.report.section import check_names
     from kvscope.store.db import open_store
-    from kvscope.tuning.search import Stopped
+    from kvscope.tuning.trial import Stopped
 
     check_names(printing.section, report.SECTIONS)
     with (

@@ -58,7 +58,7 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
 
     parent, kind = _lineage(links, rows["blocks"], order, requests, trie, full_leaf)
     conversation, turn = lineage.conversations(parent)
-    carried_leaf, carried_blocks = lineage.carried(
+    carried_leaf, carried_blocks = lineage.carried_outputs(
         trie.parent, size, parent, full_leaf, full_blocks, inputs, outputs
     )
     reuse = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
@@ -112,10 +112,10 @@ def _lineage(
         return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
     if (parent_chat[deciding] != NO_ID).any():
         parents = np.where(parent_chat == ROOT, NO_ID, parent_chat)[order]
-        return lineage.given(requests["chat_id"], parents, NO_ID), "given"
+        return lineage.parents_by_id(requests["chat_id"], parents, NO_ID), "given"
     if trie.count > 1:
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
-        return lineage.inferred(trie.parent, full_leaf, inputs, outputs), "inferred"
+        return lineage.parents_by_prefix(trie.parent, full_leaf, inputs, outputs), "inferred"
     return np.full(len(order), -1, dtype=np.int32), "none"
 
 

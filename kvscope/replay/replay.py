@@ -119,24 +119,28 @@ def replay(
         evictions = kernel(traffic, history.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
         return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
-    state: Lanes | NextUses | Keys
-    told = (capacity_blocks, p, tables.values, tables.since)
-    if isinstance(policy, LanePolicy):
-        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
-        state = empty_lanes(traffic, lanes, leaf)
-        run = partial(kernel, traffic, history.segments, state, *told)
-    elif isinstance(policy, NextUsePolicy):
-        state = empty_next_uses(traffic, policy.lanes)
-        run = partial(
-            kernel, traffic, history.segments, history.next_touches, state, capacity_blocks, p
-        )
-    elif isinstance(policy, KeyPolicy):
-        state = empty_keys(type(policy), traffic, leaf)
-        run = partial(kernel, traffic, history.segments, history.paths, state, *told)
-    evictions = run(policy.values["ttl_s"], mandatory, hits)
-    end = state.runs[:, END].copy()  # not a view, which would keep all runs
+    state = _empty_state(policy, traffic, history, tables, leaf)
+    ttl_s = policy.values["ttl_s"]
+    evictions = kernel(
+        traffic, history.segments, state, capacity_blocks, p, tables.values, tables.since,
+        ttl_s, mandatory, hits,
+    )  # fmt: skip
+    end = state.runs.of[:, END].copy()  # not a view, which would keep all runs
     left = partial(cached_blocks, traffic.block_parent, history.segments.owner, end)
     return Replay(policy, capacity_blocks, hits, evictions, left)
+
+
+def _empty_state(
+    policy: Policy, traffic: Traffic, history: TouchHistory, tables: Tables, leaf: bool
+) -> Lanes | NextUses | Keys:
+    if isinstance(policy, LanePolicy):
+        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
+        return empty_lanes(traffic, lanes, leaf)
+    if isinstance(policy, NextUsePolicy):
+        return empty_next_uses(traffic, policy.lanes, history.next_touches)
+    if isinstance(policy, KeyPolicy):
+        return empty_keys(type(policy), traffic, history.segments, history.paths, leaf)
+    raise TypeError(f"{policy.name} is of no known shape")
 
 
 def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:

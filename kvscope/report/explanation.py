@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.report import style, ttft, xi
 from kvscope.report.runs import policy_line
 from kvscope.report.section import Columns, Section, bar, tabulate
 from kvscope.report.words import NONE, Sizes, count, share, significant
-from kvscope.tuning.objective import Trial
 from kvscope.tuning.search import XI
+from kvscope.tuning.trial import Trial
 
 _ABOUT_XI = (
     "Blocks that the next turn can compute in time are evicted first: all beyond token L + Q - xi.",
@@ -20,17 +20,17 @@ _ABOUT_XI = (
 )
 
 
-def sections(tuned: Tuned) -> list[Section]:
+def sections(tuned: Recommendation) -> list[Section]:
     """Return the sections that `--explain` adds."""
     return [*_xi(tuned), *_capacities(tuned), _tried(tuned), *_by_category(tuned)]
 
 
-def sizes_of(tuned: Tuned) -> Sizes:
+def sizes_of(tuned: Recommendation) -> Sizes:
     """Return how to write the capacities of a tuning."""
     return Sizes(tuned.trace.block_size, tuned.model, tuned.hbm_bytes)
 
 
-def sensitivity(tuned: Tuned) -> dict[str, list[Trial]]:
+def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
     """Return for each policy with a xi its trials at the user's capacity, one a xi, ascending."""
     by_policy: dict[str, dict[float, Trial]] = {}
     for trial in tuned.tuning.explored:
@@ -40,7 +40,7 @@ def sensitivity(tuned: Tuned) -> dict[str, list[Trial]]:
     return {name: [trials[xi] for xi in sorted(trials)] for name, trials in by_policy.items()}
 
 
-def best_by_capacity(tuned: Tuned) -> dict[str, dict[int, Trial]]:
+def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
     """Return for each policy the trial with the lowest target at each capacity that was tried."""
     best: dict[str, dict[int, Trial]] = {}
     for trial in tuned.tuning.explored:
@@ -51,7 +51,7 @@ def best_by_capacity(tuned: Tuned) -> dict[str, dict[int, Trial]]:
     return best
 
 
-def _xi(tuned: Tuned) -> list[Section]:
+def _xi(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of xi."""
     tables = []
     for name, trials in sensitivity(tuned).items():
@@ -76,7 +76,7 @@ def _bar(slowest_s: float, trial: Trial) -> str:
     return bar(trial.target_s / slowest_s)
 
 
-def _capacities(tuned: Tuned) -> list[Section]:
+def _capacities(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of capacity, where several were tried."""
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
@@ -99,7 +99,7 @@ def _capacities(tuned: Tuned) -> list[Section]:
     return [Section("Why this capacity", tables=(table,))]
 
 
-def _tried(tuned: Tuned) -> Section:
+def _tried(tuned: Recommendation) -> Section:
     """Return all that was tried at the user's capacity, the best first."""
     tuning = tuned.tuning
     here = [trial for trial in tuning.explored if trial.capacity_blocks == tuning.capacity_blocks]
@@ -118,7 +118,7 @@ def _tried(tuned: Tuned) -> Section:
     return Section("Tried", tables=(table,))
 
 
-def _by_category(tuned: Tuned) -> list[Section]:
+def _by_category(tuned: Recommendation) -> list[Section]:
     """Return TTFT by category under LRU and under the recommended policy."""
     tuning = tuned.tuning
     if tuning.recommended is tuning.baseline:
@@ -127,7 +127,7 @@ def _by_category(tuned: Tuned) -> list[Section]:
         {part.category or "": part.outcome for part in judged.categories}
         for judged in (tuning.baseline, tuning.recommended)
     )
-    title = f"LRU now, then {tuned.called(tuning.recommended.trial.policy)} as recommended"
+    title = f"LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
     return [ttft.category_section(title, before, after, tuned.times_ms)]
 
 
@@ -135,7 +135,7 @@ def _ms(trial: Trial) -> str:
     return significant(trial.target_s * 1e3)
 
 
-def sensitivity_chart(tuned: Tuned) -> style.Figure:
+def sensitivity_chart(tuned: Recommendation) -> style.Figure:
     """Build the target's latency against xi."""
     points = {
         name: [(trial.policy.values[XI], trial.target_s * 1e3) for trial in trials]
@@ -147,7 +147,7 @@ def sensitivity_chart(tuned: Tuned) -> style.Figure:
     return chart
 
 
-def capacities_chart(tuned: Tuned) -> style.Figure:
+def capacities_chart(tuned: Recommendation) -> style.Figure:
     """Build the target's latency against capacity: the best setting of each policy at each."""
     sizes = sizes_of(tuned)
     unit, series = sizes.axis, []

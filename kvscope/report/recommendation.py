@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.app.requests import BASELINE
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.replay.policy_options import FORESEEING
@@ -31,10 +31,10 @@ from kvscope.report.words import (
     significant,
     trace_in_words,
 )
-from kvscope.tuning.bootstrap import FEWEST, Gain, objective_of
-from kvscope.tuning.flags import Flags
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.result import Judged, Least, Scaled
+from kvscope.tuning.bootstrap import FEWEST, Gain
+from kvscope.tuning.flags import Flags, plugin_command
+from kvscope.tuning.trial import Trial
+from kvscope.tuning.tuner import HeldOutTrial, PrefillScenario, RequiredCapacity
 
 SECTIONS = (
     *("recommendation", "policies", "capacity", "to-set", "assumed"),
@@ -43,12 +43,11 @@ SECTIONS = (
 """What `--section` of `kvscope tune` takes; not every recommendation has them all."""
 
 ADD_RUNNING = "Add KV memory for running requests: this capacity covers only idle cached blocks."
-PLUGIN = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
 
 _CONTENDERS = 4  # on the one screen
 
 
-def screen(tuned: Tuned) -> list[Section]:
+def screen(tuned: Recommendation) -> list[Section]:
     """Return the one screen: verdict, policies, capacities, what to set, what was assumed."""
     least = _capacities(tuned)
     if least.tables:
@@ -64,7 +63,7 @@ def screen(tuned: Tuned) -> list[Section]:
     ]
 
 
-def sections(tuned: Tuned) -> list[Section]:
+def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     return [
         _verdict(tuned),
@@ -76,23 +75,23 @@ def sections(tuned: Tuned) -> list[Section]:
     ]
 
 
-def html_report(tuned: Tuned) -> str:
+def html_report(tuned: Recommendation) -> str:
     """Return the recommendation as one self-contained HTML page, with all that was tried."""
     title = f"kvscope tune: {tuned.trace.name}"
     return html.page(title, trace_in_words(tuned.trace), sections(tuned))
 
 
-def verdict_in_words(tuned: Tuned) -> list[str]:
+def verdict_in_words(tuned: Recommendation) -> list[str]:
     """Return the verdict, and the figures behind it, in sentences."""
     tuning, sizes = tuned.tuning, explanation.sizes_of(tuned)
-    best, lru, target = tuning.recommended.trial, tuning.baseline.trial, tuning.target
+    best, lru, target = tuning.recommended, tuning.baseline, tuning.target
     slo, goal = units.duration_in_words(target.slo_s), tuned.target_name
     here = sizes.in_words(tuning.capacity_blocks)
     now = f"LRU has a {goal} of {_time(lru)} at {here}"
     if tuning.verdict == "keep-lru":
         return [f"Keep LRU: {now}, within the SLO of {slo}.", *_shrink(tuned, sizes)]
     if tuning.verdict == "unreachable":
-        worst = max(tuning.infinite_chosen.target_s, tuning.infinite.trial.target_s)
+        worst = max(tuning.infinite_training.target_s, tuning.infinite.target_s)
         never = (
             f"No cache can meet the SLO of {slo}: even an infinite one has a {goal} of"
             f" {units.duration_in_words(worst)}. {now}."
@@ -104,9 +103,8 @@ def verdict_in_words(tuned: Tuned) -> list[str]:
         ]
     if tuning.verdict == "switch":
         switch = (
-            f"Switch to {tuned.called(best.policy)}: {_moves(tuning.recommended, tuned)}, within"
-            f" the SLO of {slo} in {tuning.recommended.keeps:.0%} of the bootstrap resamples, at"
-            f" {here}."
+            f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)}, within the SLO of {slo}"
+            f" in {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
         )
         return [switch, *_side_effects(tuned)]
     add = f"Add capacity: {now}; no policy significantly meets the SLO of {slo} there."
@@ -128,10 +126,10 @@ def _time(trial: Trial) -> str:
     return units.duration_in_words(trial.target_s)
 
 
-def _moves(judged: Judged, tuned: Tuned) -> str:
+def _moves(judged: HeldOutTrial, tuned: Recommendation) -> str:
     """Return what the target measures, from LRU to another policy, with the change's interval."""
-    target, lru, other = tuned.tuning.target, tuned.tuning.baseline.trial, judged.trial
-    gain = judged.gains[objective_of(target)]
+    target, lru, other = tuned.tuning.target, tuned.tuning.baseline, judged
+    gain = judged.gains[target.objective]
     how = f"({change(gain)}, 95% CI {interval(gain)})"
     moves = f"{tuned.target_name} {_time(lru)} -> {_time(other)}"
     if target.measure == "percentile":
@@ -140,33 +138,33 @@ def _moves(judged: Judged, tuned: Tuned) -> str:
     return f"{before} -> {after} of the requests over the SLO {how}, {moves}"
 
 
-def _needed(tuned: Tuned, sizes: Sizes) -> str:
+def _needed(tuned: Recommendation, sizes: Sizes) -> str:
     """Return what the held-out requests would have needed with the recommended policy."""
-    best = tuned.tuning.recommended.trial
-    for least in (tuned.tuning.least_best, tuned.tuning.least_lru):
-        if least is None or least.chosen.capacity_blocks != best.capacity_blocks:
+    best = tuned.tuning.recommended
+    for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
+        if least is None or least.training.capacity_blocks != best.capacity_blocks:
             continue
         if least.would_need_blocks is not None:
             return f" Held-out requests would need {sizes.in_words(least.would_need_blocks)}."
     return ""
 
 
-def _hindsight(tuned: Tuned, sizes: Sizes) -> list[str]:
+def _hindsight(tuned: Recommendation, sizes: Sizes) -> list[str]:
     """Return a warning where the capacity is not the one that the training window called for."""
-    best = tuned.tuning.recommended.trial
-    for least in (tuned.tuning.least_best, tuned.tuning.least_lru):
+    best = tuned.tuning.recommended
+    for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is not None and least.would_need_blocks == best.capacity_blocks:
-            early = sizes.in_words(least.chosen.capacity_blocks)
+            early = sizes.in_words(least.training.capacity_blocks)
             return [f"Held-out requests need that much; the training window needed {early}."]
     return []
 
 
-def _side_effects(tuned: Tuned) -> list[str]:
+def _side_effects(tuned: Recommendation) -> list[str]:
     """Return what often pays for the tail: the median, the hits, and so prefill throughput."""
     best = tuned.tuning.recommended
     if "p50" not in best.gains:
         return []
-    both = (tuned.tuning.baseline.trial, best.trial)
+    both = (tuned.tuning.baseline, best)
     before, after = (ms_in_words(tuned.times_ms(trial.outcome).p50) for trial in both)
     hits, then = (share(trial.outcome.token_hit_rate) for trial in both)
     also = (
@@ -176,30 +174,29 @@ def _side_effects(tuned: Tuned) -> list[str]:
     return [also]
 
 
-def _still(tuned: Tuned) -> list[str]:
+def _still(tuned: Recommendation) -> list[str]:
     """Return what another policy gains although the SLO is out of reach."""
     best = tuned.tuning.recommended
-    if best.trial.policy.name == BASELINE:
+    if best.policy.name == BASELINE:
         return []
-    name = tuned.called(best.trial.policy)
+    name = tuned.called(best.policy)
     return [f"{name} is still better than LRU: {_moves(best, tuned)}.", *_side_effects(tuned)]
 
 
-def _shrink(tuned: Tuned, sizes: Sizes) -> list[str]:
+def _shrink(tuned: Recommendation, sizes: Sizes) -> list[str]:
     least = tuned.tuning.least_lru
-    if least is None or not least.judged.meets(tuned.tuning.target):
+    if least is None or not least.held_out.meets(tuned.tuning.target):
         return []
-    blocks = least.judged.capacity_blocks
+    blocks = least.held_out.capacity_blocks
     if blocks >= tuned.tuning.capacity_blocks:
         return []
     if not blocks:
         return ["You could shrink: the SLO is met without any cache."]
-    return [
-        f"You could shrink: LRU meets it down to {sizes.in_words(blocks)} ({_time(least.judged)})."
-    ]
+    least_size, time = sizes.in_words(blocks), _time(least.held_out)
+    return [f"You could shrink: LRU meets it down to {least_size} ({time})."]
 
 
-def _verdict(tuned: Tuned) -> Section:
+def _verdict(tuned: Recommendation) -> Section:
     split = tuned.tuning.split
     how = (
         f"Chosen on {counted(split.chosen_on_requests, 'request')} (training window) after"
@@ -210,14 +207,14 @@ def _verdict(tuned: Tuned) -> Section:
     return Section(title, sentences=(*verdict_in_words(tuned), how))
 
 
-def _policies(tuned: Tuned) -> Section:
+def _policies(tuned: Recommendation) -> Section:
     """Return LRU, the policies and the oracles side by side, and the gains with intervals."""
     tuning = tuned.tuning
     rows = [
-        (BASELINE, tuning.baseline.trial),
-        *((tuned.called(judged.trial.policy), judged.trial) for judged in tuning.contenders),
-        ("infinite cache", tuning.infinite.trial),
-        *((tuned.called(judged.trial.policy), judged.trial) for judged in tuning.ceilings),
+        (BASELINE, tuning.baseline),
+        *((tuned.called(judged.policy), judged) for judged in tuning.contenders),
+        ("infinite cache", tuning.infinite),
+        *((tuned.called(judged.policy), judged) for judged in tuning.oracles),
     ]
 
     def times(row: tuple[str, Trial]) -> Percentiles:
@@ -237,11 +234,11 @@ def _policies(tuned: Tuned) -> Section:
     return Section("Policies", tables=(table, _gains(tuned)), figures=figures)
 
 
-def _gains(tuned: Tuned) -> Table:
+def _gains(tuned: Recommendation) -> Table:
     """Return the change that each contender makes to each figure, marked where significant."""
-    decisive = objective_of(tuned.tuning.target)
+    decisive = tuned.tuning.target.objective
 
-    def changed(name: str, judged: Judged) -> str:
+    def changed(name: str, judged: HeldOutTrial) -> str:
         return change(judged.gains[name])
 
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
@@ -249,8 +246,8 @@ def _gains(tuned: Tuned) -> Table:
         "Change vs LRU on held-out requests, ranked by training-window result",
         tuned.tuning.contenders,
         {
-            "policy": lambda judged: tuned.called(judged.trial.policy),
-            "significant": lambda judged: _yes(judged.gains[decisive].sure),
+            "policy": lambda judged: tuned.called(judged.policy),
+            "significant": lambda judged: _yes(judged.gains[decisive].significant),
             decisive: partial(changed, decisive),
             f"{decisive}, 95% CI": lambda judged: interval(judged.gains[decisive]),
             **{name: partial(changed, name) for name in others},
@@ -259,22 +256,22 @@ def _gains(tuned: Tuned) -> Table:
     )
 
 
-def _digest(tuned: Tuned) -> Table:
+def _digest(tuned: Recommendation) -> Table:
     """Return LRU, the first contenders, an infinite cache and the best oracle in a row each."""
     tuning = tuned.tuning
-    decisive = objective_of(tuning.target)
-    oracle = min(tuning.ceilings, key=lambda judged: judged.trial.target_s, default=None)
+    decisive = tuning.target.objective
+    oracle = min(tuning.oracles, key=lambda judged: judged.target_s, default=None)
     rows = [
-        (BASELINE, tuning.baseline.trial, None),
+        (BASELINE, tuning.baseline, None),
         *(
-            (judged.trial.policy.name, judged.trial, judged.gains.get(decisive))
+            (judged.policy.name, judged, judged.gains.get(decisive))
             for judged in tuning.contenders[:_CONTENDERS]
         ),
-        ("infinite cache", tuning.infinite.trial, None),
+        ("infinite cache", tuning.infinite, None),
     ]
     notes = ["significant: better than LRU, and the 95% CI excludes 0"]
     if oracle:
-        rows.append((f"{oracle.trial.policy.name}{FORESEEING}", oracle.trial, None))
+        rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None))
         notes.append(ORACLE_NOTE)
     if any(row[2] is not None and math.isinf(row[2].low) for row in rows):
         notes.append(f"unknown: fewer than {FEWEST} conversations")
@@ -291,14 +288,14 @@ def _digest(tuned: Tuned) -> Table:
         **percentiles("p95 p99", lambda row: tuned.times_ms(row[1].outcome), significant),
         f"{decisive} vs LRU": gained(change),
         "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
-        "significant": gained(lambda gain: _yes(gain.sure)),
+        "significant": gained(lambda gain: _yes(gain.significant)),
         "over SLO": lambda row: share(row[1].violation_share),
         "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
     }
     return tabulate("", rows, columns, "; ".join(notes))
 
 
-def _here(tuned: Tuned) -> str:
+def _here(tuned: Recommendation) -> str:
     here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
     return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} of held-out requests at {here}"
 
@@ -321,13 +318,14 @@ def interval(gain: Gain) -> str:
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
 
 
-def _capacities(tuned: Tuned) -> Section:
+def _capacities(tuned: Recommendation) -> Section:
     """Return the least capacity that meets the SLO."""
     tuning, figures = tuned.tuning, (partial(explanation.capacities_chart, tuned),)
     rows = [
         least
-        for least in (tuning.least_lru, tuning.least_best)
-        if least is not None and (least is tuning.least_lru or least.chosen.policy.name != BASELINE)
+        for least in (tuning.least_lru, tuning.least_any)
+        if least is not None
+        and (least is tuning.least_lru or least.training.policy.name != BASELINE)
     ]
     title = f"Least capacity with a {tuned.target_name} within the SLO"
     if not rows:
@@ -335,17 +333,17 @@ def _capacities(tuned: Tuned) -> Section:
         return Section("Capacity", words, figures=figures)
     sizes = explanation.sizes_of(tuned)
 
-    def holds(least: Least) -> str:
-        verdict = _yes(least.judged.meets(tuning.target))
+    def holds(least: RequiredCapacity) -> str:
+        verdict = _yes(least.held_out.meets(tuning.target))
         if least.would_need_blocks is None:
             return verdict
         return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
 
     columns: Columns = {
-        "policy": lambda least: tuned.called(least.chosen.policy),
-        **sizes.columns(lambda least: least.chosen.capacity_blocks),
-        "training (ms)": lambda least: significant(least.chosen.target_s * 1e3),
-        "held-out (ms)": lambda least: significant(least.judged.target_s * 1e3),
+        "policy": lambda least: tuned.called(least.training.policy),
+        **sizes.columns(lambda least: least.training.capacity_blocks),
+        "training (ms)": lambda least: significant(least.training.target_s * 1e3),
+        "held-out (ms)": lambda least: significant(least.held_out.target_s * 1e3),
         "holds": holds,
     }
     note = "resolved to 1%; holds: also on held-out requests"
@@ -353,61 +351,59 @@ def _capacities(tuned: Tuned) -> Section:
     return Section("Capacity", tables=(table,), figures=figures)
 
 
-def _to_set(tuned: Tuned) -> Section:
+def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the engines."""
-    policy, flags = tuned.tuning.recommended.trial.policy.name, tuned.flags
+    policy, flags = tuned.tuning.recommended.policy.name, tuned.flags
     sentences = []
     if flags.sglang:
         sentences.append(f"SGLang: {flags.sglang}")
     elif (other := tuned.next_best_for_sglang()) is not None:
-        name, instead = tuned.called(other.trial.policy), tuned.flags_for(other).sglang
-        sentences.append(
-            f"SGLang has no {policy}; its best is {name} ({_time(other.trial)}): {instead}"
-        )
+        name, instead = tuned.called(other.policy), tuned.flags_for(other).sglang
+        sentences.append(f"SGLang has no {policy}; its best is {name} ({_time(other)}): {instead}")
     else:
         sentences.append(f"SGLang has no {policy}.")
-    sentences.append(_for_vllm(policy, flags))
+    sentences.append(_for_vllm(policy, flags, tuned.path))
     least = tuned.tuning.least_lru
     if tuned.tuning.verdict == "add-capacity" and policy != BASELINE and least is not None:
-        lru = tuned.flags_at(least.chosen)
+        lru = tuned.flags_at(least.training)
         sentences.append(f"With LRU instead: SGLang: {lru.sglang}; vLLM: {lru.vllm}")
     sentences.append(ADD_RUNNING)
     return Section("To set", sentences=tuple(sentences))
 
 
-def _for_vllm(policy: str, flags: Flags) -> str:
+def _for_vllm(policy: str, flags: Flags, path: str) -> str:
     if flags.vllm is None:
         return (
             f"Neither vLLM nor kvscope's plugin runs {policy}. For the best that the plugin runs,"
             " tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl."
         )
     if flags.vllm_needs_plugin:
-        return f"vLLM, with kvscope's plugin: {PLUGIN} {flags.vllm}"
+        return f"vLLM, with kvscope's plugin: {plugin_command(path)} {flags.vllm}"
     return f"vLLM: {flags.vllm}"
 
 
-def _assumptions(tuned: Tuned) -> list[str]:
+def _assumptions(tuned: Recommendation) -> list[str]:
     return [f"{assumed.name} {assumed.value}: {assumed.why}." for assumed in tuned.assumptions]
 
 
-def _scaled(tuned: Tuned) -> list[str]:
+def _scaled(tuned: Recommendation) -> list[str]:
     """Return what another speed of prefill would change."""
 
-    def words(other: Scaled) -> str:
+    def words(other: PrefillScenario) -> str:
         lru, then = (units.duration_in_words(time) for time in (other.baseline_s, other.expected_s))
         at = explanation.sizes_of(tuned).label(other.capacity_blocks)
         runs = "" if lru == then else f", {other.policy} at {at} {then}"
         return f"With prefill {1 / other.times:g}× as fast: {other.verdict}, LRU {lru}{runs}."
 
-    return [words(other) for other in tuned.tuning.scaled]
+    return [words(other) for other in tuned.tuning.scenarios]
 
 
-def distributions_chart(tuned: Tuned) -> style.Figure:
+def distributions_chart(tuned: Recommendation) -> style.Figure:
     """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
     tuning = tuned.tuning
     shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.baseline))]
     if tuning.chosen is not tuning.baseline:
-        policy = tuning.chosen.trial.policy
+        policy = tuning.chosen.policy
         shown.append(ttft.distribution(tuned.called(policy), policy.name, _ms(tuning.chosen)))
     grey = {"color": style.GREY, "width": 2}
     shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
@@ -417,11 +413,11 @@ def distributions_chart(tuned: Tuned) -> style.Figure:
     return chart
 
 
-def _ms(judged: Judged) -> NDArray[np.float64]:
+def _ms(judged: HeldOutTrial) -> NDArray[np.float64]:
     return judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
 
 
-def trade_off_chart(tuned: Tuned) -> style.Figure:
+def trade_off_chart(tuned: Recommendation) -> style.Figure:
     """Build the tail against the median: every setting that was tried, as a point."""
     tuning = tuned.tuning
     points = [

@@ -126,7 +126,7 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
             col=column,
         )
     chart.update_layout(margin_t=80)
-    chart.update_xaxes(title_text="share cached", tickformat=".0%")
+    chart.update_xaxes(title_text="cached", tickformat=".0%")  # longer ones collide on a phone
     chart.update_yaxes(tickformat=".0%", autorange="reversed")
     chart.update_yaxes(title_text="start offset", col=1)
     return chart

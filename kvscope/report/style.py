@@ -48,7 +48,7 @@ def layout(title: str, *, height: int = 380) -> dict[str, object]:
     """Return what every chart's layout begins with; the legend lies below, so it clips nothing."""
     return {
         "title": {"text": title, "font": {"size": 16}},
-        "template": _template(),
+        "template": template(),
         "height": height,
         "margin": {"l": 60, "r": 20, "t": 50, "b": 60},
         "legend": {
@@ -169,7 +169,7 @@ def bars(
 
 
 @cache
-def _template() -> plotly_layout.Template:
+def template() -> plotly_layout.Template:
     """Return axes and background as in plotly_white, which is large and copied for each chart."""
     from plotly.graph_objects import layout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,26 +23,34 @@ _Row = TypeVar("_Row", GapDistribution, LifetimeDistribution, HazardCurve)
 
 def sections(facts: Characterization) -> list[Section]:
     """Return the sections on time; none where the trace has no hashes."""
-    requests = {row.category: row.requests for row in facts.categories}
+    shown = {row.category for row in large(facts.categories, lambda row: row.requests)}
+    few = left_out(facts.categories, list(shown))
+
+    def of_large(rows: tuple[_Row, ...]) -> tuple[_Row, ...]:
+        return tuple(row for row in rows if row.category in shown)
+
     known = []
-    if facts.reuse_gaps is not None and facts.reuse_gaps.overall is not None:
-        gaps = facts.reuse_gaps
-        known.append(_gaps(gaps, facts.reuse_gaps.overall, facts.reuse_hazard, requests))
-    if facts.lifetimes is not None and facts.lifetimes.overall is not None:
-        known.append(_lifetimes(facts.lifetimes, facts.lifetimes.overall, requests))
+    gaps, hazard, lifetimes = facts.reuse_gaps, facts.reuse_hazard, facts.lifetimes
+    if gaps is not None and gaps.overall is not None:
+        if hazard is not None:
+            hazard = replace(hazard, by_category=of_large(hazard.by_category))
+        by_category = of_large(gaps.by_category)
+        known.append(_gaps(replace(gaps, by_category=by_category), gaps.overall, hazard, few))
+    if lifetimes is not None and lifetimes.overall is not None:
+        over_time = tuple(row for row in lifetimes.over_time if row.category in shown)
+        lives = of_large(lifetimes.by_category)
+        of_these = replace(lifetimes, by_category=lives, over_time=over_time)
+        known.append(_lifetimes(of_these, lifetimes.overall, few))
     if facts.stability.between_windows:
+        requests = {row.category: row.requests for row in facts.categories}
         known.append(_stability(facts.stability, requests))
     return known
 
 
 def _gaps(
-    gaps: ReuseGaps,
-    overall: GapDistribution,
-    hazard: ReuseHazard | None,
-    requests: Mapping[str, int],
+    gaps: ReuseGaps, overall: GapDistribution, hazard: ReuseHazard | None, note: str
 ) -> Section:
-    shown = large(gaps.by_category, lambda row: requests.get(row.category or "", 0))
-    rows = [overall, *sorted(shown, key=lambda row: -row.reused_blocks)]
+    rows = [overall, *sorted(gaps.by_category, key=lambda row: -row.reused_blocks)]
     unit = time_unit(row.gap_s.p50 for row in rows)
     figures = [partial(gaps_chart, gaps)]
     if hazard is not None and hazard.overall is not None:
@@ -55,22 +64,15 @@ def _gaps(
             "reused blocks": lambda row: count(row.reused_blocks),
             **percentiles(_SUMMARY, lambda row: row.gap_s, unit.cell),
         },
-        note=left_out(gaps.by_category, shown),
+        note,
     )
-    return Section(
-        "Reuse gaps",
-        (f"Half of the reuse comes within {p50}, 80% within {p80}.",),
-        (table,),
-        curve_plot(gaps.at_s, {"reused within": overall.cdf}, units.duration_in_words),
-        tuple(figures),
-    )
+    words = f"Half of the reuse comes within {p50}, 80% within {p80}."
+    plot = curve_plot(gaps.at_s, {"reused within": overall.cdf}, units.duration_in_words)
+    return Section("Reuse gaps", (words,), (table,), plot, tuple(figures))
 
 
-def _lifetimes(
-    lifetimes: Lifetimes, overall: LifetimeDistribution, requests: Mapping[str, int]
-) -> Section:
-    shown = large(lifetimes.by_category, lambda row: requests.get(row.category or "", 0))
-    rows = [overall, *sorted(shown, key=lambda row: -row.blocks)]
+def _lifetimes(lifetimes: Lifetimes, overall: LifetimeDistribution, note: str) -> Section:
+    rows = [overall, *sorted(lifetimes.by_category, key=lambda row: -row.blocks)]
     unit = time_unit(row.lifetime_s.p90 for row in rows)
     words = (
         f"{share(overall.never_reused_share)} of the blocks are never used again; 90% are last used"
@@ -85,15 +87,11 @@ def _lifetimes(
             "never reused": lambda row: share(row.never_reused_share),
             **percentiles(_SUMMARY, lambda row: row.lifetime_s, unit.cell),
         },
-        note=left_out(lifetimes.by_category, shown),
+        note,
     )
-    return Section(
-        "Lifetimes",
-        (words,),
-        (table,),
-        curve_plot(lifetimes.at_s, {"last use within": overall.cdf}, units.duration_in_words),
-        (partial(lifetimes_chart, lifetimes), partial(lifetimes_over_time_chart, lifetimes)),
-    )
+    plot = curve_plot(lifetimes.at_s, {"last use within": overall.cdf}, units.duration_in_words)
+    figures = (partial(lifetimes_chart, lifetimes), partial(lifetimes_over_time_chart, lifetimes))
+    return Section("Lifetimes", (words,), (table,), plot, figures)
 
 
 def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:

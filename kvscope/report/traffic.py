@@ -158,9 +158,10 @@ def turns_chart(turns: ConversationTurns) -> style.Figure:
 def next_turns_chart(following: NextTurns) -> style.Figure:
     """Build the probability of a next turn by category and time; a gap where there are no requests.
 
-    Windows whose next turns the trace's end may hide are greyed.
+    Small categories are left out; windows whose next turns the trace's end may hide are greyed.
     """
-    categories = [row.category for row in following.by_category]
+    shown = large(following.by_category, lambda row: row.next_turn.requests)
+    categories = [row.category for row in shown]
     starts = sorted({row.start_s for row in following.over_time})
     known = {(row.category, row.start_s): row for row in following.over_time}
     cells = [[known.get((category, start)) for start in starts] for category in categories]
@@ -183,7 +184,7 @@ def next_turns_chart(following: NextTurns) -> style.Figure:
             fillcolor=style.GREY,
             opacity=0.35,
             line_width=0,
-            annotation_text="not settled: the trace may end before the next turn",
+            annotation_text="not settled",
             annotation_position="top right",
         )
     return chart

@@ -22,7 +22,7 @@ from kvscope.report.words import (
     significant,
     trace_in_words,
 )
-from kvscope.validate.result import EngineFacts, Kept, RunFacts, Validation
+from kvscope.validate.result import EngineFacts, RunFacts, StoredValidation, Validation
 
 _LISTED = 20  # mismatched requests
 _PREDICTED = {"color": style.GREY, "width": 5}  # below, in every policy's chart
@@ -45,7 +45,7 @@ def sections(validation: Validation) -> list[Section]:
     return [verdict, _runs(validation.runs, validation.slo_s, after), _engine(validation)]
 
 
-def stored(validation: Kept) -> list[Section]:
+def stored(validation: StoredValidation) -> list[Section]:
     """Return a validation of the store: the verdict, every run, and the engine."""
     words = (
         *_opening(validation.verdict, validation.ended),
@@ -156,20 +156,20 @@ def _with_params(run: RunFacts) -> str:
 
 
 def _engine(validation: Validation) -> Section:
-    part = validation.part
+    sample = validation.sample
     sent = "would have been sent" if validation.ended else "were sent"
     words = [
         *_engine_in_words(validation.engine),
-        f"{len(part.prompts.leaf):,} of {part.of:,} requests {sent}, {validation.pace}.",
+        f"{len(sample.prompts.leaf):,} of {sample.total:,} requests {sent}, {validation.pace}.",
         f"TTFT predicted with the latency profile {validation.latency}.",
         _outputs_in_words(validation.forced_outputs).capitalize(),
     ]
     left_out = [
         f"{count:,} {why}"
         for count, why in (
-            (part.not_drawn, "in conversations outside the sample"),
-            (part.later, "beyond the request limit"),
-            (part.too_long, "too long for the engine"),
+            (sample.outside_sample, "in conversations outside the sample"),
+            (sample.beyond_limit, "beyond the request limit"),
+            (sample.too_long, "too long for the engine"),
         )
         if count
     ]

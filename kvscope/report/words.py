@@ -135,7 +135,7 @@ def large(rows: Iterable[Row], size: Callable[[Row], int]) -> list[Row]:
 def left_out(rows: Sequence[object], shown: Sequence[object], things: str = "requests") -> str:
     """Return how many of the `rows` are too small to be `shown`, as a note."""
     few = len(rows) - len(shown)
-    return f"{few} below {FEWEST} {things} left out" if few else ""
+    return f"left out: {few} below {FEWEST} {things}" if few else ""
 
 
 def interval_in_words(interval: tuple[float, float] | None, write: Callable[[float], str]) -> str:

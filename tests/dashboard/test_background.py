@@ -17,7 +17,7 @@ from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.tuning.search import Stopped
+from kvscope.tuning.trial import Stopped
 from tests.dashboard import stepping
 from tests.dashboard.shown import drawn, metrics, shown, titles, waits, worked
 

@@ -18,7 +18,7 @@ from tests import small_traces
 
 
 def request(**fields: object) -> Request:
-    """A request of 40 and 4 tokens with these fields besides."""
+    """Return a request of 40 and 4 tokens with these fields besides."""
     return Request(**({"input_tokens": 40, "output_tokens": 4} | fields))  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ Record = Sequence[Request] | BadLine
 def settled(
     *records: Record, default: int = 16, options: ReadOptions | None = None, at_once: int = 100
 ) -> tuple[Columns, Rejects]:
-    """The columns that these records make, a line each, and what they refuse."""
+    """Return the columns that these records make, a line each, and what they refuse."""
     rejects = Rejects("trace")
     columns = Columns(default, options or ReadOptions(), rejects)
     for first in range(0, len(records), at_once):
@@ -37,7 +37,7 @@ def settled(
 
 
 def read(first: int, *records: Record) -> Records:
-    """What a reader makes of these, of which a BadLine is one that it refuses."""
+    """Return what a reader makes of these, of which a BadLine is one that it refuses."""
     made = Records()
     for line, record in enumerate(records, first):
         if isinstance(record, BadLine):

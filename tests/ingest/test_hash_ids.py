@@ -20,7 +20,7 @@ JSON_BYTES = st.lists(st.sampled_from(b'[[]],,-019 \t\r.eE+nul"ax{}\\\x00'), max
 
 
 def parsed(*lines: bytes) -> list[list[int]] | None:
-    """What the kernel makes of these lines; None where it finds them unusual."""
+    """Return what the kernel makes of these lines; None where it finds them unusual."""
     text = b"".join(line + b"\n" for line in lines)
     starts = np.empty(len(lines) + 1, dtype=np.int64)
     ids = np.empty(len(text) // 2, dtype=np.int64)
@@ -30,7 +30,7 @@ def parsed(*lines: bytes) -> list[list[int]] | None:
 
 @st.composite
 def arrays(draw: st.DrawFn) -> bytes:
-    """A JSON array of integers, with spaces wherever there may be some."""
+    """Return a JSON array of integers, with spaces wherever there may be some."""
     words = [draw(SPACES) + str(one).encode() + draw(SPACES) for one in draw(st.lists(INTEGERS))]
     return b"[" + (b",".join(words) or draw(SPACES)) + b"]"
 

@@ -41,7 +41,7 @@ def lines(count: int, blocks: int = 3) -> list[str]:
 
 
 def write(path: Path, told: list[str]) -> str:
-    """A trace file with these lines."""
+    """Return a trace file with these lines."""
     path.write_text("".join(f"{line}\n" for line in told))
     return str(path)
 

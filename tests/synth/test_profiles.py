@@ -28,7 +28,7 @@ FIELDS = [
 
 
 def brief(name: str) -> Profile:
-    """The profile with a short lead-in: what fills the house before time 0 takes most time."""
+    """Return the profile with a short lead-in: traffic before time 0 takes most time."""
     profile: Any = by_name(name)
     short: Profile = replace(profile, lead_in_s=900.0) if hasattr(profile, "lead_in_s") else profile
     return short

@@ -16,7 +16,7 @@ SAMPLE_FOLDER = Path(__file__).parents[2] / "sample_traces"
 
 
 def read(path: Path) -> bytes:
-    """The lines of a trace file, unpacked."""
+    """Return the lines of a trace file, unpacked."""
     packed = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(packed)

@@ -13,7 +13,7 @@ from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.policies.base import Policy
 from kvscope.tuning import tuner
-from kvscope.tuning.search import Evaluator
+from kvscope.tuning.trial import Evaluator
 from tests.cli.tune.asked import HERE, told, write_trace
 from tests.tune.examples import in_turn
 

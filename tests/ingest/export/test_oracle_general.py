@@ -45,7 +45,7 @@ def chats(requests: int) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Trace, Path]:
-    """A trace of 4,500 requests, more than are written at a time, and its export."""
+    """Return a trace of 4,500 requests, more than are written at a time, and its export."""
     store = open_store(MEMORY)
     trace = small_traces.stored(store, chats(4500), 16)
     path = tmp_path_factory.mktemp("peer") / "trace.oracleGeneral"

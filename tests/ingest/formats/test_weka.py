@@ -14,18 +14,18 @@ from kvscope.ingest.source import HEAD_BYTES
 
 
 def session(name: str | int, *requests: dict[str, Any], **fields: Any) -> bytes:
-    """A line with one session."""
+    """Return a line with one session."""
     head = {"id": name, "block_size": 64, "hash_id_scope": "local"}
     return json.dumps(head | fields | {"requests": list(requests)}).encode() + b"\n"
 
 
 def entry(t: float, **fields: Any) -> dict[str, Any]:
-    """A request of 70 tokens."""
+    """Return a request of 70 tokens."""
     return {"t": t, "type": "n", "model": "m", "in": 70, "out": 2, "hash_ids": [1]} | fields
 
 
 def agent(t: float, *requests: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A sub-agent."""
+    """Return a sub-agent."""
     return {"t": t, "type": "subagent", "requests": list(requests)} | fields
 
 

@@ -1,4 +1,4 @@
--- same_asked: the runs of a trace that answer this question
+-- same_request: the runs of a trace for this request
 -- $trace_id: the trace
 -- $asked: digest of policy, parameters, capacity and setting
 -- columns: run_id

@@ -9,36 +9,36 @@ from kvscope.replay.parameter_estimates import ParameterEstimate
 from kvscope.replay.policy_options import Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.bootstrap import Bootstrap
-from kvscope.tuning.objective import Trial, ttft_s
-from kvscope.tuning.prefer import DRAWS, preferred
-from kvscope.tuning.search import Contender, Evaluator, search
+from kvscope.tuning.ranking import RESAMPLES, rank_contenders
+from kvscope.tuning.search import Contender, search
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Evaluator, Trial, ttft_s
 from tests.tune.examples import recorded, workload
 
 CAPACITY = 200
 NAMES = ("etlru", "tlru", "threshold-lru", "ttl")
 XI = {"xi_tokens": ParameterEstimate(1_000.0, "made up")}
-# What the docs promise, not what kvscope.tuning.prefer says: a change there has to show here.
+# What the docs promise, not what kvscope.tuning.ranking says: a change there has to show here.
 SURELY = 0.9  # of the bootstrap resamples meet the SLO
 ALIKE = 0.03  # differences in throughput that do not matter
 
 
 def chosen(slo_s: float) -> tuple[list[Contender], Evaluator]:
-    """The contenders on a birth-death trace, in the order of preference."""
+    """Return the contenders on a birth-death trace, in the order of preference."""
     requests = recorded(BirthDeath().generate(requests=1_500, seed=3))
     evaluator = Evaluator(workload(requests, 0.2), Target(slo_s))
     variants = [Variant(by_name(name)) for name in NAMES]
     contenders = search(evaluator, variants, XI, {}, CAPACITY)
-    return preferred(evaluator, by_name("lru")(), contenders), evaluator
+    return rank_contenders(evaluator, contenders), evaluator
 
 
 def kept(evaluator: Evaluator, trials: list[Trial]) -> list[float]:
     """In which share of the draws each trial keeps the SLO."""
     some = evaluator.served(trials[0].policy, CAPACITY)
     conversation = some.prompts.conversation[some.first :]
-    bootstrap = Bootstrap(conversation, evaluator.target, draws=DRAWS)
+    bootstrap = Bootstrap(conversation, evaluator.target, resamples=RESAMPLES)
     times = (ttft_s(evaluator.served(one.policy, CAPACITY), evaluator.target) for one in trials)
-    return [bootstrap.keeps(bootstrap.figures(each)) for each in times]
+    return [bootstrap.meeting_share(bootstrap.figures(each)) for each in times]
 
 
 def test_the_cheapest_of_those_that_surely_keep_the_slo() -> None:
@@ -53,7 +53,7 @@ def test_the_cheapest_of_those_that_surely_keep_the_slo() -> None:
             (share,) = kept(evaluator, [one.best])
             assert share < SURELY or one.best.served_per_s <= first.served_per_s / (1 - ALIKE)
         # The price counts: a lower tail was found, and not taken.
-        assert min(one.target_s for one in evaluator.tried.values()) < first.target_s
+        assert min(one.target_s for one in evaluator.trials.values()) < first.target_s
 
 
 def test_where_nothing_keeps_the_slo_the_surest_gain_comes_first() -> None:
