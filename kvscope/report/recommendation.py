@@ -15,6 +15,7 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
+from kvscope.policies.registry import plugin_policies
 from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, html, style, ttft
 from kvscope.report.runs import ORACLE_NOTE
@@ -375,7 +376,7 @@ def _for_vllm(policy: str, flags: Flags, path: str) -> str:
     if flags.vllm is None:
         return (
             f"Neither vLLM nor kvscope's plugin runs {policy}. For the best that the plugin runs,"
-            " tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl."
+            f" tune with --policies {plugin_policies()}."
         )
     if flags.vllm_needs_plugin:
         return f"vLLM, with kvscope's plugin: {plugin_command(path)} {flags.vllm}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from kvscope.core import units
-from kvscope.learning.chances import FEATURES
-from kvscope.learning.ends.prediction_quality import Foreseen
+from kvscope.learning.ends.chances import FEATURES
+from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, sparkline, tabulate
 from kvscope.report.words import NONE, count, share, significant
@@ -30,7 +30,7 @@ def section(fit: EndsFit) -> Section:
     )
 
 
-def _nothing(quality: Foreseen) -> str:
+def _nothing(quality: PredictionQuality) -> str:
     horizon = units.duration_in_words(quality.horizon_s)
     if quality.base_rate is None:
         return (
@@ -43,7 +43,7 @@ def _nothing(quality: Foreseen) -> str:
     )
 
 
-def _horizon(quality: Foreseen) -> str:
+def _horizon(quality: PredictionQuality) -> str:
     return (
         f"Predicted for {count(quality.requests)} requests, from earlier ones only"
         f" ({quality.fits} fits): does another turn follow within"
@@ -53,7 +53,7 @@ def _horizon(quality: Foreseen) -> str:
     )
 
 
-def _ranking(quality: Foreseen) -> str:
+def _ranking(quality: PredictionQuality) -> str:
     parts = [
         f"{name} {value:.2f}"
         for name, value in (
@@ -69,7 +69,7 @@ def _ranking(quality: Foreseen) -> str:
     )
 
 
-def _calibrated(quality: Foreseen) -> str:
+def _calibrated(quality: PredictionQuality) -> str:
     off_pp = (quality.calibration_error or 0.0) * 100
     return (
         f"Probabilities are off by {off_pp:.1f} pp on average. Brier score {quality.brier:.3f};"
@@ -93,7 +93,7 @@ def _worth(fit: EndsFit) -> list[str]:
     ]
 
 
-def _calibration(quality: Foreseen) -> Table:
+def _calibration(quality: PredictionQuality) -> Table:
     return tabulate(
         "Calibration",
         quality.calibration,
@@ -108,7 +108,7 @@ def _calibration(quality: Foreseen) -> Table:
     )
 
 
-def _windows(quality: Foreseen) -> Table:
+def _windows(quality: PredictionQuality) -> Table:
     return tabulate(
         "Over time",
         quality.windows,
@@ -151,7 +151,7 @@ def _gains(fit: EndsFit) -> tuple[Table, ...]:
     return (table,)
 
 
-def _comparisons(quality: Foreseen) -> tuple[Table, ...]:
+def _comparisons(quality: PredictionQuality) -> tuple[Table, ...]:
     if quality.trees is None or not quality.trees.features:
         return ()
     often = [0] * len(FEATURES)
@@ -164,7 +164,7 @@ def _comparisons(quality: Foreseen) -> tuple[Table, ...]:
     return (tabulate("Features of the last fit", used, columns),)
 
 
-def _plot(quality: Foreseen) -> tuple[str, ...]:
+def _plot(quality: PredictionQuality) -> tuple[str, ...]:
     values = [window.auc for window in quality.windows]
     if sum(value is not None for value in values) < 2:
         return ()
@@ -172,7 +172,7 @@ def _plot(quality: Foreseen) -> tuple[str, ...]:
     return (f"AUC over time, from {_EVEN} to 1  {sparkline(above, 1 - _EVEN)}",)
 
 
-def calibration_chart(quality: Foreseen) -> style.Figure:
+def calibration_chart(quality: PredictionQuality) -> style.Figure:
     """Build observed over predicted probability, with the line of perfect calibration."""
     groups = quality.calibration
     observed = {"mode": "lines+markers", "text": [f"{group.n:,} requests" for group in groups]}
@@ -198,7 +198,7 @@ def calibration_chart(quality: Foreseen) -> style.Figure:
     return chart
 
 
-def auc_over_time_chart(quality: Foreseen) -> style.Figure:
+def auc_over_time_chart(quality: PredictionQuality) -> style.Figure:
     """Build AUC, observed and predicted share over time."""
     hours = [window.start_s / 3600 for window in quality.windows]
     series = (

@@ -23,7 +23,7 @@ def test_an_unknown_vllm_is_refused_by_name(
     """The class does not load; the entry point leaves vLLM as it is and says so."""
     import vllm
 
-    from kvscope.vllm_plugin import plugin as vllm_plugin
+    from kvscope import vllm_plugin
 
     monkeypatch.setattr(vllm, "__version__", "0.40.0")
     with pytest.raises(EngineError, match=r"vLLM 0\.40\.0; kvscope's plugin knows 0\.32\.x and"):
@@ -39,7 +39,7 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
     from vllm.config import SchedulerConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from kvscope.vllm_plugin import plugin as vllm_plugin
+    from kvscope import vllm_plugin
 
     own = SchedulerConfig.get_scheduler_cls
     monkeypatch.setattr(SchedulerConfig, "get_scheduler_cls", own)
