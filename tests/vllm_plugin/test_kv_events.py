@@ -23,7 +23,9 @@ def stored(path: str, above: str | None = None, session: str | None = None) -> B
     return BlockStored(hashes, above.encode() if above else None, SIZE, "GPU", session)
 
 
-def seen(*batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]]) -> list[TraceLine]:
+def seen(
+    *batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]],
+) -> list[TraceLine]:
     """All lines of the stream."""
     chains = BlockChains()
     lines = [line for ts, events in batches for line in chains.take(EventBatch(ts, events))]
