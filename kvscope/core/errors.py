@@ -56,12 +56,6 @@ class StoreVersionError(InputError):
     """The store was written by a newer kvscope."""
 
 
-class ToleranceError(KvscopeError):
-    """A measurement lies outside the stated tolerance."""
-
-    exit_code = ExitCode.TOLERANCE
-
-
 class EngineError(KvscopeError):
     """The inference engine cannot be reached or refuses to serve."""
 
