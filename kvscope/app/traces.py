@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, Stopped
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.db import Store
@@ -51,14 +51,21 @@ def ingest_file(
     """Ingest the trace at `path`, if the store lacks it, and make it the one last worked on.
 
     `foresee` gets the prompts of a new trace before they are stored. Raises InputError for what is
-    no readable trace, and UnusableLinesError where too many of its lines are bad.
+    no readable trace, UnusableLinesError where too many of its lines are bad, and Stopped once the
+    monitor's `stop` is set.
     """
     from kvscope.ingest.pipeline import ingest
 
     if Path(path).is_dir():
         raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
     with monitor.steps(f"reading {path}", _file_size(path), unit="bytes") as advance:
-        ingested = ingest(store, path, options, advance, foresee)
+
+        def read_on(amount: int) -> None:
+            if monitor.stop.is_set():
+                raise Stopped("stopped before the trace was read")
+            advance(amount)
+
+        ingested = ingest(store, path, options, read_on, foresee)
     trace = ingested.trace
     if not ingested.created and options is not None and options.strict and trace.bad_lines:
         line, reason = traces.bad_lines(store, trace)[0]

@@ -43,7 +43,7 @@ from kvscope.cli.tune_options import (
     View,
 )
 from kvscope.cli.values import STANDARD_STREAM
-from kvscope.core.errors import ExitCode
+from kvscope.core.errors import ExitCode, Stopped
 from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ def tune(
 def _tuned(trace: Trace, prompts: Prompts, request: TuneRequest) -> Tuned:
     """Tune; Ctrl-C ends it with nothing written."""
     from kvscope.app.tune import tune as recommend
-    from kvscope.tuning.search import Stopped
 
     with stoppable() as terminal:
         try:

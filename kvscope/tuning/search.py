@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvscope.core.errors import KvscopeError
+from kvscope.core.errors import Stopped
 from kvscope.policies.base import Parameter, Policy
 from kvscope.replay.capacity_models import replayed
 from kvscope.replay.policy_options import Variant
@@ -88,10 +88,6 @@ Key = tuple[str, str, tuple[tuple[str, float], ...], int]
 Advance = Callable[[int], None]
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Stopped(KvscopeError):
-    """Somebody asked to stop before the answer was there."""
 
 
 class Evaluator:

@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 
+from kvscope.core.errors import Stopped
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.variants import Found, bind
@@ -17,7 +18,6 @@ from kvscope.tuning.flags import flags
 from kvscope.tuning.result import decide
 from kvscope.tuning.search import (
     Evaluator,
-    Stopped,
     coarse,
     finer,
     hints_from,
