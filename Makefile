@@ -7,13 +7,12 @@ READY   := $(VENV)/ready
 ENGINE  ?= .venv-engine
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
-ENGINE_TESTS ?= engine and not clock
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engine lint docs site pictures bench bench-plugin bench-engine samples wheel clean
+.PHONY: help setup demo test test-install test-engine test-long lint docs site pictures bench bench-plugin bench-engine samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -55,13 +54,23 @@ demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; w
 	@echo "All of it to look at, in a browser:"
 	@echo "  $(KVSCOPE) dashboard --db demo.duckdb"
 
-test: setup ## all tests that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
-	$(PY) -m pytest -q -n $(WORKERS) -m "not engine" $(PYTEST)
+test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
+		-m "not engine and not install and not long" $(PYTEST)
 
-# What depends on the machine's other work runs with ENGINE_TESTS=clock.
-test-engine: $(ENGINE)/ready ## tests beside vLLM's own code, in .venv-engine (Linux; 2 GB, once)
-	$(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m '$(ENGINE_TESTS)' \
-		tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py $(PYTEST)
+test-install: setup ## install wheel and source distribution into empty environments, and try them
+	$(PY) -m pytest -q -m install tests/test_install.py $(PYTEST)
+
+# A file is one worker's, so its tests share one started vLLM.
+ENGINE_PYTEST = $(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
+ENGINE_TESTS  = tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py
+
+test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
+	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
+
+test-long: setup $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
+	$(PY) -m pytest -q -n $(WORKERS) -m "long and not engine" $(PYTEST)
+	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
 
 $(ENGINE)/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
@@ -93,7 +102,7 @@ site: setup ## build the docs as a site in build/site, which needs no network to
 pictures: setup ## take the pictures of the docs (needs Chromium)
 	$(PY) -m docs.take_pictures
 
-bench: setup ## kvscope beside its peers and its limits (BENCH='--help' says what it takes)
+bench: setup ## kvscope against its peers and its limits (BENCH='--help' says what it takes)
 	$(PY) -m benchmarks $(BENCH)
 
 bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM's own scheduler
@@ -104,7 +113,7 @@ bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-
 	$(ENGINE)/bin/python -m benchmarks.live_gittins
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
-	$(PY) -m kvscope.synth.samples sample_traces
+	$(PY) -m kvscope.synth.profiles sample_traces
 
 wheel: setup ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation --outdir dist

@@ -9,12 +9,23 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import ROOT, analyze, dashboard, lru_curve, peers, replays, scaling, start, traces
+from benchmarks import (
+    ROOT,
+    analyze,
+    dashboard,
+    lru_curve,
+    peers,
+    replays,
+    start,
+    traces,
+    versions,
+)
 from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("analyze", "start", "peers", "curve", "replays", "scaling", "dashboard")
+PARTS = ("analyze", "start", "peers", "curve", "replays", "dashboard")
+VERSIONS = "versions"  # needs --before
 PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
@@ -33,16 +44,18 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--only", action="append", choices=PARTS, help="one part (repeat for more; default: all)"
+        "--only",
+        action="append",
+        choices=(*PARTS, VERSIONS),
+        help="one part (repeat for more; default: all)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, interleaved")
     parser.add_argument(
         "--t63", action="store_true", help="analyze also a trace ten times as long (0.9 GB of disk)"
     )
     parser.add_argument(
-        "--largest", type=int, default=10**7, help="accesses of the largest replay (10^8: 7 GB)"
+        "--before", type=Path, help="root of another checkout, for the parts start and versions"
     )
-    parser.add_argument("--before", type=Path, help="root of another checkout, for the part start")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="for generated traces"
     )
@@ -58,8 +71,11 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
     match part:
         case "start":
             tables = [start.table(rounds, options.before)]
-        case "scaling":
-            tables = [scaling.table(options.largest, rounds)]
+        case "versions":
+            if options.before is None:
+                raise SystemExit("python -m benchmarks: the part versions needs --before CHECKOUT")
+            measured = [traces.published(folder), traces.t6(folder)]
+            tables = [versions.table(measured, options.before.resolve(), rounds)]
         case "curve":
             tables = [lru_curve.table(traces.t6(folder), folder, rounds)]
         case "dashboard":
@@ -79,7 +95,6 @@ def _circumstances(part: str, options: argparse.Namespace) -> str:
     """Return date, machine, versions and command: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     words = ["--t63"] * (options.t63 and part == "analyze")
-    words += [f"--largest {options.largest}"] * (part == "scaling")
     command = " ".join(
         [f"python -m benchmarks --only {part}", *words, f"--rounds {options.rounds}"]
     )

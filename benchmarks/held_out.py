@@ -21,14 +21,14 @@ from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, Tables, history, replay
+from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
 from kvscope.replay.traffic import traffic
-from kvscope.replay.variants import bind, found_values
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
-from kvscope.synth.registry import by_name as profile_by_name
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import by_name as profile_by_name
+from kvscope.synth.profiles import write_jsonl
 
 WARMUP = 0.4  # share of the requests that are not counted
 RESAMPLES = 1_000
@@ -74,8 +74,8 @@ class HeldOut:
             trace = ingest(store, str(path), IngestOptions(read=read or ReadOptions())).trace
             self.prompts: Prompts = load_prompts(store, trace)
         self.traffic = traffic(self.prompts, standard())
-        self.past = history(self.traffic)
-        self._parameters = found_values(self.traffic, PRESETS["llama2-7b-a100"], None)
+        self.past = touch_history(self.traffic)
+        self._parameters = estimate_parameters(self.traffic, PRESETS["llama2-7b-a100"], None)
         self.first = int(len(self.prompts.leaf) * WARMUP)
         self.input_tokens = self.prompts.input_tokens[self.first :].astype(np.int64)
         conversations, self._conversation = np.unique(
@@ -110,7 +110,7 @@ class HeldOut:
         policy = self.bind(name, float(xi_tokens))
         if tables is None:
             tables = NO_TABLES if policy.table is None else self._tables[policy.table]
-        result = replay(self.traffic, policy, capacity, past=self.past, tables=tables)
+        result = replay(self.traffic, policy, capacity, history=self.past, tables=tables)
         hits = result.hit_blocks[self.first :].astype(np.int64) * self.prompts.block_size
         uncached: Floats = np.maximum(self.input_tokens - hits, 0).astype(np.float64)
         return uncached

@@ -33,13 +33,13 @@ from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_end import TLruEnd
 from kvscope.policies.tlru_length import TLruLength
-from kvscope.replay.replay import History, history, replay
+from kvscope.replay.replay import TouchHistory, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.synth.base import Lognormal
 from kvscope.synth.birth_death import BirthDeath
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import write_jsonl
 
 PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"
 PROFILE = PRESETS["llama2-7b-a100"]
@@ -61,11 +61,11 @@ class Sample:
 
     prompts: Prompts
     traffic: Traffic
-    past: History
+    past: TouchHistory
 
     def ttft_ms(self, policy: Policy, capacity_tokens: int) -> NDArray[np.float64]:
         """Return each request's TTFT in ms on an idle engine."""
-        result = replay(self.traffic, policy, capacity_tokens, past=self.past)
+        result = replay(self.traffic, policy, capacity_tokens, history=self.past)
         hits = result.hit_blocks.astype(np.int64)
         return PROFILE.ttft_s(self.prompts.input_tokens - hits, hits) * 1e3
 
@@ -78,7 +78,7 @@ def sample(requests: int, seed: int) -> Sample:
         trace = ingest(store, str(path), IngestOptions(read=ReadOptions(1))).trace
         prompts = load_prompts(store, trace)
     requested = traffic(prompts, replace(standard(), last_token_rule=False))
-    return Sample(prompts, requested, history(requested))
+    return Sample(prompts, requested, touch_history(requested))
 
 
 def tlru(kind: type[Policy], xi_ms: float) -> Policy:

@@ -20,7 +20,7 @@ from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
 from kvscope.core.errors import KvscopeError
 from kvscope.core.trace import Trace
-from kvscope.replay.lru_point import LruAnywhere, lru_anywhere
+from kvscope.replay.metrics import LruAnywhere
 from kvscope.store.traces import load_prompts
 
 _MOST = 4  # traces
@@ -70,7 +70,7 @@ class TraceFindings(Job):
                     self.add("analysis", analyze(store, self._trace, step=self._step))
                     return
                 prompts = load_prompts(store, self._trace)
-                self.add("lru", lru_anywhere(prompts))
+                self.add("lru", LruAnywhere.over(prompts))
                 started = StartedCaching(prompts)
                 self.add("analysis", analyze(store, self._trace, started=started, step=self._step))
                 self._step("prefixes")

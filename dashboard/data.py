@@ -13,7 +13,7 @@ from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
 from kvscope.store import results, traces
-from kvscope.validate.result import Kept, kept_validations
+from kvscope.validate.result import StoredValidation, stored_validations
 
 
 def all_traces() -> list[Trace]:
@@ -36,10 +36,10 @@ def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
     return by_setting
 
 
-def validations(trace: Trace) -> tuple[Kept, ...]:
+def validations(trace: Trace) -> tuple[StoredValidation, ...]:
     """Return the stored results of `kvscope validate`, the latest first."""
     with reading() as store:
-        return kept_validations(store, trace)
+        return stored_validations(store, trace)
 
 
 def known_fit(trace: Trace) -> Fit | None:

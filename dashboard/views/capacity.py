@@ -9,16 +9,16 @@ import streamlit as st
 
 from dashboard import background_cache, connection, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from kvscope.app.options import SimulateOptions
 from kvscope.app.requests import simulate_request
 from kvscope.app.simulate import simulate
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.core.trace import Trace
-from kvscope.replay.lru_point import LruAnywhere
+from kvscope.replay.metrics import LruAnywhere
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
-from kvscope.report.sizes import Unit, multiple
-from kvscope.report.words import definition_in_words
+from kvscope.report.words import Unit, definition_in_words, multiple
 
 STEPS = 200
 ORACLES = ("wa", "belady")
@@ -79,7 +79,9 @@ def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
     known = {run.policy for run in _comparable(trace, lru)}
     if known.issuperset(ORACLES) and (running is None or running.ended):
         return
-    request = simulate_request(policies=",".join(ORACLES), latency=sidebar.choices().latency)
+    request = simulate_request(
+        SimulateOptions(policies=",".join(ORACLES), latency=sidebar.choices().latency)
+    )
     description = "belady is the optimum for hits and knows the future. Runs are stored."
     if st.button("Replay wa and the optimum (belady)", key="others", help=description):
         prompts = lru.prompts

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import streamlit as st
 
 from dashboard import job, lab_results, query_params, sidebar
 from dashboard.markdown import escape
+from kvscope.app.options import SimulateOptions
 from kvscope.app.requests import SimulateRequest, simulate_request
 from kvscope.core import units
 from kvscope.core.runs import CapacityModel, TierMode
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import ALL
-from kvscope.tuning.capacity import has_xi
+from kvscope.tuning.search import has_xi
 
 USUAL = ["lru", "tlru", "wa", "belady"]
 MODELS: tuple[CapacityModel, ...] = ("cache", "engine")
@@ -48,7 +48,7 @@ def page() -> None:
         _over_xi(trace, slo_s, parameters or [])
 
 
-def _request(slo_s: float | None, parameters: Sequence[str]) -> SimulateRequest:
+def _request(slo_s: float | None, parameters: list[str]) -> SimulateRequest:
     """Draw what the capacity is; return the request for every policy that can run there."""
     first, left, middle, right = st.columns([2, 3, 3, 2])
     with first, query_params.synced("counts", MODELS[0], allowed=MODELS):
@@ -88,15 +88,17 @@ def _request(slo_s: float | None, parameters: Sequence[str]) -> SimulateRequest:
         )
     selected = sidebar.choices()
     return simulate_request(
-        policies=ALL,
-        params=parameters,
-        capacity_blocks=blocks,
-        capacity_model=capacity_model,
-        tiers=tiers,
-        tier_mode=mode if tiers else None,
-        model=selected.model_name if tiers else None,
-        latency=selected.latency,
-        slo_s=slo_s,
+        SimulateOptions(
+            policies=ALL,
+            param=parameters,
+            capacity_blocks=blocks,
+            capacity_model=capacity_model,
+            tiers=tiers,
+            tier_mode=mode if tiers else None,
+            model=selected.model_name if tiers else None,
+            latency=selected.latency,
+            slo=slo_s,
+        )
     )
 
 
@@ -122,7 +124,7 @@ def _compare(trace: Trace, request: SimulateRequest) -> None:
         st.caption("Runs that are in the store are not repeated; new ones are stored.")
 
 
-def _over_xi(trace: Trace, slo_s: float | None, parameters: Sequence[str]) -> None:
+def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
     """Replay one policy with many values of xi, at one capacity."""
     names = [policy.name for policy in POLICIES if has_xi(policy)]
     left, right = st.columns(2)
@@ -141,11 +143,13 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: Sequence[str]) -> No
         st.info("The effect of xi is measured against an SLO. Enter one above, for example 200ms.")
         return
     request = simulate_request(
-        policies=name,
-        params=[parameter for parameter in parameters if parameter.startswith(f"{name}.")],
-        capacity_blocks=(blocks,) if blocks else (),
-        latency=sidebar.choices().latency,
-        slo_s=slo_s,
+        SimulateOptions(
+            policies=name,
+            param=[text for text in parameters if text.startswith(f"{name}.")],
+            capacity_blocks=(blocks,) if blocks else (),
+            latency=sidebar.choices().latency,
+            slo=slo_s,
+        )
     )
     clicked = st.button("Replay every xi", type="primary", key="run_xi")
     vary = lab_results.vary_xi

@@ -10,11 +10,12 @@ import streamlit as st
 
 from dashboard import background_cache, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
-from kvscope.app.tune import Tuned, tune, write_recommended
+from kvscope.app.tune import Recommendation, tune, write_recommended
 from kvscope.core import units
 from kvscope.report import recommendation
-from kvscope.tuning.file import Recommendation, read_recommendation
+from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, flags, plugin_command
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
@@ -35,7 +36,7 @@ def page() -> None:
         _read()
 
 
-def _tune(running: job.Job) -> Tuned:
+def _tune(running: job.Job) -> Recommendation:
     trace, request = running.request
     return tune(trace, background_cache.lru_for(running, trace).prompts, request, running)
 
@@ -62,17 +63,19 @@ def _request() -> TuneRequest | None:
         return None
     selected = sidebar.choices()
     request = tune_request(
-        slo_s=slo_s,
-        percentile=units.parse_percentile(rank),
-        capacity_blocks=blocks,
-        model=selected.model_name,
-        hbm_bytes=selected.hbm_bytes,
-        latency=selected.latency,
+        TuneOptions(
+            slo=slo_s,
+            percentile=units.parse_percentile(rank),
+            capacity_blocks=blocks,
+            model=selected.model_name,
+            hbm=selected.hbm_bytes,
+            latency=selected.latency,
+        )
     )
     return replace(request, model=selected.model)  # not the latency preset's, where it is none
 
 
-def _show(tuned: Tuned) -> None:
+def _show(tuned: Recommendation) -> None:
     verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
     _flags(tuned.flags)
@@ -89,7 +92,7 @@ def _show(tuned: Tuned) -> None:
     render.show(section for section in rest if section.title != "To set")  # it stands above
 
 
-def _as_toml(tuned: Tuned) -> str:
+def _as_toml(tuned: Recommendation) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
         write_recommended(path, tuned, background_cache.lru(tuned.trace).prompts)
@@ -108,16 +111,16 @@ def _flags(to_set: Flags) -> None:
             st.code(text, language="bash", wrap_lines=True)
 
 
-def _alternatives(tuned: Tuned) -> None:
+def _alternatives(tuned: Recommendation) -> None:
     """Draw flags for an engine that does not have the recommended policy."""
     other = tuned.next_best_for_sglang()
     if not tuned.flags.sglang and other is not None:
-        st.caption(f"SGLang lacks this policy; its best is {escape(other.trial.policy.name)}")
+        st.caption(f"SGLang lacks this policy; its best is {escape(other.policy.name)}")
         st.code(tuned.flags_for(other).sglang, language="bash", wrap_lines=True)
     least = tuned.tuning.least_lru
     if not tuned.flags.vllm and least is not None:
         st.caption("vLLM evicts by LRU; flags for the least capacity with which LRU meets the SLO")
-        st.code(tuned.flags_at(least.chosen).vllm, language="bash", wrap_lines=True)
+        st.code(tuned.flags_at(least.training).vllm, language="bash", wrap_lines=True)
 
 
 def _read() -> None:
@@ -133,7 +136,7 @@ def _read() -> None:
     _flags(flags(file.policy, file.capacity_tokens))
 
 
-def _in_words(file: Recommendation) -> str:
+def _in_words(file: RecommendationFile) -> str:
     target = file.target
     return (
         f"{file.verdict}, for the trace {file.trace}: {file.policy.name} at"

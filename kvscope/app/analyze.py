@@ -8,12 +8,15 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.monitor import Monitor
+from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
+from kvscope.app.traces import load_trace
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.characterize.traffic import RequestSize
-from kvscope.core.background import beside
+from kvscope.core.background import in_background
 from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import PromptPaths, Trace
@@ -112,13 +115,13 @@ class Analysis:
 class StartedCaching:
     """The part of an analysis that needs only a trace's paths, under way in a thread of its own.
 
-    So it can run while the trace is still being stored. `caching` waits for it.
+    So it can run while the trace is still being stored. `caching` is its future.
     """
 
     def __init__(self, paths: PromptPaths, request: AnalyzeRequest | None = None) -> None:
         self.paths = paths
         self.request = request or AnalyzeRequest()
-        self.caching = beside(caching, paths, self.request)
+        self.caching = in_background(caching, paths, self.request)
 
 
 def analyze(
@@ -143,8 +146,30 @@ def analyze(
         model=request.model,
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
-        caching=started.caching() if started else None,
+        caching=started.caching.result() if started else None,
     )
+
+
+def analyze_source(
+    store: Store,
+    source: str | None,
+    request: AnalyzeRequest,
+    monitor: Monitor,
+    reading: Reading = AS_STORED,
+) -> Analysis:
+    """Ingest `source` if the store lacks it, and analyze it.
+
+    LRU's curve of a new trace is computed while the trace is being stored.
+    """
+    started: list[StartedCaching] = []
+    trace = load_trace(
+        store,
+        source,
+        monitor,
+        reading,
+        lambda paths: started.append(StartedCaching(paths, request)),
+    )
+    return analyze(store, trace, request, started=started[0] if started else None)
 
 
 def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:

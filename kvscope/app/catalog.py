@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvscope.core.kv_size import HeadKv, LatentKv, preset, preset_names
-from kvscope.ingest.export.pipeline import EXPORTERS
+from kvscope.ingest.export import EXPORTERS
 from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 from kvscope.policies.base import Policy

@@ -1,7 +1,6 @@
-"""What use cases are asked, with every mistake in it refused before any trace is read.
+"""What the options of a use case ask for; mistakes are refused before any trace is read.
 
-The functions take plain values: names, numbers, seconds, bytes. UsageError names the option of the
-command line that is wrong. This module and what it imports load no kernel.
+UsageError names the option that is wrong. This module and what it imports load no kernel.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
 from kvscope.core.kv_size import KvDtype, ModelKv, resolve_model
-from kvscope.core.runs import CapacityModel, RunSetting, Tenant, TierMode
+from kvscope.core.runs import RunSetting
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
-from kvscope.replay.capacity_options import modelled, policies_for
 from kvscope.replay.policy_options import (
     ALL,
     CONTENDERS,
@@ -27,11 +26,11 @@ from kvscope.replay.policy_options import (
     parse_variants,
     refitted,
 )
-from kvscope.replay.setting import setting_of
-from kvscope.tuning.target import Target, View
+from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
+from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
-    from kvscope.tuning.file import Recommendation
+    from kvscope.tuning.file import RecommendationFile
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -46,7 +45,7 @@ class Capacities:
     tokens: tuple[int, ...] = ()
 
     def in_blocks(self, model: ModelKv | None, block_size: int) -> list[int]:
-        """Return them all in blocks of `block_size` tokens, ascending, each once.
+        """Return them all in blocks of `block_size` tokens, ascending and distinct.
 
         Raises UsageError for a size in bytes that holds no block of the model.
         """
@@ -75,10 +74,9 @@ class AnalyzeRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimulateRequest:
-    """Which replays are wanted.
+    """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
 
-    Without `points` it is the named capacities, without those a usual number of points. Tiers have
-    capacities of their own.
+    Tiers have capacities of their own.
     """
 
     setting: RunSetting
@@ -90,11 +88,11 @@ class SimulateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """What is to be tuned, for which target.
+    """What to tune, for which target.
 
-    `warmup` and `judge` are shares of the requests, None for the usual ones; `range_bytes` bounds
-    the search for the least capacity. `given` names the options that the user chose: the others
-    are listed as assumptions.
+    `warmup` and `judge` are shares of the requests, None for the defaults; `range_bytes` bounds the
+    search for the least capacity. `given` names the options that the user chose: the others are
+    listed as assumptions.
     """
 
     target: Target
@@ -110,178 +108,114 @@ class TuneRequest:
     given: frozenset[str] = field(default_factory=frozenset)
 
 
-def analyze_request(
-    *,
-    compat: str | None = None,
-    outputs: Outputs = "carried",
-    warmup: float = 0.0,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    hbm_bytes: int | None = None,
-    capacity_blocks: Sequence[int] | None = None,
-    capacity_bytes: Sequence[int] | None = None,
-) -> AnalyzeRequest:
-    """Return what `kvscope analyze` is asked by these options."""
-    definition = hit_definition(compat, outputs, warmup)
-    kv = kv_model(model, kv_dtype)
-    if kv is None and (hbm_bytes or capacity_bytes):
-        option = "--hbm" if hbm_bytes else "--capacity"
-        raise UsageError("needs a model", where=option, remedy="name one with --model")
-    named = Capacities(tuple(capacity_blocks or ()), tuple(capacity_bytes or ()))
-    return AnalyzeRequest(definition, kv, hbm_bytes, named)
+def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return what the options of `analyze` ask for."""
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    kv = kv_model(options.model, options.kv_dtype)
+    if kv is None and (options.hbm or options.capacity):
+        where = "--hbm" if options.hbm else "--capacity"
+        raise UsageError("needs a model", where=where, remedy="name one with --model")
+    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    return AnalyzeRequest(definition, kv, options.hbm, capacities)
 
 
-def simulate_request(
-    *,
-    policies: str | None = None,
-    params: Sequence[str] | None = None,
-    capacity_bytes: Sequence[int] | None = None,
-    capacity_blocks: Sequence[int] | None = None,
-    points: int | None = None,
-    capacity_model: CapacityModel = "cache",
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    tiers: str | None = None,
-    tier_mode: TierMode | None = None,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    latency: str | None = None,
-    slo_s: float | None = None,
-    recommendation: str | None = None,
-    refit_s: float | None = None,
-    rate_scale: float = 1.0,
-    warmup: float = 0.0,
-    outputs: Outputs = "carried",
-    compat: str | None = None,
-    isolate: Tenant | None = None,
-    sample: float = 1.0,
-    coarsen: int = 1,
-) -> SimulateRequest:
-    """Return what `kvscope simulate` is asked by these options."""
-    recommended = read_settled(
-        recommendation,
-        {
-            "--policies": policies,
-            "--param": params,
-            "--capacity": capacity_bytes,
-            "--capacity-blocks": capacity_blocks,
-            "--points": points,
-            "--tiers": tiers,
-            "--latency": latency,
-            "--slo": slo_s,
-        },
-    )
-    kv = kv_model(model, kv_dtype, sizes_named=bool(capacity_bytes))
-    profile = recommended.profile if recommended else latency_profile(latency)
-    definition = hit_definition(compat, outputs, warmup)
-    setting = setting_of(
-        definition, profile, slo_s=recommended.target.slo_s if recommended else slo_s
-    )
+def simulate_request(options: SimulateOptions) -> SimulateRequest:
+    """Return what the options of `simulate` ask for."""
+    recommended = _recommendation(options)
+    kv = kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    slo_s = recommended.target.slo_s if recommended else options.slo
+    profile = recommended.profile if recommended else latency_profile(options.latency)
     setting = replace(
-        setting,
-        rate_scale=above_zero(rate_scale),
-        isolate=isolate,
-        sample_rate=sample,
-        coarsen=coarsen,
+        run_setting(definition, profile, slo_s=slo_s),
+        rate_scale=above_zero(options.rate_scale),
+        isolate=options.isolate,
+        sample_rate=options.sample,
+        coarsen=options.coarsen,
     )
-    setting = modelled(
+    named = (options.capacity, options.capacity_blocks, options.points)
+    setting = with_capacity_model(
         setting,
-        capacity_model,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        tiers=tiers,
-        tier_mode=tier_mode,
-        capacities_named=any(
-            option is not None for option in (capacity_bytes, capacity_blocks, points)
-        ),
+        options.capacity_model,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        tiers=options.tiers,
+        tier_mode=options.tier_mode,
+        capacities_named=any(capacity is not None for capacity in named),
     )
     if recommended:
         variants = _with_lru(recommended)
     else:
-        variants = parse_variants(policies_for(setting, policies), params or ())
-    if refit_s is not None:
-        variants = [refitted(variant, refit_s) for variant in variants]
+        variants = parse_variants(policies_for(setting, options.policies), options.param or ())
+    if options.refit is not None:
+        variants = [refitted(variant, options.refit) for variant in variants]
     capacities = Capacities(
-        tuple(capacity_blocks or ()),
-        tuple(capacity_bytes or ()),
+        options.capacity_blocks or (),
+        options.capacity or (),
         (recommended.capacity_tokens,) if recommended else (),
     )
-    return SimulateRequest(setting, tuple(variants), capacities, points, kv)
+    return SimulateRequest(setting, tuple(variants), capacities, options.points, kv)
 
 
-def tune_request(
-    *,
-    slo_s: float,
-    percentile: float | None = None,
-    max_violations: float | None = None,
-    view: View = "unloaded",
-    capacity_bytes: int | None = None,
-    capacity_blocks: int | None = None,
-    range_bytes: tuple[int, int] | None = None,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    hbm_bytes: int | None = None,
-    latency: str | None = None,
-    policies: str | None = None,
-    params: Sequence[str] | None = None,
-    rate_scale: float = 1.0,
-    outputs: Outputs = "carried",
-    isolate: Tenant | None = None,
-    warmup: float | None = None,
-    judge: float | None = None,
-) -> TuneRequest:
-    """Return what `kvscope tune` is asked by these options."""
-    if percentile is not None and max_violations is not None:
+def tune_request(options: TuneOptions) -> TuneRequest:
+    """Return what the options of `tune` ask for."""
+    if options.percentile is not None and options.max_violations is not None:
         raise UsageError(
-            "says the same in another way",
-            where="--max-violations",
-            remedy="leave out --percentile or --max-violations",
+            "both state the target",
+            where="--percentile, --max-violations",
+            remedy="leave out one of them",
         )
-    if capacity_bytes is not None and capacity_blocks is not None:
+    if options.capacity is not None and options.capacity_blocks is not None:
         raise UsageError(
-            "says the same in another unit", where="--capacity-blocks", remedy="leave out one"
+            "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
         )
-    profile = latency_profile(latency)
-    setting = setting_of(hit_definition(None, outputs, 0.0), profile, slo_s=slo_s)
-    setting = replace(setting, rate_scale=above_zero(rate_scale), isolate=isolate)
-    kv = kv_model(
-        model or MODELS.get(profile.name), kv_dtype, sizes_named=capacity_bytes is not None
+    profile = latency_profile(options.latency)
+    setting = replace(
+        run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=options.slo),
+        rate_scale=above_zero(options.rate_scale),
+        isolate=options.isolate,
     )
-    if range_bytes is not None and kv is None:
+    kv = kv_model(
+        options.model or MODELS.get(profile.name),
+        options.kv_dtype,
+        sizes_named=options.capacity is not None,
+    )
+    if options.capacity_range is not None and kv is None:
         raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
-    variants = _contenders(policies, params)
-    given: Mapping[str, object] = {
-        "--latency": latency,
-        "--model": model,
-        "--capacity": capacity_bytes or capacity_blocks,
-        "--percentile": percentile or max_violations,
-        "--warmup, --judge": None if warmup is None and judge is None else True,
-        "--policies": policies,
+    stated: Mapping[str, object] = {
+        "--latency": options.latency,
+        "--model": options.model,
+        "--capacity": options.capacity or options.capacity_blocks,
+        "--percentile": options.percentile or options.max_violations,
+        "--warmup, --judge": None if options.warmup is None and options.judge is None else True,
+        "--policies": options.policies,
     }
-    if max_violations is not None:
-        target = Target(slo_s, round(1 - max_violations, 9), "violations", view)
+    if options.max_violations is not None:
+        target = Target(
+            options.slo, round(1 - options.max_violations, 9), "violations", options.view
+        )
     else:
-        target = Target(slo_s, percentile or DEFAULT_PERCENTILE, view=view)
+        target = Target(options.slo, options.percentile or DEFAULT_PERCENTILE, view=options.view)
     return TuneRequest(
         target=target,
         setting=setting,
         profile=profile,
-        variants=tuple(variants),
+        variants=tuple(_contenders(options.policies, options.param)),
         capacities=Capacities(
-            (capacity_blocks,) if capacity_blocks else (),
-            (capacity_bytes,) if capacity_bytes else (),
+            (options.capacity_blocks,) if options.capacity_blocks else (),
+            (options.capacity,) if options.capacity else (),
         ),
-        range_bytes=range_bytes,
+        range_bytes=options.capacity_range,
         model=kv,
-        hbm_bytes=hbm_bytes,
-        warmup=warmup,
-        judge=judge,
-        given=frozenset(name for name, value in given.items() if value is not None),
+        hbm_bytes=options.hbm,
+        warmup=options.warmup,
+        judge=options.judge,
+        given=frozenset(name for name, value in stated.items() if value is not None),
     )
 
 
 def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
-    """Return the definition of a hit that `compat`, or else `outputs` and `warmup`, stand for."""
+    """Return the definition of a hit: that of the tool `compat`, or by `outputs` and `warmup`."""
     if not 0 <= warmup < 1:
         raise UsageError(f"not below 100%: {warmup:.0%}", where="--warmup", remedy="try 20%")
     if compat is None:
@@ -298,7 +232,10 @@ def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDe
 def kv_model(
     name: str | None, kv_dtype: KvDtype | None, *, sizes_named: bool = False
 ) -> ModelKv | None:
-    """Return the model called `name`, which a precision and sizes in bytes cannot do without."""
+    """Return the model called `name`, or None.
+
+    Raises UsageError for a precision or sizes in bytes without a model.
+    """
     if name is None:
         if kv_dtype:
             raise UsageError("needs a model", where="--kv-dtype", remedy="name one with --model")
@@ -322,7 +259,7 @@ def latency_profile(latency: str | None) -> LatencyProfile:
 
 
 def above_zero(rate_scale: float) -> float:
-    """Return the factor of the arrival rate. Raises UsageError for one that is none."""
+    """Return the factor of the arrival rate. Raises UsageError unless it is above 0 and finite."""
     if not 0 < rate_scale < float("inf"):
         raise UsageError(
             f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
@@ -330,18 +267,24 @@ def above_zero(rate_scale: float) -> float:
     return rate_scale
 
 
-def read_settled(path: str | None, options: Mapping[str, object]) -> Recommendation | None:
-    """Return the recommendation in the file at `path`, if one is named.
+def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
+    """Return the recommendation in the file that the options name, if they name one.
 
-    Raises UsageError for any of the `options` that says what the file settles.
+    Raises UsageError for options that say what the file settles.
     """
+    path = options.recommendation
     if path is None:
         return None
-    given = [name for name, value in options.items() if value is not None]
-    if given:
+    settled = ("policies", "param", "capacity", "capacity_blocks", "points", "tiers", "latency")
+    named = [
+        f"--{name.replace('_', '-')}"
+        for name in (*settled, "slo")
+        if getattr(options, name) is not None
+    ]
+    if named:
         raise UsageError(
-            "says what the recommendation says",
-            where=", ".join(given),
+            "the recommendation settles this",
+            where=", ".join(named),
             remedy=f"leave it out, or edit {path}",
         )
     from kvscope.tuning.file import read_recommendation  # loads kernels
@@ -349,8 +292,8 @@ def read_settled(path: str | None, options: Mapping[str, object]) -> Recommendat
     return read_recommendation(Path(path))
 
 
-def _with_lru(recommended: Recommendation) -> list[Variant]:
-    """Return LRU and what is recommended, if that is another policy."""
+def _with_lru(recommended: RecommendationFile) -> list[Variant]:
+    """Return LRU, and what is recommended where that is another policy."""
     from kvscope.policies.lru import Lru
 
     policy = recommended.policy
@@ -359,14 +302,14 @@ def _with_lru(recommended: Recommendation) -> list[Variant]:
 
 
 def _contenders(policies: str | None, params: Sequence[str] | None) -> list[Variant]:
-    """Return what may replace LRU. Raises UsageError for a policy that knows the future."""
+    """Return what may replace LRU. Raises UsageError for an oracle."""
     named = parse_policies(policies or CONTENDERS)
     for policy in named:
         if policy.hindsight and policies != ALL:
             raise UsageError(
-                f"{policy.name} knows the future, and cannot be run",
+                f"{policy.name} is an oracle, which no engine can run",
                 where="--policies",
-                remedy="leave it out: the oracles are always shown",
+                remedy="leave it out: oracles are always shown",
             )
     kinds = [policy for policy in named if not policy.hindsight and policy.name != BASELINE]
     return parse_variants(kinds, params or ())

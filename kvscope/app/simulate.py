@@ -10,24 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
-from kvscope.app.stores import Stores
+from kvscope.app.traces import Stores
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
-from kvscope.policies.base import Leaves
+from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
-from kvscope.replay.capacity_models import replayed
-from kvscope.replay.capacity_options import over_tiers
+from kvscope.replay.capacity_models import serve_replay, tier_request
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
-from kvscope.replay.variants import Found, bind, found_values, used
-from kvscope.replay.workload import WINDOWS, Asked, Workload, sweep
-
-DEFAULT_POINTS = 5
+from kvscope.replay.sweep import WINDOWS, sweep
+from kvscope.replay.workload import ReplayRequest, Workload
 
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
@@ -46,7 +45,7 @@ class Simulation:
     setting: RunSetting
     runs: tuple[Run, ...]
     curve: HitCurve | None = None
-    estimates: Mapping[str, Found] = field(default_factory=dict)
+    estimates: Mapping[str, ParameterEstimate] = field(default_factory=dict)
     unfinished: int = 0
     workload: Workload | None = None
 
@@ -58,6 +57,12 @@ class Simulation:
     def at(self, capacity_blocks: int) -> list[Run]:
         """Return the runs at one capacity."""
         return [run for run in self.runs if run.capacity_blocks == capacity_blocks]
+
+
+def kernels(request: SimulateRequest) -> list[type[Policy]]:
+    """Return the policies whose kernels the request needs, if they are those of one cache."""
+    plain = request.setting.capacity_model == "cache" and not request.setting.tiers
+    return [variant.policy for variant in request.variants if plain]
 
 
 def simulate(
@@ -77,15 +82,18 @@ def simulate(
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = workload_for(trace, prompts, setting)
-    estimates = found_values(workload.turns, workload.profile, setting.slo_s)
+    estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     policies = [bind(variant, estimates) for variant in request.variants]
     if setting.tiers:
-        wanted = [over_tiers(workload, policy, estimates) for policy in policies]
+        wanted = [tier_request(workload, policy, estimates) for policy in policies]
     else:
-        capacities = run_cache.grid(workload, named, request.points, DEFAULT_POINTS)
-        wanted = [Asked(policy, blocks) for blocks in capacities for policy in policies]
+        capacities = list(named)
+        if request.points is not None or not named:
+            more = workload.curve.capacities(request.points or DEFAULT_POINTS)
+            capacities = sorted({*named, *more})
+        wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     simulation = replay(stores, trace, workload, wanted, monitor)
     return replace(simulation, model=request.model, estimates=estimates)
 
@@ -103,7 +111,7 @@ def simulate_over_xi(
     Runs are stored, and a stop handled, as by `simulate`.
     """
     from kvscope.policies.lru import Lru
-    from kvscope.tuning.capacity import over_xi
+    from kvscope.tuning.search import over_xi
     from kvscope.tuning.target import Target
 
     setting, monitor = request.setting, monitor or Silent()
@@ -113,25 +121,25 @@ def simulate_over_xi(
     blocks = named[0] if named else max(workload.curve.capacity_for(half), 1)
     with monitor.steps("choosing values of xi"):
         settings = over_xi(workload, request.variants[0], blocks, Target(setting.slo_s or 0.0))
-    wanted = [Asked(policy, blocks) for policy in (Lru(), *settings)]
+    wanted = [ReplayRequest(policy, blocks) for policy in (Lru(), *settings)]
     return replay(stores, trace, workload, wanted, monitor)
 
 
 def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
     """Return the TTFT (s, idle engine) of every request that a run counts, by replaying it again.
 
-    Requests that were rejected have none and are left out. `run` is one of the simulation's.
+    Rejected requests have none and are left out. `run` is one of the simulation's.
     """
     workload = simulation.workload
     if workload is None:
         raise ValueError("this simulation has no workload to replay")
     policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
     if run.setting.tiers:
-        asked = over_tiers(workload, policy, simulation.estimates)
+        request = tier_request(workload, policy, simulation.estimates)
     else:
-        asked = Asked(policy, run.capacity_blocks)
+        request = ReplayRequest(policy, run.capacity_blocks)
     workload.prepare([policy])
-    served = replayed(workload, asked).served
+    served = serve_replay(workload, request).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)]
 
@@ -142,7 +150,11 @@ def workload_for(trace: Trace, prompts: Prompts, setting: RunSetting) -> Workloa
 
 
 def replay(
-    stores: Stores, trace: Trace, workload: Workload, wanted: Sequence[Asked], monitor: Monitor
+    stores: Stores,
+    trace: Trace,
+    workload: Workload,
+    wanted: Sequence[ReplayRequest],
+    monitor: Monitor,
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as each one finishes.
 
@@ -150,7 +162,7 @@ def replay(
     """
     setting = workload.setting
     with stores.reading() as store:
-        pending = run_cache.wanted(store, trace, setting, wanted)
+        pending = run_cache.pending_runs(store, trace, setting, wanted)
     runs = list(pending.known)
     if runs:
         monitor.note(f"{len(runs):,} of {pending.count:,} runs were in the store already")
@@ -161,7 +173,7 @@ def replay(
         for run in sweep(workload, pending.missing, stop=monitor.stop):
             try:
                 with stores.writing() as store:
-                    runs.append(run_cache.keep(store, trace, run))
+                    runs.append(run_cache.save_run(store, trace, run))
             except StoreBusyError as error:
                 busy = error
                 runs.append(run)

@@ -2,31 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvscope.app.monitor import Monitor
-from kvscope.core.errors import InputError, Stopped
+from kvscope.app.options import AS_STORED, Reading
+from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.db import Store
-from kvscope.store.traces import load_prompts
 
 if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
+    from kvscope.policies.base import Policy
 
 STANDARD_INPUT = "-"
 
 
+class Stores(Protocol):
+    """Access to a store, opened for each read and write or held open; computing happens outside."""
+
+    def reading(self) -> AbstractContextManager[Store]:
+        """Return a context with the store open to be read."""
+
+    def writing(self) -> AbstractContextManager[Store]:
+        """Return a context with the store open to be written."""
+
+
+class HeldStore:
+    """A store that its owner keeps open."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def reading(self) -> AbstractContextManager[Store]:
+        """Return a context with the store, which stays open after it."""
+        return nullcontext(self._store)
+
+    writing = reading
+
+
+def load_trace(
+    store: Store,
+    source: str | None,
+    monitor: Monitor,
+    reading: Reading = AS_STORED,
+    foresee: Foresee | None = None,
+) -> Trace:
+    """Return the trace that `source` names, and make it the one last worked on.
+
+    A path (`-`: standard input) is ingested if the store lacks it; any other text is the name of a
+    stored trace; None is the trace last worked on, and a note says which. `foresee` gets the
+    prompts of a new trace before it is stored. Raises InputError for an unknown trace, UsageError
+    where `reading` says how to read a trace that is stored already.
+    """
+    if source is not None and is_file(source):
+        return ingest_file(store, source, monitor, reading, foresee).trace
+    trace = stored_trace(store, source)
+    if options := reading.given():
+        raise UsageError(
+            f"{trace.name!r} is a stored trace, read already",
+            where=", ".join(options),
+            remedy="leave it out, or name the trace's file",
+        )
+    if source is None:
+        monitor.note(f"working on {trace.name!r}, the trace last worked on")
+    traces.mark_used(store, trace)
+    return trace
+
+
 def is_file(text: str) -> bool:
-    """Return whether `text` names something to be read rather than a stored trace."""
+    """Return whether `text` names a file to read rather than a stored trace."""
     return text == STANDARD_INPUT or Path(text).exists()
+
+
+def check_source(store: Store, source: str | None) -> None:
+    """Raise InputError where `source` names neither a file nor a stored trace."""
+    if source is None or not is_file(source):
+        stored_trace(store, source)
 
 
 def stored_trace(store: Store, name: str | None) -> Trace:
     """Return the stored trace called `name`, or the one last worked on where it is None.
 
-    Raises InputError where there is none; it suggests the nearest stored name or file beside.
+    Raises InputError where there is none; it suggests the nearest stored name or file.
     """
     if name is None:
         return traces.find(store, None)
@@ -45,32 +106,48 @@ def ingest_file(
     store: Store,
     path: str,
     monitor: Monitor,
-    options: IngestOptions | None = None,
+    reading: Reading = AS_STORED,
     foresee: Foresee | None = None,
 ) -> Ingested:
     """Ingest the trace at `path`, if the store lacks it, and make it the one last worked on.
 
-    `foresee` gets the prompts of a new trace before they are stored. Raises InputError for what is
-    no readable trace, UnusableLinesError where too many of its lines are bad, and Stopped once the
-    monitor's `stop` is set.
+    Bad lines, inferences, and a trace that the store had already become notes. Raises InputError
+    for an unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped
+    once the monitor's `stop` is set.
     """
-    from kvscope.ingest.pipeline import ingest
+    from kvscope.ingest.pipeline import UnusableLinesError, ingest
 
-    if Path(path).is_dir():
+    file = Path(path)
+    if file.is_dir():
         raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
-    with monitor.steps(f"reading {path}", _file_size(path), unit="bytes") as advance:
+    size = file.stat().st_size if file.is_file() else None
+    try:
+        with monitor.steps(f"reading {path}", size, unit="bytes") as advance:
 
-        def read_on(amount: int) -> None:
-            if monitor.stop.is_set():
-                raise Stopped("stopped before the trace was read")
-            advance(amount)
+            def read_on(amount: int) -> None:
+                if monitor.stop.is_set():
+                    raise Stopped("stopped before the trace was read")
+                advance(amount)
 
-        ingested = ingest(store, path, options, read_on, foresee)
+            ingested = ingest(store, path, _ingest_options(reading), read_on, foresee)
+        rejects = ingested.rejects
+    except UnusableLinesError as error:
+        if len(error.rejects.reasons) > 1:  # else the error says it all
+            for text in error.rejects.in_words():
+                monitor.note(text)
+        raise
     trace = ingested.trace
-    if not ingested.created and options is not None and options.strict and trace.bad_lines:
-        line, reason = traces.bad_lines(store, trace)[0]
-        raise InputError(reason, where=f"{path}:{line}")
+    if not ingested.created:
+        if reading.strict and trace.bad_lines:
+            line, reason = traces.bad_lines(store, trace)[0]
+            raise InputError(reason, where=f"{path}:{line}")
+        monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
     traces.mark_used(store, trace)
+    notes = list(trace.notes) if ingested.created else []
+    if ingested.created and trace.out_of_order:
+        notes.append(f"{trace.out_of_order:,} requests were out of order, now sorted by time")
+    for text in (*rejects.in_words(), *(f"{path}: {text}" for text in notes)):
+        monitor.note(text)
     return ingested
 
 
@@ -78,11 +155,49 @@ def replayable(store: Store, trace: Trace) -> Prompts:
     """Return the prompts of a trace. Raises InputError for one that has lengths only."""
     if not trace.has_hashes:
         raise InputError(
-            "tells lengths only: without block hashes it cannot be replayed",
+            "has only lengths: without block hashes it cannot be replayed",
             where=trace.source,
             remedy="take a trace with block hashes",
         )
-    return load_prompts(store, trace)
+    return traces.load_prompts(store, trace)
+
+
+@contextmanager
+def prompts_to_replay(
+    store: Store,
+    source: str | None,
+    policies: Sequence[type[Policy]],
+    monitor: Monitor,
+    reading: Reading = AS_STORED,
+) -> Iterator[tuple[Trace, Prompts]]:
+    """Yield a trace and its prompts; a second process compiles what `policies` lack meanwhile."""
+    from kvscope.replay import precompile
+
+    if missing := precompile.uncompiled(policies):
+        names = ", ".join(policy.name for policy in missing)
+        monitor.note(f"compiling kernels, once: {names}; this can take half a minute")
+    with precompile.compiling_in_background(policies):
+        trace = load_trace(store, source, monitor, reading)
+        yield trace, replayable(store, trace)
+
+
+def _ingest_options(reading: Reading) -> IngestOptions:
+    from kvscope.ingest.formats.base import ReadOptions
+    from kvscope.ingest.pipeline import IngestOptions
+
+    return IngestOptions(
+        name=reading.name,
+        format=reading.trace_format,
+        strict=reading.strict,
+        max_bad=reading.max_bad,
+        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
+    )
+
+
+def _how_it_was_read(trace: Trace) -> str:
+    blocks = f" in blocks of {trace.block_size:,} tokens" if trace.has_hashes else ""
+    left_out = f", {trace.bad_lines:,} of {trace.lines:,} lines left out" if trace.bad_lines else ""
+    return f"read as {trace.format}{blocks}{left_out}"
 
 
 def _files_in_folder_of(text: str) -> list[str]:
@@ -90,8 +205,3 @@ def _files_in_folder_of(text: str) -> list[str]:
         return [str(path) for path in Path(text).parent.iterdir() if path.is_file()]
     except OSError:  # the folder does not exist either
         return []
-
-
-def _file_size(path: str) -> int | None:
-    """Return the bytes of a regular file, None for anything else."""
-    return Path(path).stat().st_size if Path(path).is_file() else None

@@ -21,12 +21,19 @@ from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
 from kvscope.replay.traffic import traffic
-from kvscope.tuning.bootstrap import surely_better
 from kvscope.tuning.file import write_recommendation
 from kvscope.tuning.flags import Flags, flags
-from kvscope.tuning.objective import JUDGED, SCALES, WARMUP, Question, Trial, times_ms
-from kvscope.tuning.result import Judged, Tuning
 from kvscope.tuning.search import XI
+from kvscope.tuning.trial import Trial, times_ms
+from kvscope.tuning.tuner import (
+    HELD_OUT,
+    ORACLES,
+    SCALES,
+    WARMUP,
+    HeldOutTrial,
+    TuningOptions,
+    TuningResult,
+)
 from kvscope.tuning.tuner import tune as tune_policies
 
 
@@ -40,14 +47,14 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class Recommendation:
     """A tuning with the trace and the model that it is for; `path` is where it is written."""
 
     trace: Trace
     model: ModelKv | None
     hbm_bytes: int | None
     profile: LatencyProfile
-    tuning: Tuning
+    tuning: TuningResult
     assumptions: tuple[Assumption, ...] = ()
     path: str = "recommendation.toml"
 
@@ -67,20 +74,20 @@ class Tuned:
         """The flags for a policy at its capacity."""
         return flags(trial.policy, trial.capacity_blocks * self.trace.block_size)
 
-    def flags_for(self, other: Judged) -> Flags:
+    def flags_for(self, other: HeldOutTrial) -> Flags:
         """The flags for another policy at the capacity that is recommended."""
-        blocks = self.tuning.recommended.trial.capacity_blocks
-        return self.flags_at(replace(other.trial, capacity_blocks=blocks))
+        blocks = self.tuning.recommended.capacity_blocks
+        return self.flags_at(replace(other, capacity_blocks=blocks))
 
     @property
     def flags(self) -> Flags:
         """The flags for what is recommended."""
         return self.flags_for(self.tuning.recommended)
 
-    def next_best_for_sglang(self) -> Judged | None:
+    def next_best_for_sglang(self) -> HeldOutTrial | None:
         """The first contender that is surely better than LRU and that SGLang has."""
         for one in self.tuning.contenders:
-            if surely_better(one.gains, self.tuning.target) and self.flags_for(one).sglang:
+            if one.gains[self.tuning.target.objective].significant and self.flags_for(one).sglang:
                 return one
         return None
 
@@ -101,7 +108,7 @@ class Tuned:
     def called(self, policy: Policy) -> str:
         """A policy with those of its parameters that neither come with it nor from the trace."""
         usual = {one.name: one.default for one in policy.parameters}
-        usual |= {name: one.value for name, one in self.tuning.found.items() if name != XI}
+        usual |= {name: one.value for name, one in self.tuning.estimates.items() if name != XI}
         told = [
             f"{name}={format_value(name, value)}"
             for name, value in policy.values.items()
@@ -111,9 +118,14 @@ class Tuned:
         return " ".join([policy.name + star, *told])
 
 
+def kernels(request: TuneRequest) -> list[type[Policy]]:
+    """Return the policies whose kernels the request needs."""
+    return [*(variant.policy for variant in request.variants), *ORACLES]
+
+
 def tune(
     trace: Trace, prompts: Prompts, request: TuneRequest, monitor: Monitor | None = None
-) -> Tuned:
+) -> Recommendation:
     """Return the recommendation for `request`, and all that it rests on.
 
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
@@ -122,36 +134,36 @@ def tune(
     monitor = monitor or Silent()
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
-    question = Question(
+    tuning_options = TuningOptions(
         target=request.target,
         variants=request.variants,
         capacity_blocks=capacities[0] if capacities else None,
         lowest_blocks=lowest,
         highest_blocks=highest,
         warmup=WARMUP if request.warmup is None else request.warmup,
-        judged=JUDGED if request.judge is None else request.judge,
+        held_out=HELD_OUT if request.judge is None else request.judge,
         scales=() if "--latency" in request.given else SCALES,
     )
     tuning = tune_policies(
         prompts,
         request.setting,
-        question,
+        tuning_options,
         round_windows(trace),
         lineage=trace.lineage,
         progress=monitor.steps,
         stop=monitor.stop,
     )
-    tuned = Tuned(trace, request.model, request.hbm_bytes, request.profile, tuning)
+    tuned = Recommendation(trace, request.model, request.hbm_bytes, request.profile, tuning)
     return replace(tuned, assumptions=_assumptions(tuned, request.given))
 
 
-def engine_fit(tuned: Tuned, prompts: Prompts) -> Fit | None:
+def engine_fit(tuned: Recommendation, prompts: Prompts) -> Fit | None:
     """Return the table that the recommended policy needs in an engine, fitted to the whole trace.
 
     None for a policy without one. An engine goes on fitting where it can, as the replays did that
     the policy was judged by.
     """
-    recommended, setting = tuned.tuning.recommended.trial, tuned.tuning.setting
+    recommended, setting = tuned.tuning.recommended, tuned.tuning.setting
     if recommended.policy.table is None:
         return None
     whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
@@ -161,9 +173,9 @@ def engine_fit(tuned: Tuned, prompts: Prompts) -> Fit | None:
     return replace(fitted, refits=True) if isinstance(fitted, Fitted) else fitted
 
 
-def write_recommended(path: Path, tuned: Tuned, prompts: Prompts) -> None:
+def write_recommended(path: Path, tuned: Recommendation, prompts: Prompts) -> None:
     """Write recommendation.toml to `path`, with what an engine needs for the policy."""
-    blocks = tuned.tuning.recommended.trial.capacity_blocks
+    blocks = tuned.tuning.recommended.capacity_blocks
     write_recommendation(
         path,
         tuned.tuning,
@@ -183,7 +195,7 @@ def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | Non
     return low, high
 
 
-def _assumptions(tuned: Tuned, given: frozenset[str]) -> tuple[Assumption, ...]:
+def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumption, ...]:
     """Return what was taken for the options that are not `given`, and why."""
     tuning, profile = tuned.tuning, tuned.profile
     line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
@@ -205,9 +217,9 @@ def _assumptions(tuned: Tuned, given: frozenset[str]) -> tuple[Assumption, ...]:
     )
     estimated = [
         Assumption(
-            name, format_value(name, tuning.found[name].value), "mean of the training window"
+            name, format_value(name, tuning.estimates[name].value), "mean of the training window"
         )
         for name in ("next_prompt_tokens", "turn_rate_per_s")
-        if name in tuning.found
+        if name in tuning.estimates
     ]
     return (*(Assumption(*row) for row in taken if row[0] not in given), *estimated)

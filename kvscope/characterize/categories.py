@@ -1,4 +1,4 @@
-"""One row a category: what it asks for, what it reuses, after how long and for how long."""
+"""One row a category: its requests, what they reuse, after how long and for how long."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def assemble_categories(
     trace: Trace,
     gaps: ReuseGaps | None,
     lives: Lifetimes | None,
-    followed: NextTurns | None,
+    next_turns: NextTurns | None,
 ) -> tuple[Category, ...]:
-    """The summary of each category, ordered by type and turn, of facts that are already known.
+    """Return one row a category, ordered by type and turn, from facts computed before.
 
     Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
     that touched it first. `next_turn_probability` is the settled one where there is one. A category
@@ -47,20 +47,16 @@ def assemble_categories(
     rows = store.rows("characterize/categories", trace_id=trace.trace_id)
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)
-    gap_of = {found.category: found.gap_s.quantiles for found in gaps.by_category} if gaps else {}
-    life_of = (
-        {found.category: found.lifetime_s.quantiles for found in lives.by_category} if lives else {}
-    )
-    next_of = (
-        {found.category: found.next_turn for found in followed.by_category} if followed else {}
-    )
+    gap_of = {g.category: g.gap_s.quantiles for g in gaps.by_category} if gaps else {}
+    life_of = {g.category: g.lifetime_s.quantiles for g in lives.by_category} if lives else {}
+    next_of = {g.category: g.next_turn for g in next_turns.by_category} if next_turns else {}
 
     def next_turn_probability(category: str) -> float | None:
-        found = next_of.get(category)
-        if found is None:
+        next_turn = next_of.get(category)
+        if next_turn is None:
             return None
-        settled = found.settled_probability
-        return found.probability if settled is None else settled
+        settled = next_turn.settled_probability
+        return next_turn.probability if settled is None else settled
 
     return tuple(
         Category(

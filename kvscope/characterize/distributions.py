@@ -1,7 +1,7 @@
 """Distributions of weighted values by group, such as reuse gaps of blocks by category.
 
-Values come sorted once and are then summarized by as many groupings as wanted. SQL could say the
-same with window functions over the runs, but this takes a tenth of the time.
+Values are sorted once and then summarized by any number of groupings: a tenth of the time that
+SQL's window functions take over the runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Summary:
 
     @property
     def quantiles(self) -> Quantiles:
-        """The four quantiles alone, as the JSON documents carry them."""
+        """The four quantiles, as the JSON documents have them."""
         return Quantiles(self.p50, self.p80, self.p90, self.p99)
 
 
@@ -50,35 +50,35 @@ class Weighted:
 
 
 def log_grid(span_s: float) -> NDArray[np.float64]:
-    """Sixty times from 10 ms to the trace's span, evenly spaced in their logarithm."""
+    """Return sixty times in seconds, from 10 ms to the trace's span, evenly spaced in log."""
     return np.geomspace(GRID_FROM_S, max(span_s, 1.0), GRID_POINTS)
 
 
 def totals(weight: NDArray[np.int64], group: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
-    """Sum of weights by group."""
+    """Return the sum of weights by group."""
     return np.bincount(group, weight, minlength=groups).astype(np.int64)
 
 
 def quantiles(
     of: Weighted, group: NDArray[np.int64], groups: int, percents: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Nearest-rank quantiles by group, groups × percents; NaN for a group without values."""
+    """Return nearest-rank quantiles, groups × percents; NaN for a group without values."""
     total = totals(of.weight, group, groups)
-    found = np.full((groups, len(percents)), np.nan)
+    values = np.full((groups, len(percents)), np.nan)
     if len(of.value) == 0:
-        return found
+        return values
     small = np.int16 if groups <= np.iinfo(np.int16).max else np.int32  # radix sort up to 16 bits
     order = np.argsort(group.astype(small), kind="stable")
     rank = np.cumsum(of.weight[order])
     before = np.cumsum(total) - total
-    wanted = before[:, None] + -(-percents[None, :] * total[:, None] // 100)
+    ranks = before[:, None] + -(-percents[None, :] * total[:, None] // 100)
     some = total > 0
-    found[some] = of.value[order][np.searchsorted(rank, wanted[some])]
-    return found
+    values[some] = of.value[order][np.searchsorted(rank, ranks[some])]
+    return values
 
 
 def summaries(of: Weighted, group: NDArray[np.int64], groups: int) -> list[Summary | None]:
-    """One summary a group, None for a group without values."""
+    """Return one summary a group, None for a group without values."""
     total = totals(of.weight, group, groups)
     weighted = np.bincount(group, of.value * of.weight, minlength=groups)
     at = quantiles(of, group, groups, _PERCENTS)
@@ -91,14 +91,14 @@ def summaries(of: Weighted, group: NDArray[np.int64], groups: int) -> list[Summa
 
 
 def summary(of: Weighted) -> Summary | None:
-    """The summary of all values, None if there are none."""
+    """Return the summary of all values, None if there are none."""
     return summaries(of, np.zeros(len(of.value), dtype=np.int64), 1)[0]
 
 
 def cdfs(
     of: Weighted, group: NDArray[np.int64], groups: int, grid: NDArray[np.float64]
 ) -> list[Rates]:
-    """Share of each group's weight at or below each point of the grid; zeros without values."""
+    """Return the share of each group's weight up to each point of the grid; 0 without values."""
     points = len(grid)
     bucket = np.searchsorted(grid, of.value)  # the first point that is not below the value
     flat = totals(of.weight, group * (points + 1) + bucket, groups * (points + 1))
@@ -108,5 +108,5 @@ def cdfs(
 
 
 def cdf(of: Weighted, grid: NDArray[np.float64]) -> Rates:
-    """The same of all values together."""
+    """Return the share of all weight up to each point of the grid."""
     return cdfs(of, np.zeros(len(of.value), dtype=np.int64), 1, grid)[0]

@@ -1,7 +1,7 @@
-"""After how long blocks are reused: gap distributions, and the chance of reuse after a silence.
+"""Reuse gaps: their distribution, and the probability of reuse after an idle time.
 
-A gap belongs to the category of the request that touched the block last before it: an eviction
-policy that has to judge a block knows no more than that.
+A gap belongs to the category of the request that touched the block before it: all that an eviction
+policy knows of a block.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _SOON_S = 1.0
 
 
 def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> ReuseGaps | None:
-    """How long blocks wait for their reuse, weighted by blocks; None without hashes.
+    """Return the distribution of reuse gaps, weighted by blocks; None without hashes.
 
     Only gaps that end inside the trace count, so long ones are under-represented; `fit` models
     account for that. Source: ATC'25, section 3 (reuse time).
@@ -103,14 +103,14 @@ def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> Re
 
 
 def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> ReuseHazard | None:
-    """Chance that a block untouched for t is reused in the next second, along a log grid of t.
+    """Return the probability that a block idle for t is reused in the next second, on a log grid.
 
-    None without hashes. Where the grid's points lie more than a second apart, what is observed is
-    reuse up to the next point, turned into the chance per second that would give as much; so no
-    reuse falls between two points. At risk at t are touches followed by no touch up to t, of those
-    after which the trace goes on long enough to see all that is observed: its end
-    (right-censoring) biases nothing. Each touch of a block is one observation, also the last one,
-    which no reuse follows. A touch that only another request's output renews is left out.
+    None without hashes. Where grid points lie more than a second apart, reuse is counted up to the
+    next point and converted to the probability per second that gives as much, so that no reuse
+    falls between two points. At risk at t are touches followed by no touch up to t, among those
+    with enough of the trace left to observe the outcome, so that its end (right-censoring) biases
+    nothing. Each touch is one observation, the last of a block included. A touch that only another
+    request's output renews is left out.
     Source: ATC'25, section 3 (reuse probability).
     """
     if not trace.has_hashes:
@@ -136,7 +136,7 @@ def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> 
 
 
 def _observed_until(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To what age a block is watched from each point on: a second, or to the next point."""
+    """Return the age up to which reuse counts for each point: one second, or the next point."""
     following = np.append(grid[1:], grid[-1])
     until: NDArray[np.float64] = np.maximum(grid + _SOON_S, following)
     return until
@@ -148,8 +148,8 @@ def _curve(
     reused: NDArray[np.int64],
     observed_s: NDArray[np.float64],
 ) -> HazardCurve:
-    kept = 1 - reused / np.maximum(at_risk, 1)
-    chance = 1 - kept ** (_SOON_S / observed_s)
+    not_reused = 1 - reused / np.maximum(at_risk, 1)
+    chance = 1 - not_reused ** (_SOON_S / observed_s)
     return HazardCurve(
         category=category,
         probability=tuple(
@@ -162,25 +162,25 @@ def _curve(
 def _counts(
     history: History, grid: NDArray[np.float64], until: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(at risk at grid[i], of these reused by the age until[i]), categories × grid."""
+    """Return (at risk at grid[i], reused by age until[i]) in blocks, categories × grid."""
     # How many leading points of the grid are observed in full after each request.
-    seen = np.searchsorted(until, _left_s(history), side="right")
+    observed = np.searchsorted(until, _left_s(history), side="right")
     requests = len(history.arrival_s)
     last_touches = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
 
     gap, weight = history.gap.value, history.gap.weight
     category = history.category[history.prev]
-    waiting = np.minimum(np.searchsorted(grid, gap), seen[history.prev])  # points below the gap
+    waiting = np.minimum(np.searchsorted(grid, gap), observed[history.prev])  # points below the gap
     too_soon = np.minimum(np.searchsorted(until, gap), waiting)  # those that do not reach the gap
 
     shape = (len(history.categories), len(grid) + 1)
     waited = _reaching(category, waiting, weight, shape)
-    at_risk = waited + _reaching(history.category, seen, last_touches, shape)
+    at_risk = waited + _reaching(history.category, observed, last_touches, shape)
     return at_risk, waited - _reaching(category, too_soon, weight, shape)
 
 
 def _left_s(history: History) -> NDArray[np.float64]:
-    """How long the trace goes on after each request."""
+    """Return the seconds of trace left after each request."""
     return np.maximum(history.span_s - history.arrival_s, 0.0)
 
 
@@ -190,7 +190,7 @@ def _reaching(
     weight: NDArray[np.int64],
     shape: tuple[int, int],
 ) -> NDArray[np.int64]:
-    """Weight, by group, of what covers each point, each item covering the first `points`."""
+    """Return the weight by group that covers each point; an item covers its first `points`."""
     ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
     beyond: NDArray[np.int64] = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
     return beyond[:, :-1]

@@ -1,6 +1,6 @@
-"""Who touched what when, as arrays: what gaps, lifetimes, working set and stability start from.
+"""Touches of blocks as arrays, for gaps, lifetimes, working set and stability.
 
-Loading it takes longer than any question asked of it, so load it once and pass it on.
+Loading takes longer than any computation on it: load once and pass it on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class History:
 
 
 def load_history(store: Store, trace: Trace) -> History:
-    """The history of `trace`; without runs and groups for a length-only trace."""
+    """Load the history of `trace`; a length-only trace has no runs and no groups."""
     key = {"trace_id": trace.trace_id}
     names = tuple(row["category"] for row in store.rows("characterize/categories", **key))
     requests = store.columns("characterize/history_requests", **key, categories=list(names))

@@ -82,7 +82,7 @@ SERIES_POINTS = 100
 def lifetimes(
     store: Store, trace: Trace, history: History | None = None, windows: Windows | None = None
 ) -> Lifetimes | None:
-    """How long cacheable blocks live; None without hashes.
+    """Return the lifetimes of cacheable blocks; None without hashes.
 
     A lifetime runs from the first to the last touch and is 0 for a block never touched again.
     Categories and windows are those of the first touch. The trace's end cuts lifetimes short, those
@@ -156,7 +156,7 @@ def _over_time(
 
 
 def working_set(store: Store, trace: Trace, history: History | None = None) -> WorkingSet | None:
-    """How many blocks are alive over time: the capacity that keeps every block to be reused.
+    """Return the number of live blocks over time: the capacity that misses no reuse.
 
     A block is alive at t if first touch <= t < last touch. Mean and p99 weigh by time. None
     without hashes. Source: ATC'25, Figure 22.
@@ -185,14 +185,14 @@ def working_set(store: Store, trace: Trace, history: History | None = None) -> W
 
 
 def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Durations as integer weights, so that ranks are exact."""
+    """Return durations as integer weights, so that ranks are exact."""
     return np.round(seconds * 1e6).astype(np.int64)
 
 
 def _series(
     at_s: NDArray[np.float64], level: NDArray[np.int64], span_s: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """(starts, peaks) of a hundred equal stretches of time."""
+    """Return the starts in seconds and the peaks in blocks of a hundred equal windows."""
     if span_s <= 0:
         return np.zeros(1), level[:1]
     starts = np.arange(SERIES_POINTS, dtype=np.float64) * (span_s / SERIES_POINTS)

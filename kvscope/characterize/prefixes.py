@@ -1,4 +1,4 @@
-"""Which prefixes are reused most: the hottest part of the trie, its unbranched stretches as one."""
+"""The most reused prefixes: the hottest part of the trie, unbranched runs of blocks merged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_PREFIXES = 400
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A stretch of blocks that the same prompts found written.
+    """A run of blocks that the same prompts reuse.
 
-    `number` is its first block's, `parent` that of the stretch before it (0: the root). `hash_id`
-    is its last block's. `reuses` counts prompts; `branches` are the reused stretches that follow.
+    `number` is its first block, `parent` the `number` of the prefix before it (0: the root),
+    `hash_id` that of its last block. `reuses` counts prompts, `branches` the reused prefixes below.
     """
 
     number: int
@@ -31,45 +31,50 @@ class Prefix:
 
     @property
     def hits(self) -> int:
-        """Blocks that prompts found here."""
+        """Block hits: prompts times blocks."""
         return self.blocks * self.reuses
 
 
 def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
-    """The stretches with the most hits, each after the one that it goes on from.
+    """Return the prefixes with the most hits, each after its parent.
 
-    Looked for among the `MOST_BLOCKS` blocks that are reused most.
+    Only the `MOST_BLOCKS` most reused blocks are searched.
     """
     rows = store.rows("characterize/hot_blocks", trace_id=trace.trace_id, most=MOST_BLOCKS)
     reuses = {row["block"]: row["reuses"] for row in rows}
     rows = [row for row in rows if row["parent"] == 0 or row["parent"] in reuses]
     children = Counter(row["parent"] for row in rows)
-    first: dict[int, int] = {}  # of each block, the first one of its stretch
-    found: dict[int, dict[str, int]] = {}
+    first: dict[int, int] = {}  # block -> first block of its prefix
+    by_first: dict[int, dict[str, int]] = {}
     for row in rows:
         block, parent = row["block"], row["parent"]
         if parent and children[parent] == 1 and reuses[parent] == row["reuses"]:
             first[block] = first[parent]
-            found[first[block]]["blocks"] += 1
+            by_first[first[block]]["blocks"] += 1
         else:
             first[block] = block
-            before = first.get(parent, 0)
-            depth = found[before]["depth_blocks"] + found[before]["blocks"] if before else 0
-            found[block] = {"parent": before, "depth_blocks": depth, "blocks": 1}
-        found[first[block]] |= {"reuses": row["reuses"], "hash_id": row["hash_id"], "last": block}
-    made = [
-        Prefix(number=number, branches=children[one.pop("last")], **one)
-        for number, one in found.items()
-    ]
-    return hottest(made)
+            above = first.get(parent, 0)
+            depth = by_first[above]["depth_blocks"] + by_first[above]["blocks"] if above else 0
+            by_first[block] = {"parent": above, "depth_blocks": depth, "blocks": 1}
+        by_first[first[block]] |= {
+            "reuses": row["reuses"],
+            "hash_id": row["hash_id"],
+            "last": block,
+        }
+    return hottest(
+        [
+            Prefix(number=number, branches=children[columns.pop("last")], **columns)
+            for number, columns in by_first.items()
+        ]
+    )
 
 
-def hottest(made: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
-    """Those with most hits at and below them: a stretch is never without the one before it."""
-    below = {one.number: one.hits for one in made}
-    for one in reversed(made):
-        if one.parent:
-            below[one.parent] += below[one.number]
-    ranked = sorted(made, key=lambda one: -below[one.number])[:most]
-    kept = {one.number for one in ranked}
-    return tuple(one for one in made if one.number in kept)
+def hottest(prefixes: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
+    """Return those with the most hits at and below them; the parent of each is among them."""
+    hits = {prefix.number: prefix.hits for prefix in prefixes}
+    for prefix in reversed(prefixes):
+        if prefix.parent:
+            hits[prefix.parent] += hits[prefix.number]
+    ranked = sorted(prefixes, key=lambda prefix: -hits[prefix.number])[:most]
+    numbers = {prefix.number for prefix in ranked}
+    return tuple(prefix for prefix in prefixes if prefix.number in numbers)

@@ -1,4 +1,4 @@
-"""Where reuse comes from: whose touch it goes back to, and on how few blocks and users it falls."""
+"""Sources of reuse (same conversation, same or other user), and its skew over blocks and users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope.store.db import Store
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """Blocks that one user reuses after another's touch; users ranked from 1 by what they reuse.
+    """Blocks that one user reuses after another's touch; users ranked from 1 by reused blocks.
 
     `source_rank` and `source_user` are None for the touches of all users beyond the top ones.
     """
@@ -27,7 +27,7 @@ class HeatCell:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Whose touch reuse goes back to: shares of the reused blocks, which add up to 1.
+    """Reuse by the user of the previous touch: shares of the reused blocks, which add up to 1.
 
     `same_user_share` is the same user in another conversation. `other_share` is cross-user reuse
     where users are known.
@@ -74,10 +74,10 @@ TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
 def sources(store: Store, trace: Trace) -> Sources | None:
-    """Whether blocks were last touched by the same conversation, the same user, or someone else.
+    """Return the shares of reuse after a touch by the same conversation, the same user, others.
 
-    The last touch decides: a system prompt that two users take turns to touch is cross-user reuse,
-    though each of them used it before. Weighted by blocks; None without hashes or reuse.
+    The last touch decides: a system prompt that two users touch in turn is cross-user reuse, though
+    each of them used it before. Weighted by blocks; None without hashes or reuse.
     Source: ATC'25, section 3 (intra- and inter-user reuse).
     """
     if not trace.has_hashes:
@@ -103,11 +103,11 @@ def _heat_map(store: Store, trace: Trace) -> tuple[HeatCell, ...]:
 
 
 def skew(store: Store, trace: Trace) -> Skew | None:
-    """Share of all reuse on the most reused blocks, and of all ideal hits on the top users.
+    """Return the share of reuse on the most reused blocks, and of ideal hits on the top users.
 
-    Blocks: of the cacheable ones, that is, those that were ever a full block, never reused ones
-    included; reuse counts every prompt that found the block written. Users: of those with a
-    request. None without hashes. Source: ATC'25, section 3 (skew).
+    Blocks are all cacheable ones (ever a full block), never reused ones included; reuse counts
+    every prompt that hits the block. Users are those with a request. None without hashes.
+    Source: ATC'25, section 3 (skew).
     """
     if not trace.has_hashes:
         return None

@@ -1,4 +1,4 @@
-"""Where in the prompt reuse lies: what caching only a part of each prompt would hit."""
+"""Where in the prompt reuse lies: hits when only a part of each prompt is cached."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MASKS = 1 << DECILES
 
 
 def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spatial | None:
-    """Ideal block hit rate if each request caches only [offset, offset + stride) of its prompt.
+    """Return the ideal block hit rate if requests cache only [offset, offset + stride) of a prompt.
 
     A position is depth / full blocks of the request that caches the block. Every full block of a
     prompt is looked up on its own, whatever became of the blocks before it, but for the last-token
@@ -77,7 +77,7 @@ def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spa
 
 
 def prefix_depth(store: Store, trace: Trace) -> tuple[PrefixDepth, ...]:
-    """How deep an infinite cache hits, in blocks and as share of the prompt's tokens.
+    """Return how deep an infinite cache hits, in blocks and as share of the prompt's tokens.
 
     Of all requests, of single- and of multi-turn ones; empty without hashes.
     """
@@ -98,7 +98,7 @@ def prefix_depth(store: Store, trace: Trace) -> tuple[PrefixDepth, ...]:
 
 
 def heat_map(counts: NDArray[np.int64]) -> HeatMap | None:
-    """Hit rates offset × stride from lookups by mask of deciles; None if there were none."""
+    """Return hit rates, offset × stride, from lookups by mask of deciles; None without lookups."""
     lookups = int(counts.sum())
     if not lookups:
         return None
@@ -123,7 +123,7 @@ def decile_histogram(
     hittable: NDArray[np.int32],
     multi_turn: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
-    """Lookups of full blocks by the deciles at which earlier requests wrote the block.
+    """Count lookups of full blocks by the deciles at which earlier requests wrote the block.
 
     All but `block_parent` (blocks + root) have an entry a request. Bit k of a mask: some earlier
     request had the block in its k-th tenth. Lookups at a depth of `hittable` or more count as mask

@@ -1,4 +1,4 @@
-"""How much a trace resembles itself from window to window and from day to day.
+"""Variation of a trace from window to window and from day to day.
 
 What varies little can be tuned on the past; what varies much has to be refitted, or left alone.
 """
@@ -53,7 +53,7 @@ Series = tuple[Quantity, str | None, Sequence[float | None]]
 
 
 def stability(store: Store, trace: Trace, history: History | None = None) -> Stability:
-    """Mean, standard deviation and coefficient of variation between windows and between days.
+    """Return mean, deviation and coefficient of variation between windows and between days.
 
     Of the token-weighted ideal hit rate, and by category of the p50 and p80 reuse gap (in the
     window of the reuse) and of the next-turn probability. Ten equal windows, of which the first,
@@ -77,7 +77,7 @@ def stability(store: Store, trace: Trace, history: History | None = None) -> Sta
 
 
 def _variations(
-    store: Store, trace: Trace, history: History, windows: Windows, kept: slice
+    store: Store, trace: Trace, history: History, windows: Windows, selection: slice
 ) -> tuple[Variation, ...]:
     series: tuple[Series, ...] = (
         (
@@ -91,8 +91,10 @@ def _variations(
             for category, values in next_turns_over_time(store, trace, windows).items()
         ),
     )
-    found = (_variation(quantity, category, values[kept]) for quantity, category, values in series)
-    return tuple(variation for variation in found if variation is not None)
+    variations = (
+        _variation(quantity, category, values[selection]) for quantity, category, values in series
+    )
+    return tuple(variation for variation in variations if variation is not None)
 
 
 def _gap_series(history: History, windows: Windows) -> Iterable[Series]:

@@ -1,4 +1,4 @@
-"""Everything that characterization says of a trace, in one go."""
+"""All facts of a trace, computed in one go."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ from kvscope.characterize.traffic import (
     request_sizes,
 )
 from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
-from kvscope.core.background import beside
+from kvscope.core.background import in_background
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.store.db import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Characterization:
-    """All that characterization says of one trace. None: nothing to say it from.
-
-    Reuse needs block hashes; turns need a lineage.
-    """
+    """All facts of one trace. Reuse is None without block hashes, turns without a lineage."""
 
     trace: Trace
     lengths: Lengths
@@ -62,37 +59,37 @@ T = TypeVar("T")
 def characterize(
     store: Store, trace: Trace, paths: PromptPaths | None = None, *, step: Step | None = None
 ) -> Characterization:
-    """What is in the traffic: who reuses what, after how long, for how long, from where.
+    """Characterize a trace: traffic, turns, reuse gaps, lifetimes, sources, prefixes, stability.
 
-    `paths` spares loading them again where they are at hand. `step` is told what comes next,
-    `STEPS` times; what it raises ends the work. A length-only trace gets what lengths can tell.
+    `paths` are loaded unless given. `step` is called with the name of each of `STEPS` steps before
+    it; what it raises ends the work. A length-only trace has only the facts of lengths.
     """
 
-    def ask(what: str, question: Callable[..., T], *given: object) -> T:
+    def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
         if step is not None:
-            step(what)
-        return question(store, trace, *given)
+            step(name)
+        return compute(store, trace, *arguments)
 
-    history = ask("who touched what when", load_history)
-    # What history alone answers leaves the store to the others meanwhile.
-    waiting_for = beside(_of_history, store, trace, history)
-    followed = ask("next turns", next_turns)
-    places = ask("places in the prompt", spatial, paths)
-    changes = ask("stability", stability, history)
-    touched_by = ask("whose blocks are reused", sources)
-    skewed = ask("skew", skew)
-    gaps, hazard, lives, alive = ask("reuse gaps and lifetimes", lambda *_: waiting_for())
+    history = run("touches", load_history)
+    # Facts of the history alone are computed meanwhile: they leave the store to the others.
+    of_history = in_background(_of_history, store, trace, history)
+    following = run("next turns", next_turns)
+    places = run("places in the prompt", spatial, paths)
+    changes = run("stability", stability, history)
+    reuse_sources = run("sources of reuse", sources)
+    reuse_skew = run("skew", skew)
+    gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())
     return Characterization(
         trace=trace,
-        lengths=ask("lengths", lengths),
-        request_sizes=ask("sizes", request_sizes),
-        over_time=ask("traffic over time", over_time),
-        contribution=ask("contributions", contribution),
-        categories=ask("categories", assemble_categories, gaps, lives, followed),
-        turns=ask("turns", turns),
-        next_turns=followed,
-        sources=touched_by,
-        skew=skewed,
+        lengths=run("lengths", lengths),
+        request_sizes=run("sizes", request_sizes),
+        over_time=run("traffic over time", over_time),
+        contribution=run("contributions", contribution),
+        categories=run("categories", assemble_categories, gaps, lives, following),
+        turns=run("turns", turns),
+        next_turns=following,
+        sources=reuse_sources,
+        skew=reuse_skew,
         reuse_gaps=gaps,
         reuse_hazard=hazard,
         lifetimes=lives,

@@ -1,4 +1,4 @@
-"""How much traffic, of which lengths, when, and which part of it contributes hits."""
+"""Traffic: requests, their lengths and arrivals, over time, and their share of the ideal hits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OverTime:
 
 @dataclass(frozen=True, slots=True)
 class TypeContribution:
-    """What the single-turn (turn 1) or multi-turn (turn > 1) requests of one type contribute."""
+    """Requests and ideal hits of one type, single-turn (turn 1) or multi-turn (turn > 1)."""
 
     type: str
     multi_turn: bool
@@ -80,7 +80,7 @@ class TypeContribution:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Ideal hit rates of the whole trace, and who contributes the hits."""
+    """Ideal hit rates of the whole trace, and the share of each type of request in the hits."""
 
     token_hit_rate: float | None
     block_hit_rate: float | None
@@ -90,7 +90,7 @@ class Contribution:
 
 
 def lengths(store: Store, trace: Trace) -> Lengths:
-    """Token lengths of requests and the pace of arrivals; any trace can tell."""
+    """Return token lengths and arrival rates; any trace has them."""
     row = store.row("characterize/lengths", trace_id=trace.trace_id)
     arrivals = store.row("characterize/arrivals", trace_id=trace.trace_id)
     return Lengths(
@@ -105,7 +105,7 @@ def lengths(store: Store, trace: Trace) -> Lengths:
 
 
 def request_sizes(store: Store, trace: Trace) -> tuple[RequestSize, ...]:
-    """Size of requests, input and output, in blocks and tokens; all, single- and multi-turn."""
+    """Return request sizes (input + output) in blocks and tokens; all, single- and multi-turn."""
     rows = store.rows(
         "characterize/request_sizes", trace_id=trace.trace_id, block_size=trace.block_size
     )
@@ -121,7 +121,7 @@ def request_sizes(store: Store, trace: Trace) -> tuple[RequestSize, ...]:
 
 
 def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> OverTime:
-    """Traffic and ideal hit rate, window by window (about sixty round ones unless told).
+    """Return traffic and ideal hit rate by window (by default about sixty round ones).
 
     Rates per second divide by the whole window, though the last one may end after the trace.
     """
@@ -145,7 +145,7 @@ def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> Ove
 
 
 def contribution(store: Store, trace: Trace) -> Contribution:
-    """Requests and ideal hits by type and by single- and multi-turn, and the ideal hit rates.
+    """Return requests and ideal hits by type and by single- and multi-turn, and ideal hit rates.
 
     Hits are those of an infinite cache under the default definition: full blocks, last-token rule,
     outputs carried. Source: ATC'25, section 3 (single- and multi-turn requests).
@@ -181,18 +181,18 @@ def _token_hit_rate(trace: Trace, row: Mapping[str, int]) -> float | None:
 
 
 def share(part: float, whole: float) -> float | None:
-    """`part` of `whole`, None of nothing."""
+    """Return part / whole; None if `whole` is 0."""
     return part / whole if whole else None
 
 
 def turns_label(multi_turn: bool | None) -> Turns:
-    """What a row of a grouping by `multi_turn` speaks of, NULL being the whole."""
+    """Return the label of a row grouped by `multi_turn`, where NULL is the whole."""
     if multi_turn is None:
         return "all"
     return "multi" if multi_turn else "single"
 
 
 def read_summary(row: Mapping[str, Any], name: str) -> Summary:
-    """The summary in the columns NAME_mean, NAME_at (a list of quantiles) and NAME_max."""
+    """Return the summary in the columns NAME_mean, NAME_at (a list of quantiles) and NAME_max."""
     numbers = (row[f"{name}_mean"], *row[f"{name}_at"], row[f"{name}_max"])
     return Summary(*(float(number) for number in numbers))

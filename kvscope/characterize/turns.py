@@ -1,4 +1,4 @@
-"""How conversations go on: turns they take, and the probability that another one follows."""
+"""Turns of conversations, and the probability that another turn follows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope.store.db import Store
 
 @dataclass(frozen=True, slots=True)
 class TurnCount:
-    """So many conversations have so many turns."""
+    """Number of conversations with this many turns."""
 
     turns: int
     conversations: int
@@ -45,7 +45,7 @@ class ConversationTurns:
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """How often a request is followed by another turn.
+    """Frequency with which another turn follows a request.
 
     `probability` takes all requests, so the last ones pull it down: their next turn lies beyond the
     trace's end. `settled_probability` takes only requests old enough.
@@ -90,7 +90,7 @@ class NextTurns:
 
 
 def turns(store: Store, trace: Trace) -> ConversationTurns | None:
-    """Turns per conversation, that is, its requests inside the trace; None without a lineage.
+    """Return turns per conversation (its requests inside the trace); None without a lineage.
 
     Source: ATC'25, section 3 (turns).
     """
@@ -101,14 +101,14 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
         np.array([row["turns"] for row in rows], dtype=np.float64),
         np.array([row["conversations"] for row in rows], dtype=np.int64),
     )
-    found = summary(counts)
-    if found is None:
+    turns_summary = summary(counts)
+    if turns_summary is None:
         return None
     conversations = int(counts.weight.sum())
     single = sum(row["conversations"] for row in rows if row["turns"] == 1)
     return ConversationTurns(
         conversations=conversations,
-        turns=found,
+        turns=turns_summary,
         single_turn_share=single / conversations,
         histogram=tuple(TurnCount(**row) for row in rows),
         users=_user_turns(store, trace) if trace.has_users else None,
@@ -116,7 +116,7 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
 
 
 def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
-    """Deviations are of users with two conversations or more; a conversation is its opener's."""
+    """Return turns by user; deviations need two conversations, a conversation is its opener's."""
     row = store.row("characterize/user_turns", trace_id=trace.trace_id)
     if not row["users"]:
         return None
@@ -128,7 +128,7 @@ def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
 
 
 def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> NextTurns | None:
-    """Probability that a request is followed by another turn, by category and over time.
+    """Return the probability that another turn follows a request, by category and over time.
 
     The trace's end hides the next turns of the last requests. So every value comes twice: of all
     requests, and of the settled ones, older than `settle_s` at the end; that is the p90 of the
@@ -151,7 +151,7 @@ def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> Ne
         after_first_turn=_next_turn(row for row in rows if row["turn_bucket"] == "1"),
         after_later_turns=_next_turn(row for row in rows if row["turn_bucket"] != "1"),
         by_category=tuple(
-            CategoryNextTurn(category, _next_turn(found)) for category, found in by_category.items()
+            CategoryNextTurn(category, _next_turn(group)) for category, group in by_category.items()
         ),
         over_time=tuple(
             WindowNextTurn(
@@ -169,17 +169,17 @@ def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> Ne
 def next_turns_over_time(
     store: Store, trace: Trace, windows: Windows
 ) -> dict[str, list[float | None]]:
-    """Probability of a next turn of all requests, by category and window; empty without lineage.
+    """Return the probability of a next turn by category and window; empty without lineage.
 
     None: no requests of the category in that window.
     """
-    found: dict[str, list[float | None]] = {}
+    by_category: dict[str, list[float | None]] = {}
     if trace.lineage == "none":
-        return found
+        return by_category
     for row in _next_turn_rows(store, trace, windows, trace.span_s):
-        values = found.setdefault(row["category"], [None] * windows.count)
+        values = by_category.setdefault(row["category"], [None] * windows.count)
         values[row["window_index"]] = row["continued"] / row["requests"]
-    return found
+    return by_category
 
 
 def _next_turn_rows(

@@ -1,4 +1,4 @@
-"""Windows of time: how a trace's span is cut for everything that is shown over time."""
+"""Time windows: how a trace's span is divided for facts over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.trace import Trace
 
 DAY_S = 86_400.0
-_MOST_DAYS = 3_653  # windows are made one by one
+_MOST_DAYS = 3_653  # ten years: bounds the number of windows
 _ROUND_S = (
     *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
     *(60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0),
@@ -28,36 +28,36 @@ class Windows:
 
     @property
     def parameters(self) -> dict[str, float | int]:
-        """What the queries over time call these windows."""
+        """Parameters of the queries over time."""
         return {"window_s": self.length_s, "last_window": self.count - 1}
 
     def start_s(self, index: int) -> float:
-        """When window `index` begins."""
+        """Return the start of window `index` in seconds."""
         return index * self.length_s
 
     def index(self, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The window of each time."""
+        """Return the index of the window of each time."""
         return np.minimum(np.floor(at_s / self.length_s), self.count - 1).astype(np.int64)
 
 
 def round_windows(trace: Trace, about: int = 60) -> Windows:
-    """At most `about` windows of a length that reads well: seconds, minutes, hours, days."""
-    wanted = trace.span_s / about
+    """Return at most `about` windows of a round length: seconds, minutes, hours, days."""
+    least_s = trace.span_s / about
     length = next(
-        (length for length in _ROUND_S if length >= wanted), math.ceil(wanted / DAY_S) * DAY_S
+        (length for length in _ROUND_S if length >= least_s), math.ceil(least_s / DAY_S) * DAY_S
     )
     return Windows(length, max(math.ceil(trace.span_s / length), 1))
 
 
 def equal_windows(trace: Trace, count: int) -> Windows:
-    """`count` windows of equal length; one window for a trace without a span."""
+    """Return `count` windows of equal length; one window for a trace without a span."""
     if trace.span_s <= 0:
         return Windows(1.0, 1)
     return Windows(trace.span_s / count, count)
 
 
 def day_windows(trace: Trace) -> Windows:
-    """The trace's days; a last one of less than half a day belongs to the day before.
+    """Return the trace's days; a last one of less than half a day belongs to the day before.
 
     A trace of more than ten years, whose clock must be wrong, has windows of several days.
     """

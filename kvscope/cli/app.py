@@ -6,8 +6,6 @@ called, so `kvscope --help` and a mistyped command load none of them.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from importlib import import_module
@@ -18,7 +16,7 @@ from typer.core import TyperGroup
 
 from kvscope import __version__
 from kvscope.cli import diagnostics, output
-from kvscope.cli.options import Debug
+from kvscope.cli.options import Debug, typed
 from kvscope.core.errors import ExitCode
 
 
@@ -50,9 +48,9 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("validate", Lazy("validate:validate", "Replay the trace on a real engine; compare.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
     ("runs", Lazy("runs:app", "List, compare or remove stored replays.")),
-    ("ingest", Lazy("ingest:ingest", "Read traces into the store.")),
+    ("ingest", Lazy("traces:ingest", "Read traces into the store.")),
     ("traces", Lazy("traces:app", "List or remove stored traces.")),
-    ("export", Lazy("export:export", "Write a stored trace in another format.")),
+    ("export", Lazy("traces:export", "Write a stored trace in another format.")),
     ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
     ("record", Lazy("record:record", "Record a running vLLM as a trace.")),
     ("policies", Lazy("catalog:policies", "List the eviction policies.")),
@@ -131,13 +129,17 @@ def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> Any:
 def _built(name: str, command: Command) -> Any:
     """Build Click's command of the function or Typer app behind a name."""
     loaded = command.load() if isinstance(command, Lazy) else command
-    settings: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+    settings: dict[str, Any] = {
+        "rich_markup_mode": None,
+        "pretty_exceptions_enable": False,
+        "add_completion": False,  # `kvscope --install-completion` does it for all commands
+    }
     if isinstance(loaded, typer.Typer):
         outer = typer.Typer(**settings, context_settings=_HELP_NAMES)
-        outer.add_typer(_with_debug_inside(loaded), name=name)
+        outer.add_typer(_typed_inside(loaded), name=name)
         return typer.main.get_group(outer).commands[name]
     single = typer.Typer(**settings)
-    single.command(name, context_settings=_HELP_NAMES)(_with_debug(loaded))
+    single.command(name, context_settings=_HELP_NAMES)(typed(loaded))
     return typer.main.get_command(single)
 
 
@@ -182,26 +184,8 @@ def _kvscope(
         raise typer.Exit(ExitCode.USAGE)
 
 
-def _with_debug(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `command` with `--debug`, so that the option may also follow the command's name."""
-    signature = inspect.signature(command, eval_str=True)
-    if "debug" in signature.parameters:  # a group may be built into several apps
-        return command
-
-    @functools.wraps(command)
-    def with_debug(*args: Any, debug: bool = False, **options: Any) -> Any:
-        return command(*args, **options)
-
-    option = inspect.Parameter(
-        "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug
-    )
-    parameters = [*signature.parameters.values(), option]
-    with_debug.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_debug
-
-
-def _with_debug_inside(group: typer.Typer) -> typer.Typer:
+def _typed_inside(group: typer.Typer) -> typer.Typer:
     for command in (group.registered_callback, *group.registered_commands):
         if command is not None and command.callback is not None:
-            command.callback = _with_debug(command.callback)
+            command.callback = typed(command.callback)
     return group

@@ -12,6 +12,8 @@ from kvscope.core import units
 if TYPE_CHECKING:
     from kvscope.app.documents.base import Document
 
+_RUNS_IN = {"vllm": "vLLM", "sglang": "SGLang", "vllm with kvscope's plugin": "vLLM + plugin"}
+
 
 def policies(as_json: Json = False) -> None:
     """List the eviction policies.
@@ -19,23 +21,15 @@ def policies(as_json: Json = False) -> None:
     With what can run each: vLLM as it is or with kvscope's plugin, SGLang, or only a simulation.
     """
     from kvscope.app import catalog
-    from kvscope.app.documents import lists
+    from kvscope.app.documents.lists import PoliciesDocument
 
-    known = catalog.policies()
-    rows = [
-        (
-            entry.name,
-            "oracle" if entry.hindsight else _runs_in(entry.engines),
-            entry.summary,
-        )
-        for entry in known
-    ]
-    _show(
-        lists.PoliciesDocument(policies=known),
-        ("policy", "runs in", "evicts first"),
-        rows,
-        as_json=as_json,
-    )
+    entries = catalog.policies()
+    rows = []
+    for entry in entries:
+        engines = ", ".join(_RUNS_IN[engine] for engine in entry.engines) or "simulation"
+        rows.append((entry.name, "oracle" if entry.hindsight else engines, entry.summary))
+    columns = ("policy", "runs in", "evicts first")
+    _show(PoliciesDocument(policies=entries), columns, rows, as_json=as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -44,20 +38,15 @@ def models(as_json: Json = False) -> None:
     With the KV cache that a token takes. `--model` also takes the path of a config.json.
     """
     from kvscope.app import catalog
-    from kvscope.app.documents import lists
+    from kvscope.app.documents.lists import ModelsDocument
 
-    known = catalog.models()
+    entries = catalog.models()
     rows = [
-        (
-            entry.name,
-            units.format_size(entry.bytes_per_token),
-            entry.kv_dtype,
-            entry.summary,
-        )
-        for entry in known
+        (entry.name, units.format_size(entry.bytes_per_token), entry.kv_dtype, entry.summary)
+        for entry in entries
     ]
     columns = ("model", "KV per token", "dtype", "attention")
-    _show(lists.ModelsDocument(models=known), columns, rows, as_json=as_json)
+    _show(ModelsDocument(models=entries), columns, rows, as_json=as_json)
 
 
 def latencies(as_json: Json = False) -> None:
@@ -66,23 +55,15 @@ def latencies(as_json: Json = False) -> None:
     `--latency` also takes the file that `kvscope calibrate` writes.
     """
     from kvscope.app import catalog
-    from kvscope.app.documents import lists
+    from kvscope.app.documents.lists import LatenciesDocument
 
-    known = catalog.latencies()
+    entries = catalog.latencies()
     rows = [
-        (
-            entry.name,
-            entry.summary,
-            entry.source.split(": ", 1)[-1].split(",")[0],
-        )
-        for entry in known
+        (entry.name, entry.summary, entry.source.split(": ", 1)[-1].split(",")[0])
+        for entry in entries
     ]
-    _show(
-        lists.LatenciesDocument(latencies=known),
-        ("profile", "TTFT", "measured on"),
-        rows,
-        as_json=as_json,
-    )
+    columns = ("profile", "TTFT", "measured on")
+    _show(LatenciesDocument(latencies=entries), columns, rows, as_json=as_json)
 
 
 def formats(as_json: Json = False) -> None:
@@ -91,28 +72,19 @@ def formats(as_json: Json = False) -> None:
     kvscope detects the format of a trace from its first lines; `--format` overrides that.
     """
     from kvscope.app import catalog
-    from kvscope.app.documents import lists
+    from kvscope.app.documents.lists import FormatsDocument
 
-    known = catalog.formats()
+    entries = catalog.formats()
     rows = [
         (
             entry.name,
             " ".join(verb for verb in ("reads", "writes") if getattr(entry, verb)),
             entry.summary,
         )
-        for entry in known
+        for entry in entries
     ]
-    _show(
-        lists.FormatsDocument(formats=known),
-        ("format", "kvscope", "content"),
-        rows,
-        as_json=as_json,
-    )
-
-
-def _runs_in(engines: Sequence[str]) -> str:
-    short = {"vllm": "vLLM", "sglang": "SGLang", "vllm with kvscope's plugin": "vLLM + plugin"}
-    return ", ".join(short[engine] for engine in engines) or "simulation"
+    columns = ("format", "kvscope", "content")
+    _show(FormatsDocument(formats=entries), columns, rows, as_json=as_json)
 
 
 def _show(
@@ -125,7 +97,6 @@ def _show(
     if as_json:
         output.emit_json(document)
         return
-    from kvscope.cli.rendering import show_table
     from kvscope.report.section import Table
 
-    show_table(Table("", columns, tuple(rows), words=tuple(range(1, len(columns)))))
+    output.show_table(Table("", columns, tuple(rows), words=tuple(range(1, len(columns)))))

@@ -1,4 +1,4 @@
-"""`kvscope dashboard`: all of it, to look at, in a browser."""
+"""`kvscope dashboard`: the store's traces in a browser."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from kvscope.app import values
+from kvscope.app.options import Option
 from kvscope.cli.diagnostics import note
-from kvscope.cli.loading import ingest_reported
 from kvscope.cli.options import DEFAULT_DB, Db
-from kvscope.cli.values import parsed_by, whole
+from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import KvscopeError, StoreBusyError, UsageError
 from kvscope.core.files import data_folder
 
@@ -28,17 +27,12 @@ _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
 _BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
 
-Port = Annotated[
-    int, typer.Option("--port", metavar="N", parser=parsed_by(whole(1)), help="Where it listens.")
-]
-Host = Annotated[
-    str,
-    typer.Option("--host", metavar="ADDRESS", help="Who may look: by default only this machine."),
-]
+Port = Annotated[int, Option("Port to listen on.", "N", values.whole(1))]
+Host = Annotated[str, Option("Bind address; the default lets only this machine in.", "ADDRESS")]
 
 
 def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAULT_HOST) -> None:
-    """Show the store's traces in a browser, and try out policies, capacities and SLOs there.
+    """Show the store's traces in a browser, and try policies, capacities and SLOs there.
 
     An empty store gets a sample trace. Runs until Ctrl-C.
     """
@@ -46,7 +40,7 @@ def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAU
         raise KvscopeError(
             "needs Streamlit, which is not installed",
             where="kvscope dashboard",
-            remedy="install it with: pip install 'kvscope[dashboard]'",
+            remedy="install it with: pip install streamlit",
         )
     _refuse_taken(host, port)
     with _lasting(db) as path:
@@ -56,7 +50,7 @@ def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAU
 
 @contextmanager
 def _lasting(db: str) -> Iterator[str]:
-    """The store's path; one in memory becomes a file for as long as the dashboard runs."""
+    """Yield the store's path; one in memory becomes a file while the dashboard runs."""
     if db != ":memory:":
         yield db
         return
@@ -66,6 +60,7 @@ def _lasting(db: str) -> Iterator[str]:
 
 def _fill(db: str) -> None:
     """Put a sample trace into an empty store."""
+    from kvscope.app.traces import ingest_file
     from kvscope.store import traces
     from kvscope.store.db import open_store
 
@@ -73,8 +68,8 @@ def _fill(db: str) -> None:
         with open_store(db) as store:
             if not traces.all_traces(store):
                 note(f"{db} holds no traces yet: it gets a sample")
-                ingest_reported(store, str(data_folder("sample_traces") / _SAMPLE))
-    except StoreBusyError as error:  # the pages will say so too, until it is free
+                ingest_file(store, str(data_folder("sample_traces") / _SAMPLE), Terminal())
+    except StoreBusyError as error:  # the pages say so too, until it is free
         note(str(error))
 
 
@@ -132,14 +127,14 @@ def _serve(db: str, host: str, port: int) -> None:
         _end(server)
     if code:
         raise KvscopeError(
-            f"ended with code {code}", where="streamlit", remedy="its own words stand above"
+            f"ended with code {code}", where="streamlit", remedy="see its messages above"
         )
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     if server.poll() is None:
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)  # and what works for it apart
+            os.killpg(server.pid, signal.SIGTERM)  # and its worker processes
         try:
             server.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ _ALIKE = 0.75  # Typer's own suggestions begin at 0.6, where --version is like -
 
 
 class _Mode:
-    """What the global options chose for this run, and what befell it."""
+    """The state of this run: what `--debug` chose, and whether Ctrl-C was pressed."""
 
     debug = False
     interrupted = False
@@ -41,23 +41,29 @@ def enable_debug() -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user something that is not data: what was inferred, assumed or left out."""
+    """Write what is not data to stderr: what was inferred, assumed or left out."""
     _line("note", _YELLOW, text)
 
 
 def error(text: str) -> None:
-    """Tell the user what failed, in one line."""
+    """Write what failed to stderr, in one line."""
     _line("error", _RED, text)
 
 
 def say(text: str) -> None:
-    """Write `text` to stderr as it is, for help that nobody asked for."""
-    with suppress(OSError):  # nobody listens: the exit code still tells
+    """Write `text` to stderr as it is."""
+    with suppress(OSError):  # stderr is closed: the exit code remains
         sys.stderr.write(f"{text}\n")
 
 
+def show_log(lines: Sequence[str]) -> None:
+    """Write the last lines of a server's log to stderr."""
+    for line in lines:
+        say(f"  | {line[:300]}")
+
+
 def one_line(text: str) -> str:
-    """`text` as one printable line: a trace may carry line feeds and escape codes."""
+    """Return `text` as one printable line: a trace may carry line feeds and escape codes."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in re.sub(r"\s*[\r\n]\s*", " ", text)
@@ -65,7 +71,7 @@ def one_line(text: str) -> str:
 
 
 def interactive() -> bool:
-    """Whether a person watches stderr: it is a terminal that can redraw a line."""
+    """Return whether stderr is a terminal that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -84,7 +90,7 @@ def prepare_streams() -> None:
 
 
 def guarded(command: Callable[[], object]) -> ExitCode:
-    """Run `command` and say how it ended. Never raises.
+    """Run `command` and return the exit code of how it ended. Never raises.
 
     An integer that `command` returns is its exit code. Python's warnings become notes.
     """
@@ -123,6 +129,7 @@ def _ended(command: Callable[[], object]) -> ExitCode:
 def _failed(failure: Exception) -> ExitCode:
     if isinstance(failure, KvscopeError):
         code = failure.exit_code
+        show_log(getattr(failure, "log", ()))  # of a server that died
         error(str(failure))
     elif isinstance(failure, typer.TyperException):
         code = _exit_code(failure.exit_code)
@@ -142,7 +149,7 @@ def _failed(failure: Exception) -> ExitCode:
 
 
 def _usage(failure: typer.TyperException) -> str:
-    """What Typer refuses, in the form of kvscope's own errors."""
+    """Return what Typer refuses, in the form of kvscope's own errors."""
     unknown = getattr(failure, "option_name", None)
     known = getattr(failure, "possibilities", None) or ()
     what = failure.message if known else failure.format_message()
@@ -157,7 +164,7 @@ def _usage(failure: typer.TyperException) -> str:
 
 
 def _exit_code(code: object) -> ExitCode:
-    """What a command returned as an exit code: only integers are meant as one."""
+    """Return what a command returned as an exit code: only integers are meant as one."""
     if not isinstance(code, int):
         return ExitCode.DONE
     return ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
@@ -178,7 +185,7 @@ def _interrupts_noticed() -> Iterator[None]:
         yield
         return
 
-    def noticed(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, frame: FrameType | None) -> None:
         _Mode.interrupted = True
         raise KeyboardInterrupt
 
@@ -187,7 +194,7 @@ def _interrupts_noticed() -> Iterator[None]:
             others(dropped)
 
     others, sys.unraisablehook = sys.unraisablehook, unraisable
-    before = signal.signal(signal.SIGINT, noticed)
+    before = signal.signal(signal.SIGINT, remember)
     try:
         yield
     finally:
@@ -214,7 +221,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _line(label: str, colour: str, text: str) -> None:
-    """One line on stderr, whatever `text` holds."""
-    one = one_line(text)
+    """Write one line to stderr, whatever `text` holds."""
     coloured = interactive() and not os.environ.get("NO_COLOR")
-    say(f"\033[{colour}m{label}:\033[0m {one}" if coloured else f"{label}: {one}")
+    prefix = f"\033[{colour}m{label}:\033[0m" if coloured else f"{label}:"
+    say(f"{prefix} {one_line(text)}")

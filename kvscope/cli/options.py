@@ -1,215 +1,170 @@
-"""Options and arguments that commands share: the same words, units and help everywhere.
+"""From declared options to Typer's, and the options that only the command line has.
 
-    @with_reading
-    def analyze(trace: TraceArgument = None, reading: Reading = AS_IT_SAYS, hbm: Hbm = None): ...
+    def analyze(trace: TraceArgument = None, options: AnalyzeOptions = AnalyzeOptions()): ...
 
-Values arrive parsed: sizes in bytes, durations in seconds. `with_reading` puts the options on how
-to read a trace in the place of the parameter `reading`. `--debug` reaches every command through
-kvscope.cli.app, which adds it.
+`typed` gives such a command the signature that Typer reads: the fields of its dataclasses become
+options of their own, and `--debug` is added.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
+from kvscope.app import values
+from kvscope.app.options import Option, declared
 from kvscope.cli import diagnostics
-from kvscope.cli.values import called, parsed_by, positive, session_arrivals, target, whole
-from kvscope.core import units
-from kvscope.core.kv_size import KvDtype as Precision
-
-T = TypeVar("T")
+from kvscope.core.errors import UsageError
 
 DEFAULT_DB = "kvscope.duckdb"
-DEFAULT_MAX_BAD = 0.01
 
 
-def _debug(chosen: bool) -> None:
-    if chosen:
-        diagnostics.enable_debug()
+def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return `parse` as Typer's parser, whose refusal names the option.
+
+    A default that is a value already passes as it is.
+    """
+
+    def parser(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parser
 
 
 TraceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="TRACE",
-        parser=parsed_by(called),
-        help="A path, a stored trace's name, or nothing: the one last worked on.",
+        parser=parsed_by(values.called),
+        help="A path, the name of a stored trace, or nothing: the trace last worked on.",
         show_default=False,
     ),
 ]
 Db = Annotated[
     str,
-    typer.Option(
-        "--db",
-        metavar="PATH",
-        parser=parsed_by(called),
-        help="The store that keeps the traces; :memory: keeps nothing.",
-    ),
+    Option("Store that keeps traces and runs; :memory: keeps nothing.", "PATH", values.called),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Json = Annotated[bool, Option("Print one JSON document instead of tables.", flags=("--json",))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printing:
+    """How a command prints its result."""
+
+    full: Annotated[bool, Option("Print every section instead of one screen.")] = False
+    section: Annotated[
+        tuple[str, ...],
+        Option(
+            "Print these sections instead of one screen, by their titles: reuse-gaps,skew.",
+            "NAME,...",
+            values.listed(values.called),
+            "",
+        ),
+    ] = ()
+    html: Annotated[
+        str | None, Option("Also write a self-contained HTML report.", "PATH", values.target)
+    ] = None
+    as_json: Json = False
+
+
 Debug = Annotated[
     bool,
     typer.Option(
         "--debug",
-        help="Show the traceback behind an error.",
-        callback=_debug,
+        help="Show the traceback of an error.",
+        callback=lambda chosen: diagnostics.enable_debug() if chosen else None,
         is_eager=True,
         expose_value=False,
     ),
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="Whose KV cache: a preset such as llama3-8b, or the path of a config.json.",
-        show_default=False,
-    ),
-]
-Hbm = Annotated[
-    int | None,
-    typer.Option(
-        "--hbm",
-        metavar="SIZE",
-        parser=parsed_by(positive(units.parse_size)),
-        help="GPU memory, for example 80GiB: sizes are also shown as multiples of it.",
-        show_default=False,
-    ),
-]
-KvDtype = Annotated[
-    Precision | None,
-    typer.Option(
-        "--kv-dtype",
-        help="Precision of the KV cache, where it is not the model's own.",
-        show_default=False,
-    ),
-]
-Compat = Annotated[
-    Literal["kvcache-simulator", "libcachesim"] | None,
-    typer.Option("--compat", help="Count hits as this tool does.", show_default=False),
-]
-Outputs = Annotated[
-    Literal["carried", "ignored"],
-    typer.Option("--outputs", help="Whether a turn's output stays in the cache for the next."),
-]
-Warmup = Annotated[
-    float,
-    typer.Option(
-        "--warmup",
-        metavar="SHARE",
-        parser=parsed_by(units.parse_share),
-        help="Share of the requests, the first ones, that fill the cache and are not counted.",
-        show_default="0",
-    ),
-]
-Html = Annotated[
-    str | None,
-    typer.Option(
-        "--html",
-        metavar="PATH",
-        parser=parsed_by(target),
-        help="Also write one self-contained HTML report.",
-        show_default=False,
-    ),
-]
-Name = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        metavar="NAME",
-        parser=parsed_by(called),
-        help="What to call the trace; by default its file's name.",
-        show_default=False,
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        help="The trace's format, where its first lines do not tell.",
-        show_default=False,
-    ),
-]
-BlockSize = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        metavar="TOKENS",
-        parser=parsed_by(whole(1)),
-        help="Tokens a block, where the trace does not say it.",
-        show_default=False,
-    ),
-]
-SessionArrivals = Annotated[
-    float | None,
-    typer.Option(
-        "--session-arrivals",
-        metavar="poisson:RATE",
-        parser=parsed_by(session_arrivals),
-        help="When sessions without a common clock begin, for example poisson:0.5/s;"
-        " by default one after the other.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        "--seed", metavar="N", parser=parsed_by(whole(0)), help="Seed of --session-arrivals."
-    ),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first bad line, exit code 3.")]
-MaxBad = Annotated[
-    float,
-    typer.Option(
-        "--max-bad",
-        metavar="SHARE",
-        parser=parsed_by(units.parse_share),
-        help="The share of bad lines that is tolerated, for example 1%; more store nothing.",
-        show_default="1%",
-    ),
-]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How to read a trace that the store does not have yet; each field is an option."""
+def typed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `command` as Typer takes it: dataclass parameters expanded, `--debug` added.
 
-    name: Name = None
-    trace_format: Format = None
-    block_size: BlockSize = None
-    session_arrivals: SessionArrivals = None
-    seed: Seed = 0
-    strict: Strict = False
-    max_bad: MaxBad = DEFAULT_MAX_BAD
-
-    def given(self) -> list[str]:
-        """The options, as they are typed, whose values are not their defaults."""
-        told = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        return ["--" + name.removeprefix("trace_").replace("_", "-") for name in told]
-
-
-AS_IT_SAYS = Reading()
-
-
-def with_reading(command: Callable[..., T]) -> Callable[..., T]:
-    """`command` with the options of `Reading` in the place of its parameter `reading`."""
-    options = inspect.signature(Reading, eval_str=True).parameters
+    Before a command with the parameters `trace` and `db` runs, an unknown trace name is refused:
+    that needs none of what the command imports.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    if "debug" in signature.parameters:  # a group may be built into several apps
+        return command
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
 
     @functools.wraps(command)
-    def with_options(**given: Any) -> T:
-        reading = Reading(**{name: given.pop(name) for name in options})
-        return command(**given, reading=reading)
+    def with_groups(*args: Any, debug: bool = False, **given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        if "trace" in given and "db" in given:
+            _refuse_unknown(given["db"], given["trace"])
+        return command(*args, **given)
 
-    signature = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        parameters += options.values() if parameter.name == "reading" else [parameter]
-    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_options
+    parameters = [each for known in signature.parameters.values() for each in _expanded(known)]
+    parameters.append(
+        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    )
+    ordered = sorted(parameters, key=lambda each: each.default is not inspect.Parameter.empty)
+    with_groups.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
+    )
+    return with_groups
+
+
+def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield the parameter, or the fields of the dataclass that it is, with Typer's options."""
+    if not is_dataclass(parameter.annotation):
+        yield parameter.replace(annotation=_typers(parameter.name, parameter.annotation))
+        return
+    hints = get_type_hints(parameter.annotation, include_extras=True)
+    for each in fields(parameter.annotation):
+        default = inspect.Parameter.empty if each.default is MISSING else each.default
+        yield inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=_typers(each.name, hints[each.name]),
+        )
+
+
+def _typers(name: str, annotation: Any) -> Any:
+    """Return the annotation with Typer's option in the place of a declared one."""
+    pair = declared(annotation)
+    if pair is None:
+        return annotation
+    kind, option = pair
+    parser = None if option.parse is None else parsed_by(option.parse)
+    return Annotated[
+        Any if parser and get_origin(kind) is not None else kind,  # a tuple takes one text here
+        typer.Option(
+            *(option.flags or ("--" + name.replace("_", "-"),)),
+            help=option.help,
+            metavar=option.metavar,
+            parser=parser,
+            case_sensitive=False,
+            show_default=True if option.default is None else option.default or False,
+        ),
+    ]
+
+
+def _refuse_unknown(db: str, trace: str | None) -> None:
+    if trace is None or trace == values.STANDARD_STREAM or Path(trace).exists():
+        return
+    from kvscope.app.traces import stored_trace
+    from kvscope.store.db import open_store
+
+    with open_store(db) as store:
+        stored_trace(store, trace)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from kvscope.app import values
+from kvscope.app.options import Option
 from kvscope.cli.diagnostics import note
-from kvscope.cli.values import parsed_by, positive, target
-from kvscope.core import units
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,42 +20,33 @@ _FROM_INSIDE = (
 
 Endpoint = Annotated[
     str | None,
-    typer.Option(
-        "--kv-events",
-        metavar="ENDPOINT",
-        help="Where vLLM publishes its KV-cache events, for example tcp://localhost:5557.",
-        show_default=False,
+    Option(
+        "Where vLLM publishes its KV-cache events, for example tcp://localhost:5557.",
+        "ENDPOINT",
+        flags=("--kv-events",),
     ),
 ]
 Output = Annotated[
     str,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        parser=parsed_by(target),
-        help="Where to; lines are added to what is there.",
-        show_default=False,
-    ),
+    Option("File to write; lines are appended.", "FILE", values.target, flags=("--output", "-o")),
 ]
 Length = Annotated[
     float | None,
-    typer.Option(
-        "--for",
-        metavar="TIME",
-        parser=parsed_by(positive(units.parse_duration)),
-        help="How long to listen, for example 1h.",
-        show_default="until Ctrl-C",
+    Option(
+        "How long to listen, for example 1h.",
+        "TIME",
+        values.duration,
+        "until Ctrl-C",
+        flags=("--for",),
     ),
 ]
 Quiet = Annotated[
     float | None,
-    typer.Option(
-        "--quiet",
-        metavar="TIME",
-        parser=parsed_by(positive(units.parse_duration)),
-        help="A chain of blocks that has not grown for so long is a whole request.",
-        show_default="5s",
+    Option(
+        "Time without growth after which a chain of blocks counts as a whole request.",
+        "TIME",
+        values.duration,
+        "5s",
     ),
 ]
 
@@ -71,7 +60,9 @@ def record(
     plugin for vLLM records them exactly: docs/record.md.
     """
     if endpoint is None:
-        raise UsageError("what is to be recorded?", where="--kv-events", remedy=_FROM_INSIDE)
+        raise UsageError(
+            "there is nothing to record from", where="--kv-events", remedy=_FROM_INSIDE
+        )
     import json
     from itertools import chain
     from pathlib import Path
@@ -83,18 +74,18 @@ def record(
     expected: int | None = None
     until_s = time.monotonic() + length if length is not None else float("inf")
     stream = batches(endpoint)
-    first = next(stream)  # which there is none of where nothing can be listened to
+    first = next(stream)  # raises where nothing can be listened to
     with Path(path).open("a", encoding="utf-8") as file:
         note(f"listening to {endpoint}; Ctrl-C ends the recording")
         try:
-            for found in chain([first], stream):
-                for line in _lines(chains, found):
+            for numbered in chain([first], stream):
+                for line in _lines(chains, numbered):
                     file.write(json.dumps(line, separators=(",", ":")) + "\n")
                     written += 1
-                if found is None:
+                if numbered is None:
                     file.flush()
                 else:
-                    number, _ = found
+                    number, _ = numbered
                     missed += max(number - (number if expected is None else expected), 0)
                     expected = number + 1
                 if time.monotonic() > until_s:
@@ -106,9 +97,10 @@ def record(
             written += 1
     note(
         f"{path}: {written:,} requests; {missed:,} batches of events missed,"
-        f" {chains.unknown:,} blocks behind ones that were stored before"
+        f" {chains.unknown:,} blocks whose predecessors were stored before"
     )
 
 
-def _lines(chains: Chains, found: tuple[int, Batch] | None) -> list[object]:
-    return list(chains.ended(time.time()) if found is None else chains.take(found[1]))
+def _lines(chains: Chains, numbered: tuple[int, Batch] | None) -> list[object]:
+    """Return the requests that are whole after a batch, or after a pause without one."""
+    return list(chains.ended(time.time()) if numbered is None else chains.take(numbered[1]))

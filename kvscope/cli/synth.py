@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvscope.app import values
+from kvscope.app.monitor import Advance
+from kvscope.app.options import Option
 from kvscope.cli.diagnostics import note
-from kvscope.cli.progress import Advance, progress
-from kvscope.cli.values import STANDARD_STREAM, amount, parsed_by, target, whole
+from kvscope.cli.terminal import progress
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,31 +27,23 @@ ProfileName = Annotated[
 ]
 Requests = Annotated[
     int,
-    typer.Option(
-        "--requests", "-n", metavar="N", parser=parsed_by(amount("requests")), help="How many."
-    ),
+    Option("Number of requests.", "N", values.amount("requests"), flags=("--requests", "-n")),
 ]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", metavar="N", parser=parsed_by(whole(0)), help="Same seed, same trace."),
-]
+Seed = Annotated[int, Option("Seed; equal seeds give equal traces.", "N", values.whole(0))]
 Target = Annotated[
     str,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        parser=parsed_by(target),
-        help="Where to write; .gz and .zst compress, - is standard output.",
+    Option(
+        "File to write; .gz and .zst compress, - is standard output.",
+        "FILE",
+        values.target,
+        flags=("--output", "-o"),
     ),
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option(
-        "--param",
-        metavar="NAME=VALUE",
-        help="Change a parameter of the profile, for example death_rate_per_s=0.01.",
-        show_default=False,
+    Option(
+        "Set a parameter of the profile, for example death_rate_per_s=0.01. Repeatable.",
+        "NAME=VALUE",
     ),
 ]
 
@@ -58,18 +52,17 @@ def synth(
     profile: ProfileName,
     requests: Requests = 2000,
     seed: Seed = 0,
-    output: Target = STANDARD_STREAM,
+    output: Target = values.STANDARD_STREAM,
     param: Parameters = None,
 ) -> None:
     """Generate a trace of hashed requests from a profile; no real user data is involved."""
-    from kvscope.synth.registry import by_name
-    from kvscope.synth.samples import write_jsonl
+    from kvscope.synth.profiles import by_name, write_jsonl
 
     chosen = _changed(by_name(profile), param or [])
     with progress(f"making {profile}", requests, unit="steps") as advance:
         records = _counted(chosen.generate(requests=requests, seed=seed), advance)
         count = write_jsonl(records, output)
-    if output != STANDARD_STREAM:
+    if output != values.STANDARD_STREAM:
         note(f"{output}: {count:,} requests of the profile {profile}, seed {seed}")
 
 
@@ -80,7 +73,7 @@ def _counted(records: Iterable[Record], advance: Advance) -> Iterator[Record]:
 
 
 def _changed(profile: Any, assignments: list[str]) -> Any:
-    """`profile` with the parameters of `--param` in place of its own."""
+    """Return `profile` with the parameters that `--param` assigns."""
     from dataclasses import fields, replace
 
     known = {field.name: getattr(profile, field.name) for field in fields(profile)}

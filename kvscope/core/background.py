@@ -1,11 +1,13 @@
-"""Work for a second core: calls in a thread of their own, while the caller goes on with its own.
+"""Calls in a second thread, for work that leaves the interpreter: kernels, NumPy, DuckDB, decoders.
 
-They gain where one of the two does without the interpreter: kernels, numpy, DuckDB, decoders.
+The thread is a daemon, not a ThreadPoolExecutor's: the interpreter joins executors' threads at
+exit, so that Ctrl-C would have to wait for the call to end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from threading import Thread
 from typing import ParamSpec, TypeVar
 
@@ -13,46 +15,32 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def beside(function: Callable[P, T], *given: P.args, **named: P.kwargs) -> Callable[[], T]:
-    """Begin a call; what is returned waits for its end, and returns or raises what it did.
-
-    Nobody has to wait: the end of the process, such as by an interrupt, ends the call too.
-    """
-    returned: list[T] = []
-    raised: list[BaseException] = []
+def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Start a call in a thread of its own and return the future of its result."""
+    future: Future[T] = Future()
 
     def call() -> None:
         try:
-            returned.append(function(*given, **named))
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
-            raised.append(error)
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  (raised by `result`)
+            future.set_exception(error)
 
-    thread = Thread(target=call, daemon=True)
-    thread.start()
-
-    def wait() -> T:
-        thread.join()
-        if raised:
-            raise raised[0]
-        return returned[0]
-
-    return wait
+    Thread(target=call, daemon=True).start()
+    return future
 
 
-def each_beside(use: Callable[[T], object], items: Iterable[T]) -> None:
-    """Use each item in turn, beside the making of the next one.
+def consume_in_background(use: Callable[[T], object], items: Iterable[T]) -> None:
+    """Use each item in a second thread while the caller's thread makes the next one.
 
-    At most two items are there at once. Errors are those of using and making one after the other:
-    that of an item comes before that of the next one's making.
+    At most two items exist at once. Errors come in the order of a plain loop: the error of using an
+    item before that of making the next one.
     """
-    wait: Callable[[], object] = _nothing
+    pending: Future[object] | None = None
     try:
         for item in items:
-            wait()
-            wait = beside(use, item)
+            if pending is not None:
+                pending.result()
+            pending = in_background(use, item)
     finally:
-        wait()
-
-
-def _nothing() -> None:
-    """Nothing to wait for yet."""
+        if pending is not None:
+            pending.result()

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a kvscope process says by its exit status. Scripts depend on these values."""
+    """The exit status of a kvscope process. Scripts depend on these values."""
 
     DONE = 0
     FAILED = 1
@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 
 
 class KvscopeError(Exception):
-    """Anything kvscope refuses or fails to do: what happened, and what to do about it."""
+    """What went wrong, where, and what to do about it, in one line."""
 
     exit_code = ExitCode.FAILED
 
@@ -37,7 +37,7 @@ class KvscopeError(Exception):
 
 
 class UsageError(KvscopeError):
-    """The command was asked for something it does not take."""
+    """A command, an option or a value that kvscope does not take."""
 
     exit_code = ExitCode.USAGE
 

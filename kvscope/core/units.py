@@ -1,7 +1,7 @@
 """Human units, parsed strictly and formatted so that they can be parsed again.
 
 A number is written plainly (`1.5`, no sign, no thousands separators, no exponent) and a unit is
-never guessed: `200` is not a duration. What is refused is named with an example of what is right.
+never guessed: `200` is not a duration. An error repeats the text and gives correct examples.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _BYTES: Mapping[str, int] = {"b": 1} | {
 }
 _TOKENS: Mapping[str, int] = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z%/]*)")
-_LONGEST = 40  # characters of a number that is meant
+_LONGEST = 40  # characters of a plausible number
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in `200ms`, `1.5s`, `10m` (or `10min`), `2h`, `1d`; the unit is mandatory."""
+    """Return the seconds in `200ms`, `1.5s`, `10m` (or `10min`), `2h`, `1d`; a unit is needed."""
     number, unit = _split(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d")
     if unit not in _SECONDS:
         raise _refused(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d")
@@ -47,9 +47,9 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `16GiB`, `512MiB`, `1.5TiB` (powers of 1,024) or `16GB` (10^9), any case.
+    """Return the bytes in `16GiB`, `1.5TiB` (powers of 1,024) or `16GB` (10^9), any case.
 
-    `16Gib` and `16Gb` are refused: a small b after a capital letter means bits.
+    Raises UsageError for `16Gib` and `16Gb`: a small b after a capital letter means bits.
     """
     number, unit = _split(text, "a size", "16GiB, 512MiB or 16GB")
     if unit.lower() not in _BYTES:
@@ -60,7 +60,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_tokens(text: str) -> int:
-    """Tokens in `2000`, `8k` (8,000) or `1M`; a whole number of them."""
+    """Return the whole number of tokens in `2000`, `8k` (8,000) or `1M`."""
     number, unit = _split(text, "a number of tokens", "2000, 8k or 1M")
     tokens = number * _TOKENS.get(unit, 0)
     if unit not in _TOKENS or tokens.denominator != 1:
@@ -69,7 +69,7 @@ def parse_tokens(text: str) -> int:
 
 
 def parse_percentile(text: str) -> float:
-    """The rank, above 0 and at most 1, in `p95` or `p99.9`."""
+    """Return the rank, above 0 and at most 1, in `p95` or `p99.9`."""
     number = _number(text.removeprefix("p"))
     if not text.startswith("p") or number is None or not 0 < number <= 100:
         raise _refused(text, "a percentile", "p50, p95 or p99.9")
@@ -77,7 +77,7 @@ def parse_percentile(text: str) -> float:
 
 
 def parse_share(text: str) -> float:
-    """The fraction, 0 to 1, in `5%` or `0.05`."""
+    """Return the fraction, 0 to 1, in `5%` or `0.05`."""
     number, unit = _split(text, "a share", "5% or 0.05")
     share = number / 100 if unit == "%" else number
     if unit not in {"", "%"} or share > 1:
@@ -86,7 +86,7 @@ def parse_share(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """Events per second, more than 0, in `0.5/s`, `30/min`, `100/h` or `5/d`."""
+    """Return the events per second, above 0, in `0.5/s`, `30/min`, `100/h` or `5/d`."""
     number, unit = _split(text, "a rate", "0.5/s, 30/min or 100/h")
     period = _SECONDS.get(unit.removeprefix("/"))
     if not unit.startswith("/") or period is None or number == 0:
@@ -95,7 +95,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second, more than 0, in `25GB/s` or `3.2GiB/s`; sizes as in `parse_size`."""
+    """Return the bytes per second, above 0, in `25GB/s` or `3.2GiB/s`; sizes as in `parse_size`."""
     number, unit = _split(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
     size = unit.removesuffix("/s")
     if size == unit or size.lower() not in _BYTES or number == 0:
@@ -107,7 +107,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` in the unit that suits it, three significant digits: 203ms, 1.5s, 10.2m, 2h, 1d."""
+    """Return `seconds` in a fitting unit, three significant digits: 203ms, 1.5s, 10.2m, 2h, 1d."""
     if not math.isfinite(seconds):
         return _not_finite(seconds)
     rounded = float(f"{seconds:.3g}")  # before the choice of a unit: 999.6ms is 1s, not 1000ms
@@ -142,7 +142,7 @@ def duration_in_words(seconds: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """`size_bytes` in GiB (4.88 GiB); below 0.01 GiB in the largest unit that fits."""
+    """Return `size_bytes` in GiB (4.88 GiB); below 0.01 GiB in the largest unit that fits."""
     if not math.isfinite(size_bytes):
         return _not_finite(size_bytes)
     for unit, scale, least in (("GiB", GIB, GIB / 100), ("MiB", MIB, MIB), ("KiB", KIB, KIB)):
@@ -152,22 +152,22 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """`count` as a whole number with thousands separators: 12,031."""
+    """Return `count` as a whole number with thousands separators: 12,031."""
     return f"{count:,.0f}" if math.isfinite(count) else _not_finite(count)
 
 
 def format_percentile(rank: float) -> str:
-    """The rank 0.95 as p95, 0.999 as p99.9."""
+    """Return the rank 0.95 as p95, 0.999 as p99.9."""
     return f"p{_plain(Decimal(str(rank)) * 100)}"
 
 
 def format_share(share: float, decimals: int = 1) -> str:
-    """The fraction 0.1315 as 13.2%, or with two decimals as 13.15%."""
+    """Return the fraction 0.1315 as 13.2%, or with two decimals as 13.15%."""
     return f"{share * 100:.{decimals}f}%" if math.isfinite(share) else _not_finite(share)
 
 
 def format_pp(difference: float, decimals: int = 1) -> str:
-    """The difference of two shares in percentage points, always with its sign: +1.3 pp."""
+    """Return a difference of two shares in percentage points, with its sign: +1.3 pp."""
     if not math.isfinite(difference):
         return _not_finite(difference)
     points = round(difference * 100, decimals) + 0.0  # no "-0.0"
@@ -175,7 +175,7 @@ def format_pp(difference: float, decimals: int = 1) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Events per second in the period that suits them: 0.5/s, 2/min, 5/h."""
+    """Return events per second in a fitting period: 0.5/s, 2/min, 5/h."""
     if not math.isfinite(per_second):
         return _not_finite(per_second)
     for unit in ("s", "min", "h"):
@@ -186,7 +186,7 @@ def format_rate(per_second: float) -> str:
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
-    """Bytes per second in powers of 1,000: 25 GB/s, 6.5 GB/s, 200 MB/s."""
+    """Return bytes per second in powers of 1,000: 25 GB/s, 6.5 GB/s, 200 MB/s."""
     if not math.isfinite(bytes_per_s):
         return _not_finite(bytes_per_s)
     rounded = float(f"{bytes_per_s:.3g}")  # before the choice of a unit, as in `format_duration`
@@ -198,7 +198,7 @@ def format_bandwidth(bytes_per_s: float) -> str:
 def blocks_tokens_bytes(
     blocks: int, *, block_size: int, bytes_per_token: float | None = None
 ) -> str:
-    """A capacity in all its units side by side: `5,637 blocks, 2,886,144 tokens, 352 GiB`.
+    """Return a capacity in all its units: `5,637 blocks, 2,886,144 tokens, 352 GiB`.
 
     `block_size` in tokens. Without `bytes_per_token` (no model named) the bytes are left out.
     """
@@ -210,20 +210,20 @@ def blocks_tokens_bytes(
 
 
 def _split(text: str, kind: str, examples: str) -> tuple[Fraction, str]:
-    found = _QUANTITY.fullmatch(text)
-    number = _number(found[1]) if found else None
-    if found is None or number is None:
+    match = _QUANTITY.fullmatch(text)
+    number = _number(match[1]) if match else None
+    if match is None or number is None:
         raise _refused(text, kind, examples)
-    return number, found[2]
+    return number, match[2]
 
 
 def _counts_bits(unit: str) -> bool:
-    """Whether a unit of size ends in a small b that is meant."""
+    """Return True if a unit of size ends in a small b on purpose."""
     return unit == "b" or (unit.endswith("b") and not unit.islower())
 
 
 def _number(text: str) -> Fraction | None:
-    """The exact value of a plain decimal number, None where it is not one."""
+    """Return the exact value of a plain decimal number, None for anything else."""
     plain = len(text) <= _LONGEST and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text)
     return Fraction(text) if plain else None
 
@@ -233,19 +233,19 @@ def _refused(text: str, kind: str, examples: str) -> UsageError:
 
 
 def _two_units(count: int, per_large: int, large: str, small: str) -> str:
-    """`count` of the small unit as so many of the large one and the rest: 2 min 56 s."""
+    """Return `count` of the small unit in the large one and the rest: 2 min 56 s."""
     whole, rest = divmod(count, per_large)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def _short(value: float) -> str:
-    """`value` with three significant digits, or all its whole ones: 0.00488, 4.88, 1536."""
+    """Return `value` with three significant digits, or all its whole ones: 0.00488, 4.88, 1536."""
     text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return _plain(Decimal(text))
 
 
 def _plain(value: Decimal) -> str:
-    """`value` without an exponent and without trailing zeros behind the point."""
+    """Return `value` without an exponent and without trailing zeros behind the point."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

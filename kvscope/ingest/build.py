@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
-from kvscope.ingest.identifiers import NO_ID, ROOT
+from kvscope.ingest.formats.base import ROOT
+from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import Reuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A trace ready for the store: `requests` holds a column a field, in order of arrival.
+    """A trace ready for the store: `requests` has a column per field, in order of arrival.
 
-    The column `type` holds positions in `types`; ids that were not given are NO_ID, parents -1.
+    The column `type` holds positions in `types`; missing ids are NO_ID, missing parents -1.
     """
 
     block_size: int
@@ -33,109 +34,97 @@ class Built:
     notes: tuple[str, ...]
 
     def paths(self) -> PromptPaths:
-        """What the store would give as the trace's paths."""
-        told = {each.name for each in fields(PromptPaths)} & self.requests.keys()
+        """Return what the store would load as the trace's paths."""
+        names = {each.name for each in fields(PromptPaths)} & self.requests.keys()
         return PromptPaths(
             block_size=self.block_size,
             block_parent=self.trie.parent,
-            **{name: self.requests[name] for name in told},
+            **{name: self.requests[name] for name in names},
         )
 
 
 def build(columns: Columns, reader_notes: list[str]) -> Built:
-    """Sort by arrival (stably), settle who continues whom, carry outputs, follow reuse."""
-    columns_in_file_order = columns.arrays()
-    arrival = columns_in_file_order["arrival_s"]
-    order = np.argsort(arrival, kind="stable")
-    given = {name: values[order] for name, values in columns_in_file_order.items()}
+    """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
+    rows = columns.arrays()
+    order = np.argsort(rows["arrival_s"], kind="stable")
+    links = {name: rows.pop(name) for name in ("parent_chat_id", "session_parent", "in_session")}
+    requests = {name: values[order] for name, values in rows.items()}
     size, trie = columns.block_size, columns.trie
     inputs, outputs, blocks, leaf = (
-        given[name] for name in ("input_tokens", "output_tokens", "blocks", "leaf")
+        requests[name] for name in ("input_tokens", "output_tokens", "blocks", "leaf")
     )
     full_blocks = np.minimum(blocks, inputs // size)
     full_leaf = np.where(blocks > full_blocks, trie.parent[leaf], leaf)
 
-    parent, kind = _lineage(columns, order, given, full_leaf)
+    parent, kind = _lineage(links, rows["blocks"], order, requests, trie, full_leaf)
     conversation, turn = lineage.conversations(parent)
-    carried_leaf, carried_blocks = lineage.carried(
+    carried_leaf, carried_blocks = lineage.carried_outputs(
         trie.parent, size, parent, full_leaf, full_blocks, inputs, outputs
     )
-    found = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
+    reuse = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
     # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
     cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
-    arrived = given["arrival_s"]
-    requests = given | {
+    requests |= {
         "request": np.arange(len(order), dtype=np.int32),
-        "arrival_s": arrived - arrived[0],
-        "turn": np.where(given["turn"] > 0, given["turn"], turn),
+        "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
+        "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
         "parent": parent,
         "conversation": conversation,
         "full_blocks": full_blocks,
         "cached_blocks": cached.astype(np.int32),
         "carried_leaf": carried_leaf,
         "carried_blocks": carried_blocks,
-        "ideal_blocks": found.ideal_blocks,
+        "ideal_blocks": reuse.ideal_blocks,
     }
     return Built(
         block_size=size,
         requests=requests,
         types=tuple(columns.types),
         trie=trie,
-        reuse=found,
+        reuse=reuse,
         lineage=kind,
-        out_of_order=int(np.count_nonzero(np.diff(arrival) < 0)),
+        out_of_order=int(np.count_nonzero(np.diff(rows["arrival_s"]) < 0)),
         notes=(*reader_notes, *_notes(columns, kind)),
     )
 
 
 def _lineage(
-    columns: Columns,
+    links: dict[str, NDArray[Any]],
+    blocks: NDArray[np.int32],
     order: NDArray[np.int64],
-    given: dict[str, NDArray[Any]],
+    requests: dict[str, NDArray[Any]],
+    trie: Trie,
     full_leaf: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], Lineage]:
-    """Each request's parent (-1: none), and where that is known from."""
-    if _sessions_are_told(columns):
+    """Return each request's parent (-1: none), and how it is known.
+
+    `links` and `blocks` are in file order. In a hashed trace only hashed requests decide whether
+    conversations are given: the others have no reuse, and must not keep it from being inferred.
+    """
+    deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
+    before, parent_chat = links["session_parent"], links["parent_chat_id"]
+    # Sessions are given if one has two requests, or if each request has one.
+    if (before[deciding] >= 0).any() or links["in_session"][deciding].all():
         rank = np.empty(len(order), dtype=np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
-        before = np.frombuffer(columns.session_parent, dtype=np.int32)[order]
-        parent = np.where(before >= 0, rank[before], -1)
+        parent = np.where(before[order] >= 0, rank[before[order]], -1)
         # Out of order within a session: a parent that comes later is none.
         return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
-    told = np.frombuffer(columns.parent_chat_id, np.int64)
-    if (told[_telling(columns)] != NO_ID).any():
-        parents = np.where(told == ROOT, NO_ID, told)[order]
-        return lineage.given(given["chat_id"], parents, NO_ID), "given"
-    if columns.trie.count > 1:
-        inputs, outputs = given["input_tokens"], given["output_tokens"]
-        return lineage.inferred(columns.trie.parent, full_leaf, inputs, outputs), "inferred"
+    if (parent_chat[deciding] != NO_ID).any():
+        parents = np.where(parent_chat == ROOT, NO_ID, parent_chat)[order]
+        return lineage.parents_by_id(requests["chat_id"], parents, NO_ID), "given"
+    if trie.count > 1:
+        inputs, outputs = requests["input_tokens"], requests["output_tokens"]
+        return lineage.parents_by_prefix(trie.parent, full_leaf, inputs, outputs), "inferred"
     return np.full(len(order), -1, dtype=np.int32), "none"
 
 
-def _telling(columns: Columns) -> NDArray[np.bool_]:
-    """The requests that decide whether conversations are told: in a hashed trace, hashed ones.
-
-    In file order. All others say nothing of reuse, and what they tell alone would keep it from
-    being inferred.
-    """
-    hashed = np.frombuffer(columns.blocks, dtype=np.int32) > 0
-    return hashed if hashed.any() else np.ones_like(hashed)
-
-
-def _sessions_are_told(columns: Columns) -> bool:
-    """Whether some session has two requests, or each request has its session."""
-    telling = _telling(columns)
-    follows = np.frombuffer(columns.session_parent, dtype=np.int32) >= 0
-    in_session = np.frombuffer(columns.in_session, dtype=np.int8) > 0
-    return bool(follows[telling].any() or in_session[telling].all())
-
-
 def _notes(columns: Columns, kind: Lineage) -> list[str]:
-    """What was missing from the trace and what was inferred, in words."""
+    """Return what was missing from the trace and what was inferred, in words."""
     total = len(columns)
     notes = []
     if columns.untimed:
-        notes.append(f"{columns.untimed:,} of {total:,} requests tell no arrival time")
+        notes.append(f"{columns.untimed:,} of {total:,} requests have no arrival time")
     if columns.unhashed == total:
         notes.append("no block hashes: lengths and arrivals only, nothing about reuse")
     elif columns.unhashed:

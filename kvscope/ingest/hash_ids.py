@@ -1,22 +1,28 @@
-"""Hash ids of many prompts at once: JSON arrays of integers, read by a kernel.
+"""Identifiers and hash ids as signed 64-bit numbers; those of many prompts at once.
 
-What else may stand for hash ids (strings, integers beyond 64 bits, lists of other formats) is
-decoded prompt by prompt, by msgspec, which also names whatever is wrong.
+Integers stay what they are, strings become digests. JSON arrays of integers are read by a kernel.
+Anything else (strings, integers beyond 64 bits, lists of other formats) is decoded prompt by
+prompt by msgspec, which also names every defect.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.jit import callable_in_kernels, kernel
-from kvscope.ingest.formats.base import NOT_UTF8, BadLine, HashIds
-from kvscope.ingest.identifiers import Identifier, numbers
+from kvscope.ingest.formats.base import NOT_UTF8, BadLine, HashIds, Identifier
 
-Paths = tuple[NDArray[np.int64], NDArray[np.int64]]
+NO_ID = -(2**63)
+"""Stands for "none" among 64-bit identifiers."""
+
+IdPaths = tuple[NDArray[np.int64], NDArray[np.int64]]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
 
 _UNUSUAL = -1
@@ -29,15 +35,41 @@ _LARGEST_NEGATED = np.uint64(2**63)
 _LEAST_OF_20_DIGITS = np.uint64(10**19)
 
 
-class _Told(msgspec.Struct, gc=False):
-    hash_ids: list[int | str] | None = None
+class _Line(msgspec.Struct, gc=False):
+    hash_ids: list[Identifier] | None = None
 
 
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def key(identifier: Identifier) -> int:
+    """Return an identifier as a signed 64-bit number: 64-bit integers as they are, or a digest.
+
+    Decimal strings count as the integers they spell; integers from 2^63 on wrap around.
+    """
+    # 20 digits hold every 64-bit number; longer ones are strings like any other.
+    if isinstance(identifier, str) and len(identifier) <= 20 and identifier.isdecimal():
+        number = int(identifier)
+        identifier = number if str(number) == identifier else identifier
+    if isinstance(identifier, int) and -(2**63) <= identifier < 2**64:
+        return identifier if identifier < 2**63 else identifier - 2**64
+    digest = hashlib.blake2b(str(identifier).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def keys(identifiers: Sequence[Identifier | None]) -> NDArray[np.int64]:
+    """Return the keys of identifiers, NO_ID where there is none."""
+    numbers = [NO_ID if identifier is None else identifier for identifier in identifiers]
+    try:
+        # Not numpy's: it takes the string "007" for 7.
+        column = array("q", cast(Sequence[int], numbers))  # strings raise
+    except (TypeError, OverflowError):  # OverflowError: an integer of 2^63 or more
+        column = array("q", [key(number) for number in numbers])
+    return np.frombuffer(column, dtype=np.int64)
 
 
 def decoded(hash_ids: HashIds) -> list[Identifier] | None:
-    """The hash ids as a list; BadLine where they are none."""
+    """Return the hash ids as a list; raise BadLine where they are none."""
     if not isinstance(hash_ids, msgspec.Raw):
         return hash_ids
     text = bytes(hash_ids)
@@ -52,32 +84,31 @@ def decoded(hash_ids: HashIds) -> list[Identifier] | None:
         raise BadLine(NOT_UTF8) from error
 
 
-def gathered(told: Sequence[HashIds]) -> Paths:
-    """All hash ids as 64-bit numbers; BadLine where some are none."""
+def gathered(prompts: Sequence[HashIds]) -> IdPaths:
+    """Return the hash ids of all prompts as 64-bit numbers; raise BadLine where some are none."""
     try:
-        text = b"\n".join(told) + b"\n"  # type: ignore[arg-type]  # lists raise
+        text = b"\n".join(prompts) + b"\n"  # type: ignore[arg-type]  # lists raise
     except TypeError:
-        return _one_by_one(told)
-    starts = np.empty(len(told) + 1, dtype=np.int64)
+        return _gathered_singly(prompts)
+    starts = np.empty(len(prompts) + 1, dtype=np.int64)
     ids = np.empty(len(text) // 2, dtype=np.int64)  # an id takes a digit and what ends it
     count = parse(np.frombuffer(text, dtype=np.uint8), starts, ids)
-    return _one_by_one(told) if count == _UNUSUAL else (starts, ids[:count])
+    return _gathered_singly(prompts) if count == _UNUSUAL else (starts, ids[:count])
 
 
-def _one_by_one(told: Sequence[HashIds]) -> Paths:
-    paths = [numbers(decoded(hash_ids) or ()) for hash_ids in told]
-    starts = np.zeros(len(told) + 1, dtype=np.int64)
+def _gathered_singly(prompts: Sequence[HashIds]) -> IdPaths:
+    paths = [keys(decoded(hash_ids) or ()) for hash_ids in prompts]
+    starts = np.zeros(len(prompts) + 1, dtype=np.int64)
     np.cumsum([len(path) for path in paths], out=starts[1:])
     return starts, np.concatenate([*paths, np.empty(0, dtype=np.int64)])
 
 
 @kernel
 def parse(text: NDArray[np.uint8], starts: NDArray[np.int64], ids: NDArray[np.int64]) -> int:
-    """How many ids stand in `text`, or -1 where it holds anything else than plain integers.
+    """Fill `starts` and `ids`; return the number of ids, or -1 if `text` has anything unusual.
 
-    `text` is a line a prompt, len(starts) - 1 of them, each with its line feed: nothing, null, or
-    a JSON array of integers from -2^63 to 2^64 - 1. Those from 2^63 on wrap around. `starts` and
-    `ids` are filled in.
+    `text` has a line per prompt, len(starts) - 1 of them, each with its line feed: nothing, null,
+    or a JSON array of integers from -2^63 to 2^64 - 1. Those from 2^63 on wrap around.
     """
     at = 0
     count = 0
@@ -109,7 +140,7 @@ def parse(text: NDArray[np.uint8], starts: NDArray[np.int64], ids: NDArray[np.in
 
 @callable_in_kernels
 def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
-    """The first place from `at` on that holds no space; a line feed counts as none, so ends all."""
+    """Return the first place from `at` on without a space; a line feed counts as no space."""
     while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
         at += 1
     return at
@@ -117,7 +148,7 @@ def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
 
 @callable_in_kernels
 def _integer(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
-    """The integer that begins at `at` and where it ends, which is -1 if there is none."""
+    """Return the integer that begins at `at` and where it ends, -1 if there is none."""
     negative = text[at] == _MINUS
     first = at + 1 if negative else at
     end = first

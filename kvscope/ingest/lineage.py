@@ -1,6 +1,6 @@
-"""Who continues whom: conversations as given by the trace, or inferred from shared prefixes.
+"""Lineage: which request each request continues, as the trace says or by shared prefixes.
 
-All arrays have an entry a request, in order of arrival; -1 stands for "none".
+All arrays have an entry per request, in order of arrival; -1 stands for "none".
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from kvscope.core.prefix import ancestor
 SHARED_HEAD_CONTINUATIONS = 4
 
 
-def given(
+def parents_by_id(
     chat_id: NDArray[np.int64], parent_chat_id: NDArray[np.int64], none: int
 ) -> NDArray[np.int32]:
-    """The parent of each request by chat ids: the last earlier request with the parent's chat id.
+    """Return each request's parent: the last earlier request with the parent's chat id.
 
     A parent that is missing or does not come earlier is no parent; so cycles cannot arise.
     """
     known, code = np.unique(chat_id, return_inverse=True)
     at = np.searchsorted(known, parent_chat_id)
     at[at == len(known)] = 0
-    told = (known[at] == parent_chat_id) & (parent_chat_id != none)
-    parent_code = np.where(told, at, -1).astype(np.int64)
+    has_parent = (known[at] == parent_chat_id) & (parent_chat_id != none)
+    parent_code = np.where(has_parent, at, -1).astype(np.int64)
     parent = np.full(len(code), -1, dtype=np.int32)
     last = np.full(len(known), -1, dtype=np.int32)
     _find_last_earlier(code.astype(np.int64), parent_code, last, parent)
@@ -46,13 +46,13 @@ def _find_last_earlier(
         last[code[request]] = request
 
 
-def inferred(
+def parents_by_prefix(
     block_parent: NDArray[np.int32],
     full_leaf: NDArray[np.int32],
     input_tokens: NDArray[np.int32],
     output_tokens: NDArray[np.int32],
 ) -> NDArray[np.int32]:
-    """The parent of each request by its prefix: the longest earlier prompt that it extends.
+    """Return each request's parent: the longest earlier prompt that it extends.
 
     The parent is the earlier request with the longest full-block path that is a proper prefix of
     the request's own and whose history (input and output) is no longer than the request's input;
@@ -87,7 +87,7 @@ def _find_longest_prefix(
     """Fill `parent`.
 
     Requests whose path ends at a block form a chain, the most recent first: `last_end` and
-    `older_end`. The `shortest` history at a block spares the walk along one without a candidate.
+    `older_end`. The `shortest` history at a block saves the walk along one without a candidate.
     """
     for request in range(len(full_leaf)):
         block = block_parent[full_leaf[request]]
@@ -107,14 +107,14 @@ def _find_longest_prefix(
 
 
 def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """(conversation, turn) of each request: its conversation's first request, turns from 1."""
+    """Return (conversation, turn) of each request: the conversation's first request, from 1."""
     conversation, turn = np.empty((2, len(parent)), dtype=np.int32)
-    _follow(parent, conversation, turn)
+    _number_turns(parent, conversation, turn)
     return conversation, turn
 
 
 @kernel
-def _follow(
+def _number_turns(
     parent: NDArray[np.int32], conversation: NDArray[np.int32], turn: NDArray[np.int32]
 ) -> None:
     for request in range(len(parent)):
@@ -127,7 +127,7 @@ def _follow(
             turn[request] = turn[above] + 1
 
 
-def carried(
+def carried_outputs(
     block_parent: NDArray[np.int32],
     block_size: int,
     parent: NDArray[np.int32],
@@ -136,23 +136,21 @@ def carried(
     input_tokens: NDArray[np.int32],
     output_tokens: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """(leaf, blocks) of what is known to be cached after each request: its outputs, if a child
-    carries them.
+    """Return (leaf, blocks) of each request's cached path, outputs included if a child has them.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
-    KV yet. The first child whose prompt holds the whole history tells their identity.
+    KV yet. The first child whose prompt holds the whole history identifies them.
     """
     leaf, blocks = full_leaf.copy(), full_blocks.copy()
-    told = np.zeros(len(parent), dtype=np.bool_)
-    _carry(
+    history = input_tokens.astype(np.int64) + output_tokens
+    _extend_by_child(
         block_parent,
         block_size,
         parent,
         full_leaf,
         full_blocks,
         input_tokens,
-        output_tokens,
-        told,
+        history,
         leaf,
         blocks,
     )
@@ -160,30 +158,27 @@ def carried(
 
 
 @kernel
-def _carry(
+def _extend_by_child(
     block_parent: NDArray[np.int32],
     block_size: int,
     parent: NDArray[np.int32],
     full_leaf: NDArray[np.int32],
     full_blocks: NDArray[np.int32],
     input_tokens: NDArray[np.int32],
-    output_tokens: NDArray[np.int32],
-    told: NDArray[np.bool_],
+    history: NDArray[np.int64],
     leaf: NDArray[np.int32],
     blocks: NDArray[np.int32],
 ) -> None:
-    """Move `leaf` and `blocks` on for the requests of which a child has `told`."""
+    """Extend `leaf` and `blocks` of each request by its first child that has its outputs."""
     for child in range(len(parent)):
         request = parent[child]
-        if request < 0 or told[request]:
+        if request < 0 or blocks[request] > full_blocks[request]:
             continue
-        history = np.int64(input_tokens[request]) + output_tokens[request]
-        reach = min((history - 1) // block_size, np.int64(full_blocks[child]))
-        if history > input_tokens[child] or reach <= full_blocks[request]:
+        reach = min((history[request] - 1) // block_size, np.int64(full_blocks[child]))
+        if history[request] > input_tokens[child] or reach <= full_blocks[request]:
             continue
         deepest = ancestor(block_parent, full_leaf[child], full_blocks[child] - reach)
         prompt = ancestor(block_parent, deepest, reach - full_blocks[request])
         if prompt == full_leaf[request]:
-            told[request] = True
             leaf[request] = deepest
             blocks[request] = reach

@@ -10,96 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.background import each_beside
+from kvscope.core.background import consume_in_background
 from kvscope.core.errors import InputError
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
-from kvscope.ingest.columns import Columns
+from kvscope.ingest.columns import TOO_MANY_IDS, Columns
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import ReadOptions, Rejects, TraceFormat
-from kvscope.ingest.identifiers import NO_ID
-from kvscope.ingest.source import STDIN, Source
+from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
+from kvscope.ingest.hash_ids import NO_ID
+from kvscope.ingest.source import HEAD_BYTES, Source
 from kvscope.store import traces
 from kvscope.store.db import Store
 
 NONE = -1
 """Stands for no request in the columns of parents and of first and last touches."""
 
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a trace comes from and what it is to be called."""
-
-    name: str
-    source: str
-    source_bytes: int
-    content_hash: str
-    format: str
-
-
-def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace:
-    """Write the trace; the caller holds a transaction."""
-    requests = built.requests
-    trace = traces.add(
-        store,
-        **asdict(origin),
-        block_size=built.block_size,
-        requests=len(requests["request"]),
-        accesses=int(requests["blocks"].sum(dtype=np.int64)),
-        distinct_blocks=built.trie.count - 1,
-        span_s=float(requests["arrival_s"][-1]),
-        input_tokens=int(requests["input_tokens"].sum(dtype=np.int64)),
-        output_tokens=int(requests["output_tokens"].sum(dtype=np.int64)),
-        lineage=built.lineage,
-        has_users=bool((requests["user_id"] != NO_ID).any()),
-        lines=rejects.accepted + rejects.count,
-        bad_lines=rejects.count,
-        out_of_order=built.out_of_order,
-        notes=list(built.notes),
-    )
-    number = trace.trace_id
-    store.append(
-        "ingest/add_requests",
-        requests,
-        trace_id=number,
-        types=list(built.types),
-        no_id=NO_ID,
-        no_parent=NONE,
-    )
-    store.append("ingest/add_blocks", _blocks(built), trace_id=number, no_request=NONE)
-    store.append("ingest/add_reuses", _reuses(built), trace_id=number)
-    if rejects.lines:
-        numbers, reasons = map(list, zip(*rejects.lines, strict=True))
-        store.run("ingest/add_bad_lines", trace_id=number, numbers=numbers, reasons=reasons)
-    return trace
-
-
-def _blocks(built: Built) -> dict[str, NDArray[Any]]:
-    trie, found = built.trie, built.reuse
-    return {
-        "block": np.arange(1, trie.count, dtype=np.int32),
-        "parent": trie.parent[1:],
-        "depth": trie.depth[1:],
-        "hash_id": trie.hash_id[1:],
-        "first_request": found.first[1:],
-        "last_request": found.last[1:],
-        "reuses": found.reuses[1:],
-    }
-
-
-def _reuses(built: Built) -> dict[str, NDArray[Any]]:
-    found, arrival_s = built.reuse, built.requests["arrival_s"]
-    return {
-        "request": found.request,
-        "prev": found.prev,
-        "depth": found.depth,
-        "blocks": found.blocks,
-        "gap_s": arrival_s[found.request] - arrival_s[found.prev],
-    }
-
-
 Advance = Callable[[int], None]
 Foresee = Callable[[PromptPaths], None]
+
+_FIRST_LINES = 10
 
 
 class UnusableLinesError(InputError):
@@ -111,8 +42,19 @@ class UnusableLinesError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a trace comes from and its name in the store."""
+
+    name: str
+    source: str
+    source_bytes: int
+    content_hash: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ingested:
-    """What an ingest did: the trace, whether it was new, and the lines that could not be used."""
+    """The result of an ingest: the trace, whether it was new, and the lines without use."""
 
     trace: Trace
     created: bool
@@ -137,12 +79,12 @@ def ingest(
     advance: Advance | None = None,
     foresee: Foresee | None = None,
 ) -> Ingested:
-    """Bring the trace at `path` (`-`: standard input) into the store, if it is not there already.
+    """Store the trace at `path` (`-`: standard input), unless it is stored already.
 
-    Options that say nothing of how to read it take what is stored of it, however that was read.
-    `advance` is told of every byte read, `foresee` of the paths of a new trace with hashes before
-    it is written: what that begins may go on beside. Raises InputError where the trace cannot be
-    read or too many of its lines are bad; then the store is as it was.
+    Without options about reading, any stored reading of the same content will do. `advance` gets
+    the number of bytes read, `foresee` the paths of a new trace with hashes before it is written:
+    what it starts may run alongside. Raises InputError where the trace cannot be read or too many
+    of its lines are bad; then the store is as it was.
     """
     options = options or IngestOptions()
     known = _known_before_reading(store, path, options)
@@ -154,7 +96,7 @@ def ingest(
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
-        each_beside(columns.add, reader.records(source))
+        consume_in_background(columns.add, reader.records(source))
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
         known = _known(store, source, options)
@@ -162,7 +104,7 @@ def ingest(
         source.close()
     if known is not None:
         return Ingested(known, False, rejects)
-    _refuse_if_too_bad(rejects, options.max_bad)
+    _refuse_if_too_bad(rejects, chosen, options)
     if not len(columns):
         raise InputError("the trace holds no requests", where=path)
     origin = Origin(
@@ -180,9 +122,63 @@ def ingest(
     return Ingested(trace, True, rejects)
 
 
+def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace:
+    """Write the trace; the caller holds a transaction."""
+    requests, trie, reuse = built.requests, built.trie, built.reuse
+    trace = traces.add(
+        store,
+        **asdict(origin),
+        block_size=built.block_size,
+        requests=len(requests["request"]),
+        accesses=int(requests["blocks"].sum(dtype=np.int64)),
+        distinct_blocks=trie.count - 1,
+        span_s=float(requests["arrival_s"][-1]),
+        input_tokens=int(requests["input_tokens"].sum(dtype=np.int64)),
+        output_tokens=int(requests["output_tokens"].sum(dtype=np.int64)),
+        lineage=built.lineage,
+        has_users=bool((requests["user_id"] != NO_ID).any()),
+        lines=rejects.accepted + rejects.count,
+        bad_lines=rejects.count,
+        out_of_order=built.out_of_order,
+        notes=list(built.notes),
+    )
+    number = trace.trace_id
+    store.append(
+        "ingest/add_requests",
+        requests,
+        trace_id=number,
+        types=list(built.types),
+        no_id=NO_ID,
+        no_parent=NONE,
+    )
+    blocks: dict[str, NDArray[Any]] = {
+        "block": np.arange(1, trie.count, dtype=np.int32),
+        "parent": trie.parent[1:],
+        "depth": trie.depth[1:],
+        "hash_id": trie.hash_id[1:],
+        "first_request": reuse.first[1:],
+        "last_request": reuse.last[1:],
+        "reuses": reuse.reuses[1:],
+    }
+    store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    arrival_s = requests["arrival_s"]
+    runs: dict[str, NDArray[Any]] = {
+        "request": reuse.request,
+        "prev": reuse.prev,
+        "depth": reuse.depth,
+        "blocks": reuse.blocks,
+        "gap_s": arrival_s[reuse.request] - arrival_s[reuse.prev],
+    }
+    store.append("ingest/add_reuses", runs, trace_id=number)
+    if rejects.lines:
+        numbers, reasons = map(list, zip(*rejects.lines, strict=True))
+        store.run("ingest/add_bad_lines", trace_id=number, numbers=numbers, reasons=reasons)
+    return trace
+
+
 def _known_before_reading(store: Store, path: str, options: IngestOptions) -> Trace | None:
-    """The stored trace with the same content, looked for only if one has the file's size."""
-    if path == STDIN or not Path(path).is_file():
+    """Return the stored trace with the same content, looked for only if one has the file's size."""
+    if path == STANDARD_STREAM or not Path(path).is_file():
         return None
     if not traces.has_size(store, Path(path).stat().st_size):
         return None
@@ -194,7 +190,7 @@ def _known_before_reading(store: Store, path: str, options: IngestOptions) -> Tr
 
 
 def _known(store: Store, source: Source, options: IngestOptions) -> Trace | None:
-    """The stored trace with this content: read in the same way, or in any if none is named."""
+    """Return the stored trace with this content: read in the same way, or in any by default."""
     content = source.drain()
     if options.format is None and options.read == ReadOptions():
         return traces.find_reading(store, content, options.read.fingerprint())
@@ -212,21 +208,56 @@ def _content_hash(content: str, chosen: type[TraceFormat], options: IngestOption
     return f"{content}/{chosen.name}/{reading}"
 
 
-def _refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
+def _refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> None:
     lines = rejects.accepted + rejects.count
     if not lines:
         raise InputError("the trace holds no requests", where=rejects.path)
-    first = f"{rejects.path}:{rejects.lines[0][0]}: {rejects.lines[0][1]}" if rejects.lines else ""
+    if rejects.accepted and rejects.count <= options.max_bad * lines:
+        return
+    line, reason = rejects.lines[0]
+    first = f"the first: {rejects.path}:{line}: {reason}"
+    if rejects.accepted:
+        what = (
+            f"{rejects.count:,} of {lines:,} lines cannot be used, more than"
+            f" {100 * options.max_bad:.3g}% of them; {first}"
+        )
+    else:
+        detected = "" if options.format else ", the nearest format"
+        what = f"none of its {lines:,} lines can be read as {chosen.name}{detected}; {first}"
+    raise UnusableLinesError(what, rejects, _remedy(rejects, chosen, options))
+
+
+def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> str:
+    """Return what to do about a trace with too many bad lines; nothing was stored."""
+    line = rejects.lines[0][0]
+    commonest = max(rejects.reasons, key=rejects.reasons.__getitem__)
+    other = _format_from(rejects.path, line, chosen)
+    if commonest == TEXT_PROMPTS:
+        return registry.RECORD
+    if other and line > 1:
+        return f"from line {line:,} on it is {other}: split it and ingest each part"
+    if other and options.format:
+        return f"it looks like {other}: leave out --format"
+    if commonest == TOO_MANY_IDS and line <= _FIRST_LINES:
+        return "state the trace's own --block-size"
     if not rejects.accepted:
-        raise UnusableLinesError(
-            f"none of its {lines:,} lines can be used, the first because: {first}",
-            rejects,
-            remedy="is the right --format given?",
-        )
-    if rejects.count > max_bad * lines:
-        raise UnusableLinesError(
-            f"{rejects.count:,} of {lines:,} lines cannot be used, more than {100 * max_bad:.3g}%"
-            f" of them; the first: {first}",
-            rejects,
-            remedy="mend them, or allow more with --max-bad; nothing was stored",
-        )
+        return f"convert it: {chosen.name} has {', '.join(chosen.fields)}"
+    return "correct them, or allow more with --max-bad; nothing was stored"
+
+
+def _format_from(path: str, line: int, chosen: type[TraceFormat]) -> str | None:
+    """Return the format of the trace from a line on, None if it is `chosen` or none."""
+    if path == STANDARD_STREAM or not Path(path).is_file():
+        return None
+    source = Source(path)
+    try:
+        for first, text in source.lines():
+            if line <= first + text.count(b"\n"):
+                rest = text.split(b"\n", line - first)[-1]
+                name = registry.detect(rest[:HEAD_BYTES], path).name
+                return name if name != chosen.name else None
+    except InputError:
+        pass
+    finally:
+        source.close()
+    return None

@@ -1,4 +1,4 @@
-"""Who last touched each block before: the runs of reuse that every later question is asked of."""
+"""Reuse in an infinite cache: which earlier request last touched the blocks of each prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Reuse:
     """What an infinite cache sees of a trace with R requests, N blocks and K runs.
 
     Run k: blocks [depth[k], depth[k] + blocks[k]) of request[k]'s prompt were last touched by
-    prev[k]. Runs need few rows because a request touches a whole path, so the blocks whose last
-    toucher is one request are one stretch of any later path. `first` and `last` are each block's
+    prev[k]. Runs need few rows because a request touches a whole path, so the blocks that one
+    request touched last are contiguous in any later path. `first` and `last` are each block's
     first and last request (-1: never a full block), `reuses` the prompts that found it written;
     these have N + 1 entries, 0 being the root. `ideal_blocks` has R: leading blocks hit.
     """
@@ -40,7 +40,7 @@ def trace_reuse(
     carried_leaf: NDArray[np.int32],
     carried_blocks: NDArray[np.int32],
 ) -> Reuse:
-    """Follow every request down its path and note who was there before."""
+    """Follow every request down its path and return the earlier requests that touched it."""
     requests, longest = len(full_blocks), int(carried_blocks.max(initial=0))
     first = np.full(len(block_parent), -1, dtype=np.int32)
     last = np.full(len(block_parent), -1, dtype=np.int32)
@@ -77,7 +77,7 @@ def _follow(
     path: NDArray[np.int32],
     runs: NDArray[np.int32],
 ) -> tuple[int, int]:
-    """Go on from request `begin` with `count` runs, while there is room: where it stopped."""
+    """Continue from request `begin` and run `count` while there is room; return both at the end."""
     for request in range(begin, len(full_blocks)):
         length = carried_blocks[request]
         if count + length > runs.shape[1]:

@@ -15,6 +15,7 @@ import numpy as np
 import zstandard
 
 from kvscope.core.errors import InputError
+from kvscope.core.files import STANDARD_STREAM
 
 HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -23,13 +24,11 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF8_BOM = b"\xef\xbb\xbf"
 _LINE_FEED = ord("\n")
 
-STDIN = "-"
-
 
 class Source:
     """One pass over a trace's decompressed bytes.
 
-    `advance` is told of every byte read from disk, for a progress bar.
+    `advance` gets the number of bytes of each read from disk, for a progress bar.
     """
 
     def __init__(self, path: str, advance: Callable[[int], None] | None = None) -> None:
@@ -46,24 +45,26 @@ class Source:
 
     @property
     def bytes_on_disk(self) -> int:
-        """The file's size; for standard input, what was read so far."""
-        return self._raw.bytes_read if self.path == STDIN else Path(self.path).stat().st_size
+        """The file's size; for standard input, the bytes read so far."""
+        return (
+            self._raw.bytes_read if self.path == STANDARD_STREAM else Path(self.path).stat().st_size
+        )
 
     def content_hash(self) -> str:
-        """Digest of the decompressed bytes read so far (32 hex digits)."""
+        """Return the digest of the decompressed bytes read so far (32 hex digits)."""
         return self._digest.hexdigest()
 
     def chunks(self) -> Iterator[bytes]:
-        """The decompressed bytes from the beginning on, about a megabyte at a time."""
+        """Yield the decompressed bytes from the beginning on, about a megabyte at a time."""
         chunk = self.head
         while chunk:
             yield chunk
             chunk = self._read(_CHUNK_BYTES)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Whole lines, without a byte order mark, a chunk's at a time with the number of the first.
+        """Yield whole lines, a chunk's at a time with the number of the first.
 
-        Lines are numbered from 1; the last one's line feed is cut off.
+        Lines are numbered from 1; a byte order mark and the last line feed are cut off.
         """
         rest = b""
         first = 1
@@ -77,7 +78,7 @@ class Source:
         yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
 
     def drain(self) -> str:
-        """Read to the end without looking, and return the content hash."""
+        """Read to the end and return the content hash."""
         for _ in self.chunks():
             pass
         return self.content_hash()
@@ -102,7 +103,7 @@ class Source:
 
 
 def _line_feeds(text: bytes) -> int:
-    """How many line feeds there are, without holding the interpreter as `bytes.count` does."""
+    """Return the number of line feeds without holding the interpreter as `bytes.count` does."""
     return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_FEED))
 
 
@@ -131,7 +132,7 @@ class _Counted(io.RawIOBase):
 
 
 def _open(path: str) -> BinaryIO:
-    if path == STDIN:
+    if path == STANDARD_STREAM:
         return sys.stdin.buffer
     try:
         return Path(path).open("rb")
@@ -153,7 +154,7 @@ def _decompressed(raw: _Counted) -> BinaryIO:
 
 
 class _Zstd(io.RawIOBase):
-    """Decompressed zstd frames; unlike zstandard's own reader it tells a file that was cut off."""
+    """Decompressed zstd frames; unlike zstandard's own reader it detects a cut-off file."""
 
     def __init__(self, compressed: BinaryIO) -> None:
         self._compressed = compressed

@@ -1,4 +1,4 @@
-"""Which block is which: interning paths of hash ids as nodes of a prefix trie.
+"""Intern paths of hash ids as nodes of a prefix trie: which block is which.
 
 Two requests share a block only if everything before it is the same too, so a block is the pair
 (parent block, hash id). That holds for content-hashed and for prefix-chained traces alike.
@@ -47,25 +47,17 @@ class Trie:
         return self._hash_id[: self.count]
 
     def intern(self, starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The last block of each path: path k is ids[starts[k]:starts[k + 1]], empty gives 0."""
+        """Return the last block of each path ids[starts[k]:starts[k + 1]], 0 if it is empty."""
         self._reserve(len(ids))
         leaf = np.zeros(len(starts) - 1, dtype=np.int32)
         self.count, self._elsewhere = _intern(
-            starts,
-            ids,
-            self._parent,
-            self._depth,
-            self._hash_id,
-            self._first_child,
-            self._slots,
-            self.count,
-            self._elsewhere,
-            leaf,
-        )
+            starts, ids, self._parent, self._depth, self._hash_id, self._first_child, self._slots,
+            self.count, self._elsewhere, leaf,
+        )  # fmt: skip
         return leaf
 
     def _reserve(self, more: int) -> None:
-        """Room for `more` further blocks, so that the kernel never has to grow anything."""
+        """Make room for `more` blocks, so that the kernel never has to grow anything."""
         if self.count + more > len(self._parent):
             capacity = max(2 * len(self._parent), self.count + more)
             for name in ("_parent", "_depth", "_hash_id", "_first_child"):
@@ -82,7 +74,7 @@ class Trie:
 
 @callable_in_kernels
 def _slot(parent: int, hash_id: int) -> np.uint64:
-    """Where the search for (parent, hash id) starts, before it is cut to the table's size.
+    """Return where the search for (parent, hash id) starts, before the table's size cuts it.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
     """
@@ -106,31 +98,31 @@ def _intern(
     elsewhere: int,
     leaf: NDArray[np.int32],
 ) -> tuple[int, int]:
-    """Walk every path down the trie, adding what is new; (blocks, blocks in the table) after it."""
+    """Walk every path down the trie and add what is new; return (blocks, blocks in the table)."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
         above = 0
         for i in range(starts[k], starts[k + 1]):
-            wanted = ids[i]
-            found = first_child[above]
-            if found == 0:
+            own_id = ids[i]
+            block = first_child[above]
+            if block == 0:
                 first_child[above] = count
-            elif hash_id[found] != wanted:
-                at = _slot(above, wanted) & mask
-                found = slots[at]
-                while found != 0 and (hash_id[found] != wanted or parent[found] != above):
+            elif hash_id[block] != own_id:
+                at = _slot(above, own_id) & mask
+                block = slots[at]
+                while block != 0 and (hash_id[block] != own_id or parent[block] != above):
                     at = (at + np.uint64(1)) & mask
-                    found = slots[at]
-                if found == 0:
+                    block = slots[at]
+                if block == 0:
                     slots[at] = count
                     elsewhere += 1
-            if found == 0:
-                found = count
-                parent[found] = above
-                hash_id[found] = wanted
-                depth[found] = i - starts[k]
+            if block == 0:
+                block = count
+                parent[block] = above
+                hash_id[block] = own_id
+                depth[block] = i - starts[k]
                 count += 1
-            above = found
+            above = block
         leaf[k] = above
     return count, elsewhere
 

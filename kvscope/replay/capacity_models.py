@@ -1,91 +1,85 @@
 """What the capacity of a cache means: blocks kept between requests, tiers of them, or an engine's.
 
-- `cache`: requests come one after the other, and capacity bounds what is kept between them.
-- the same in tiers (kvscope.replay.tiers): what is read from the lower ones takes its time.
-- `engine` (kvscope.vllm_sim): vLLM's block pool, of which running requests take theirs.
+- `cache`: requests come one after the other, and capacity bounds what is cached between them.
+- the same in tiers (kvscope.replay.tiers): reads from the lower ones take time.
+- `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
-from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition, standard
-from kvscope.core.runs import RunSetting, TierOutcome
+from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
+from kvscope.core.runs import TierOutcome
 from kvscope.policies.base import Policy, QueuePolicy
+from kvscope.replay.metrics import ServedRequests, serve
+from kvscope.replay.parameter_estimates import Estimates, bind
+from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import replay
-from kvscope.replay.summary import Served, serve
-from kvscope.replay.tiers import run_tiers
+from kvscope.replay.settings import engine_setting
+from kvscope.replay.tier_spec import parse_tiers
+from kvscope.replay.tiers import replay_tiers, tier_outcomes, transfer_s
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
-
-if TYPE_CHECKING:
-    from kvscope.replay.workload import Asked, Workload
-
-_ENGINE = EngineSettings(1)  # for its defaults, which are vLLM's
-MAX_NUM_SEQS = _ENGINE.max_num_seqs
-MAX_NUM_BATCHED_TOKENS = _ENGINE.max_num_batched_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """How a cache served every request, and what else is told of it; fields as in `Run`."""
+class ServedReplay:
+    """How a replay served every request, and its other results; fields as in `Run`."""
 
-    served: Served
+    served: ServedRequests
     evictions: int
     tiers: tuple[TierOutcome, ...] = ()
     preemptions: int | None = None
     turned_away: int | None = None
 
 
-def replayed(workload: Workload, asked: Asked) -> Replayed:
-    """Replay what is asked in the capacity model of the workload's setting."""
-    if asked.tiers:
-        return _in_tiers(workload, asked)
-    return (_in_engine if workload.setting.capacity_model == "engine" else _in_cache)(
-        workload, asked
+def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
+    """Replay a request in the capacity model of the workload's setting.
+
+    Raises UsageError where the capacity model cannot run it.
+    """
+    if request.tiers:
+        return _serve_tiers(workload, request)
+    if workload.setting.capacity_model == "engine":
+        return _serve_engine(workload, request)
+    return _serve_cache(workload, request)
+
+
+def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> ReplayRequest:
+    """Return the request to replay the tiers of the setting, with `policy` where they name none."""
+    setting = workload.setting
+    tiers = parse_tiers(
+        setting.tiers,
+        block_bytes=setting.block_bytes,
+        bind=lambda kind: policy if kind is type(policy) else bind(Variant(kind), estimates),
+        default=type(policy),
     )
+    return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
-def refuse_unlike_engine(setting: RunSetting) -> None:
-    """Raise UsageError where an engine cannot be replayed as `setting` says."""
-    definition = setting.definition
-    if replace(definition, warmup=0.0) != standard():
-        raise UsageError(
-            f"an engine does not count as {definition.name} with outputs {definition.outputs}",
-            where="--capacity-model engine",
-            remedy="leave out --compat and --outputs",
-        )
-    if not setting.exact:
-        raise UsageError(
-            "part of the requests make another load",
-            where="--capacity-model engine",
-            remedy="leave out --sample and --coarsen",
-        )
-
-
-def _in_cache(workload: Workload, asked: Asked) -> Replayed:
-    anchor, capacity = workload.anchor, asked.capacity_blocks
-    definition = workload.setting.definition
+def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
+    anchor, capacity = workload.anchor, request.capacity_blocks
     done = replay(
         workload.traffic,
-        asked.policy,
+        request.policy,
         anchor.sample.capacity(capacity) if anchor else capacity,
-        past=workload.history,
-        tables=workload.tables(asked.policy),
-        mandatory=_mandatory(definition, asked.policy),
+        history=workload.history,
+        tables=workload.tables(request.policy),
+        mandatory=_mandatory(workload.setting.definition, request.policy),
     )
     served = _served(workload, _by_request(workload, done.hit_blocks))
     if workload.setting.sample_rate != 1:  # part of the requests make shorter queues than all
         served = replace(served, queued_ttft_s=None)
-    return Replayed(served, int(done.evictions))
+    return ServedReplay(served, int(done.evictions))
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
-    """Whether the tool with that definition makes room before it inserts, under that policy.
+    """Return whether the tool with that definition makes room before it inserts.
 
     libCacheSim cannot refuse a block. kvcache-simulator's fifo cannot either; its lru and its
     optimum can.
@@ -95,35 +89,41 @@ def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
     return definition.name == LIBCACHESIM.name
 
 
-def _in_tiers(workload: Workload, asked: Asked) -> Replayed:
+def _serve_tiers(workload: Workload, request: ReplayRequest) -> ServedReplay:
     setting = workload.setting
-    found = run_tiers(
-        workload, asked.tiers, setting.tier_mode or "exclusive", block_bytes=setting.block_bytes
-    )
-    left = sum(tier.evictions - tier.demotions for tier in found.tiers)
-    return Replayed(found.served, left, found.tiers)
+    for wrong, what, remedy in (
+        (workload.anchor is not None, "tiers are not replayed on a sample", "leave out --sample"),
+        (setting.definition.flat, "a flat cache has no tiers", "take another definition"),
+    ):
+        if wrong:
+            raise UsageError(what, where="--tiers", remedy=remedy)
+    mode = setting.tier_mode or "exclusive"
+    done = replay_tiers(workload.traffic, request.tiers, mode, history=workload.history)
+    served = _served(workload, done.hit_blocks, transfer_s(done, setting.block_bytes))
+    outcomes = tier_outcomes(done, served, setting.block_bytes)
+    return ServedReplay(served, sum(tier.evictions - tier.demotions for tier in outcomes), outcomes)
 
 
-def _in_engine(workload: Workload, asked: Asked) -> Replayed:
-    setting = workload.setting
-    refuse_unlike_engine(setting)
+def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
+    setting, usual = workload.setting, EngineSettings(request.capacity_blocks)
+    engine_setting(setting)  # refuses what an engine cannot replay
     done = replay_engine(
         workload.prompts,
-        asked.policy,
-        EngineSettings(
-            asked.capacity_blocks,
-            setting.max_num_seqs or MAX_NUM_SEQS,
-            setting.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        request.policy,
+        replace(
+            usual,
+            max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
+            max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         ),
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
-        tables=workload.tables(asked.policy),
+        tables=workload.tables(request.policy),
     )
     served = _served(workload, done.hit_blocks)
-    if served.queued_ttft_s is not None:  # the engine's own line, not one prefill after the other
+    if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
         served = replace(served, queued_ttft_s=done.ttft_s)
     counted = slice(served.first, None)
-    return Replayed(
+    return ServedReplay(
         served,
         done.evictions,
         preemptions=int(done.preemptions[counted].sum()),
@@ -131,7 +131,11 @@ def _in_engine(workload: Workload, asked: Asked) -> Replayed:
     )
 
 
-def _served(workload: Workload, hit_blocks: NDArray[np.int32]) -> Served:
+def _served(
+    workload: Workload,
+    hit_blocks: NDArray[np.int32],
+    transfer_s: NDArray[np.float64] | None = None,
+) -> ServedRequests:
     setting = workload.setting
     return serve(
         workload.prompts,
@@ -139,13 +143,14 @@ def _served(workload: Workload, hit_blocks: NDArray[np.int32]) -> Served:
         hit_blocks,
         workload.profile,
         rate_scale=setting.rate_scale,
+        transfer_s=transfer_s,
     )
 
 
 def _by_request(workload: Workload, hit_blocks: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Hits by request: in a flat cache every access was replayed as a request of its own."""
+    """Return hits by request: in a flat cache every access is replayed as a request."""
     if not workload.setting.definition.flat:
         return hit_blocks
-    accesses = workload.turns.length + workload.turns.anonymous
+    accesses = workload.request_traffic.length + workload.request_traffic.anonymous
     request = np.repeat(np.arange(len(accesses)), accesses)
     return np.bincount(request, hit_blocks, minlength=len(accesses)).astype(np.int32)

@@ -12,6 +12,8 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptPaths
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 
+SMALLEST_SHARE = 0.01  # of the largest capacity
+
 Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -29,18 +31,18 @@ class HitCurve:
     total: int
 
     def rate(self, capacity_blocks: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """The hit rate (0–1) at each capacity."""
+        """Return the hit rate (0–1) at each capacity."""
         if not self.total:
             return np.zeros(np.shape(capacity_blocks))
         return np.asarray(np.interp(capacity_blocks, self.knots, self.hits) / self.total)
 
     @property
     def ideal(self) -> float:
-        """The hit rate of an infinite cache."""
+        """The hit rate of an infinite cache (0–1)."""
         return float(self.hits[-1]) / self.total if self.total else 0.0
 
     def capacity_for(self, rate: float) -> int:
-        """The least capacity, in blocks, with at least this hit rate.
+        """Return the least capacity, in blocks, with at least this hit rate.
 
         A rate above the ideal one gives the capacity where the ideal one is reached.
         """
@@ -52,11 +54,22 @@ class HitCurve:
         slope = (self.hits[at] - self.hits[at - 1]) / (high - low)
         return int(low + math.ceil((wanted - self.hits[at - 1]) / slope - 1e-9))
 
+    def capacities(self, points: int) -> list[int]:
+        """Return capacities in blocks, up to the least one with the ideal hit rate.
+
+        There are `points` of them, fewer where that is small; they grow by a constant factor from a
+        hundredth of it.
+        """
+        largest = max(self.capacity_for(self.ideal), 1)
+        smallest = max(largest * SMALLEST_SHARE, 1.0) if points > 1 else largest
+        grid = np.geomspace(smallest, largest, points).round().astype(np.int64)
+        return [int(capacity) for capacity in np.unique(grid)]
+
 
 def lru_curve(
     prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None = None
 ) -> HitCurve:
-    """LRU's hits at every capacity, as `definition` counts them.
+    """Return LRU's hits at every capacity, as `definition` counts them.
 
     `distances` may be given where several weights or windows are asked of the same cache; they
     must have been made for a definition with the same `partial`, `last_token_rule`, `outputs` and
@@ -70,7 +83,7 @@ def lru_curve(
 def _events(
     prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None
 ) -> Events:
-    """Runs of hits: from which capacity on, for how many blocks, each of what weight."""
+    """Return runs of hits: from which capacity on, for how many blocks, each of what weight."""
     if distances is None:
         distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
     counted = distances.request >= first_counted(prompts, definition)
@@ -79,7 +92,7 @@ def _events(
 
 
 def first_counted(prompts: PromptPaths, definition: HitDefinition) -> int:
-    """The first request that is counted."""
+    """Return the first request that is counted, after the warm-up."""
     return int(len(prompts.leaf) * definition.warmup)
 
 
@@ -89,7 +102,7 @@ def _block_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.
 
 
 def _token_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
-    """A block weighs its tokens: all the same but a partial last one, which is split off."""
+    """Weigh a block by its tokens; a partial last one weighs less and is split off."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     size = prompts.block_size
     deepest = runs.depth[counted] + blocks - 1
@@ -104,7 +117,7 @@ def _token_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.
 
 
 def _request_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
-    """A request hits if its first block does."""
+    """Count a request as hit if its first block is."""
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
     return distance, ones, ones
@@ -128,7 +141,7 @@ def _accumulate(
 
 
 def total_weight(prompts: PromptPaths, definition: HitDefinition) -> int:
-    """What the hits are a share of, in the same weight."""
+    """Return what the hits are a share of, in the same weight."""
     first = first_counted(prompts, definition)
     if definition.weight == "request":
         return len(prompts.leaf) - first

@@ -1,30 +1,25 @@
-"""What keeping tenants apart costs: prefix caching when nobody hits what another tenant wrote.
-
-vLLM's `cache_salt` enters the hash of a prompt's first block, and so all hashes after it.
-"""
+"""Traces made of a trace: some of its requests, larger blocks, or tenants that share no block."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
+from kvscope.core.runs import Tenant
 from kvscope.core.trace import Prompts
 from kvscope.ingest.trie import Trie
-from kvscope.replay.misses import ideal_rate
 
 _BY_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "user", "category")
 _LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")
 
 
 def select(prompts: Prompts, requests: NDArray[np.int64]) -> Prompts:
-    """The requests with these numbers (ascending), over the blocks that they need.
+    """Return the requests with these numbers (ascending), over the blocks that they need.
 
     Blocks, requests and conversations are numbered anew, in the same order; times, users and
     categories stay. A parent that was not selected is none.
@@ -64,7 +59,7 @@ def _mark_needed(
 
 
 def coarsened(prompts: Prompts, factor: int) -> Prompts:
-    """The trace with blocks of `factor` times as many tokens, numbered anew in the same order.
+    """Return the trace with blocks `factor` times as large, numbered anew in the same order.
 
     A partial last block is dropped, as vLLM does. Raises UsageError for a factor below 1.
     """
@@ -106,25 +101,14 @@ def _find_last_of_large(
         last[block] = block if count[block] % factor == 0 else last[block_parent[block]]
 
 
-Tenant = Literal["user", "conversation"]
-
 _AT_A_TIME = 1 << 14  # requests whose paths are written out together: bounds the memory
 
 
-@dataclass(frozen=True, slots=True)
-class IsolationCost:
-    """What an infinite cache hits (0-1), shared by all and with every tenant apart."""
-
-    by: Tenant
-    tenants: int
-    shared_hit_rate: float
-    isolated_hit_rate: float
-
-
 def isolate(prompts: Prompts, by: Tenant) -> Prompts:
-    """The same requests with every tenant's blocks apart, numbered anew.
+    """Return the same requests such that no two tenants share a block, numbered anew.
 
-    Requests without a user share one tenant, as vLLM has it for requests without a salt. Raises
+    So does vLLM's `cache_salt`, which enters the hash of a prompt's first block and so all hashes
+    after it. Requests without a user share one tenant, as those without a salt do. Raises
     InputError where the trace names no users at all.
     """
     tenant = _tenants(prompts, by)
@@ -142,16 +126,6 @@ def isolate(prompts: Prompts, by: Tenant) -> Prompts:
             _write_salted(prompts.block_parent, old[part], starts, tenant[part], ids)
             new[part] = trie.intern(starts, ids)
     return replace(prompts, leaf=leaf, carried_leaf=carried_leaf, block_parent=trie.parent.copy())
-
-
-def isolation_cost(prompts: Prompts, definition: HitDefinition, by: Tenant) -> IsolationCost:
-    """The hit rate of an infinite cache before and after tenants are kept apart."""
-    return IsolationCost(
-        by=by,
-        tenants=len(np.unique(_tenants(prompts, by))),
-        shared_hit_rate=ideal_rate(prompts, definition),
-        isolated_hit_rate=ideal_rate(isolate(prompts, by), definition),
-    )
 
 
 def _tenants(prompts: Prompts, by: Tenant) -> NDArray[np.int32]:

@@ -1,7 +1,7 @@
-"""Which blocks pass from one request to another: who touched them before, and who will.
+"""Which request touched each block last, and which one will touch it next.
 
-A request touches its whole path, cached or not. So who touched a block last does not depend on the
-policy or the capacity: it is found once a trace, and replays never look at single blocks to know.
+A request touches its whole path, cached or not. So the last touch of a block does not depend on the
+policy or the capacity: it is found once a trace, and replays never look at single blocks for it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from kvscope.policies.base import NEVER
 from kvscope.replay.traffic import Traffic
 
 
-class Handovers(NamedTuple):
-    """From whom each of R requests takes the blocks of its path that were touched before.
+class Segments(NamedTuple):
+    """The paths of R requests, cut where the request that touched the blocks before changes.
 
-    Stretch k, for k from `starts[r]` to `starts[r + 1]` - 1 and from the head on, ends in front of
-    depth `end[k]` with the block `block[k]`, begins where the one before ends, and was last touched
-    by `giver[k]`. What lies deeper on r's path was never touched. `owner` (N + 1 entries, the
-    root's first) is who touched each block last of all, -1 for nobody.
+    Segment k, for k from `starts[r]` to `starts[r + 1]` - 1 and from the head of r's path on, ends
+    in front of depth `end[k]` with the block `block[k]`, begins where the one before ends, and was
+    last touched by request `previous[k]`. Deeper blocks of r's path were never touched before.
+    `owner` (N + 1 entries, the root's first) is the last request of all that touched each block, or
+    -1.
     """
 
     starts: NDArray[np.int64]
     end: NDArray[np.int32]
-    giver: NDArray[np.int32]
+    previous: NDArray[np.int32]
     block: NDArray[np.int32]
     owner: NDArray[np.int32]
 
     @property
-    def taker(self) -> NDArray[np.int32]:
-        """Whom each stretch goes to."""
+    def request(self) -> NDArray[np.int32]:
+        """The request on whose path each segment lies."""
         requests = np.arange(len(self.starts) - 1, dtype=np.int32)
         return np.repeat(requests, np.diff(self.starts))
 
     @property
     def start(self) -> NDArray[np.int32]:
-        """The depth that each stretch begins at."""
+        """The depth at which each segment begins."""
         start = np.zeros_like(self.end)
         start[1:] = self.end[:-1]
         heads = self.starts[:-1]
@@ -48,84 +49,85 @@ class Handovers(NamedTuple):
         return start
 
 
-class Touches(NamedTuple):
-    """Who will hit the blocks that each request leaves behind, when they are touched next.
+class NextTouches(NamedTuple):
+    """Which request hits the blocks that each request leaves cached, at their next touch.
 
-    Of request r's blocks those in front of depth `stretches[k, 0]`, for k from `starts[r]` to
-    `starts[r + 1]` - 1 and ascending, are hit by request `stretches[k, 1]` if they are still
-    cached; NEVER where they are touched but cannot be hit, as beyond the last-token rule. Deeper
-    ones are not touched again.
+    Of request r's blocks those in front of depth `segments[k, 0]`, for k from `starts[r]` to
+    `starts[r + 1]` - 1 and ascending, are hit by request `segments[k, 1]` if they are still cached;
+    NEVER where they are touched but cannot be hit, as beyond the last-token rule. Deeper ones are
+    not touched again.
     """
 
     starts: NDArray[np.int64]
-    stretches: NDArray[np.int32]
+    segments: NDArray[np.int32]
 
 
-NO_TOUCHES = Touches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int32))
+NO_NEXT_TOUCHES = NextTouches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int32))
 
 
-def handovers(traffic: Traffic) -> Handovers:
-    """Every stretch of blocks that one request takes over from another."""
+def last_touch_segments(traffic: Traffic) -> Segments:
+    """Return the segments of every request's path by the previous request that touched them."""
     requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0))
     owner = np.full(len(traffic.block_parent), -1, dtype=np.int32)
     path = np.empty(longest + 1, dtype=np.int32)
     starts = np.zeros(requests + 1, dtype=np.int64)
-    found = np.empty((3, requests + longest), dtype=np.int32)
-    done = _hand_over(traffic, 0, owner, path, starts, found)
+    columns = np.empty((3, requests + longest), dtype=np.int32)
+    done = _find_segments(traffic, 0, owner, path, starts, columns)
     while done < requests:
-        found = np.concatenate((found, np.empty_like(found)), axis=1)
-        done = _hand_over(traffic, done, owner, path, starts, found)
-    end, giver, block = found[:, : starts[-1]].copy()
-    return Handovers(starts, end, giver, block, owner)
+        columns = np.concatenate((columns, np.empty_like(columns)), axis=1)
+        done = _find_segments(traffic, done, owner, path, starts, columns)
+    end, previous, block = columns[:, : starts[-1]].copy()
+    return Segments(starts, end, previous, block, owner)
 
 
-def next_touches(moved: Handovers, look: NDArray[np.int32]) -> Touches:
-    """Who will hit each block next: the future, for hindsight policies. `look` as in `Traffic`."""
-    requests = len(moved.starts) - 1
-    order = np.argsort(moved.giver, kind="stable")  # in order of time, and so of depth
-    giver, taker, end = moved.giver[order], moved.taker[order], moved.end[order]
-    hit_end = np.minimum(end, look[taker])
-    stretches = np.empty((len(order), 2, 2), dtype=np.int32)
-    stretches[:, 0, 0], stretches[:, 0, 1] = hit_end, taker
-    stretches[:, 1, 0], stretches[:, 1, 1] = end, NEVER
-    some = np.column_stack((hit_end > moved.start[order], end > hit_end))
-    starts = np.zeros(requests + 1, dtype=np.int64)
-    counts = np.bincount(giver, weights=some.sum(axis=1), minlength=requests)
+def next_touches(segments: Segments, look: NDArray[np.int32]) -> NextTouches:
+    """Return the next hits of all blocks, for hindsight policies; `look` as in `Traffic`."""
+    order = np.argsort(segments.previous, kind="stable")  # in order of time, and so of depth
+    previous, request = segments.previous[order], segments.request[order]
+    end = segments.end[order]
+    hit_end = np.minimum(end, look[request])
+    both = np.empty((len(order), 2, 2), dtype=np.int32)
+    both[:, 0, 0], both[:, 0, 1] = hit_end, request
+    both[:, 1, 0], both[:, 1, 1] = end, NEVER
+    some = np.column_stack((hit_end > segments.start[order], end > hit_end))
+    starts = np.zeros(len(segments.starts), dtype=np.int64)
+    counts = np.bincount(previous, weights=some.sum(axis=1), minlength=len(starts) - 1)
     np.cumsum(counts.astype(np.int64), out=starts[1:])
-    return Touches(starts, stretches[some])
+    return NextTouches(starts, both[some])
 
 
 @callable_in_kernels
-def next_touch(
-    starts: NDArray[np.int64], stretches: NDArray[np.int32], request: int, depth: int
-) -> tuple[int, int]:
-    """Who will hit the block at `depth` of a run next, and from which depth on that is so."""
-    low, high = starts[request], starts[request + 1]
+def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]:
+    """Return the next request to hit the block at `depth` of a run, and from which depth on."""
+    low, high = future.starts[request], future.starts[request + 1]
     first, end = low, high
     while low < high:
         middle = (low + high) >> 1
-        if stretches[middle, 0] > depth:
+        if future.segments[middle, 0] > depth:
             high = middle
         else:
             low = middle + 1
-    begin = int(stretches[low - 1, 0]) if low > first else 0
-    return int(stretches[low, 1]) if low < end else NEVER, begin
+    begin = int(future.segments[low - 1, 0]) if low > first else 0
+    return int(future.segments[low, 1]) if low < end else NEVER, begin
 
 
 @kernel
-def _hand_over(
+def _find_segments(
     traffic: Traffic,
     begin: int,
     owner: NDArray[np.int32],
     path: NDArray[np.int32],
     starts: NDArray[np.int64],
-    found: NDArray[np.int32],
+    columns: NDArray[np.int32],
 ) -> int:
-    """Note what requests from `begin` on take over, as far as there is room; the next request."""
+    """Fill end, previous and block (`columns`) from request `begin` on, while there is room.
+
+    Return the request to continue from.
+    """
     requests, count = len(traffic.leaf), starts[begin]
     for request in range(begin, requests):
         length = traffic.length[request]
-        if count + length > found.shape[1]:
+        if count + length > columns.shape[1]:
             return request
         write_path(traffic.block_parent, traffic.leaf[request], path, 0, length)
         at = 0
@@ -135,9 +137,9 @@ def _hand_over(
                 owner[path[at]] = request
                 at += 1
             if before >= 0:
-                found[0, count] = at
-                found[1, count] = before
-                found[2, count] = path[at - 1]
+                columns[0, count] = at
+                columns[1, count] = before
+                columns[2, count] = path[at - 1]
                 count += 1
         starts[request + 1] = count
     return requests

@@ -1,4 +1,4 @@
-"""Why prompts' tokens had to be computed: from the blocks that each request hit, of any policy."""
+"""Why prompts' tokens had to be computed, from the blocks that each request hit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptPaths
 from kvscope.replay.curve import first_counted, total_weight
-from kvscope.replay.stack_distances import LruDistances, lru_distances, walk
+from kvscope.replay.stack_distances import LruDistances, lru_distances
+from kvscope.replay.traffic import Walk, walk
 
 
 def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.int32]:
-    """The leading blocks of each prompt that earlier requests had written (R entries).
+    """Return the leading blocks of each prompt that earlier requests had written (R entries).
 
     Whether blocks are looked up as a prefix or one by one is all the same here: of a path that was
     written before, so was its head. The definition's weight and window do not matter.
@@ -24,14 +25,14 @@ def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.
     steps = walk(prompts, definition)
     ideal = np.zeros(len(steps.leaf), dtype=np.int32)
     written = np.zeros(len(prompts.block_parent), dtype=np.bool_)
-    _climb(prompts.block_parent, steps.leaf, steps.length, written, ideal)
+    _climb(steps, written, ideal)
     return np.minimum(ideal, steps.look)
 
 
 def ideal_rate(
     prompts: PromptPaths, definition: HitDefinition, blocks: NDArray[np.int32] | None = None
 ) -> float:
-    """The hit rate (0–1) of an infinite cache, without drawing the curve that leads there.
+    """Return the hit rate (0–1) of an infinite cache, without computing a curve.
 
     `blocks` may be given where they are known: the `ideal_blocks` of a definition that differs in
     weight and window alone.
@@ -50,17 +51,12 @@ def ideal_rate(
 
 
 @kernel
-def _climb(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    length: NDArray[np.int32],
-    written: NDArray[np.bool_],
-    ideal: NDArray[np.int32],
-) -> None:
+def _climb(steps: Walk, written: NDArray[np.bool_], ideal: NDArray[np.int32]) -> None:
     """Climb each path from its end to the first block that was written before.
 
     So the work is one step a block of the trie, whatever was reused.
     """
+    block_parent, leaf, length = steps.block_parent, steps.leaf, steps.length
     for request in range(len(leaf)):
         block, depth = leaf[request], length[request]
         while depth > 0 and not written[block]:
@@ -105,19 +101,10 @@ class Novelty:
 
 
 def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
-    """What was new in each prompt, as `definition` looks blocks up; its weight does not matter."""
+    """Return what was new in each prompt, as `definition` looks blocks up, whatever its weight."""
     steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
     start, stop = seen.copy(), seen.copy()
-    _find_diverged(
-        prompts.block_parent,
-        prompts.parent,
-        steps.leaf,
-        steps.length,
-        steps.look,
-        seen,
-        start,
-        stop,
-    )
+    _find_diverged(steps, prompts.parent, seen, start, stop)
     return Novelty(seen, steps.look, start, stop)
 
 
@@ -128,12 +115,12 @@ def reasons(
     capacity_blocks: int,
     first: int = 0,
 ) -> MissReasons:
-    """Why the tokens of the requests from `first` on missed, `hit_blocks` being what each hit."""
+    """Return why tokens of the requests from `first` on missed; `hit_blocks` is what each hit."""
     counted = slice(first, None)
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
     def tokens(blocks: NDArray[np.int32]) -> int:
-        """Tokens in so many leading blocks of each prompt; a partial last one holds fewer."""
+        """Return the tokens in that many leading blocks; a partial last one holds fewer."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
 
@@ -152,7 +139,7 @@ def reasons(
 
 
 def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> NDArray[np.int32]:
-    """The leading blocks that each request hits in an LRU cache, read off its distances."""
+    """Return the leading blocks that each request hits in an LRU cache, by their distances."""
     hits = np.clip(capacity_blocks - runs.distance + 1, 0, runs.blocks)
     return np.bincount(runs.request, hits, minlength=requests).astype(np.int32)
 
@@ -163,7 +150,7 @@ def miss_reasons(
     capacities_blocks: list[int],
     distances: LruDistances | None = None,
 ) -> tuple[MissReasons, ...]:
-    """Why tokens missed at each capacity under LRU, over the whole trace."""
+    """Return why tokens missed at each capacity under LRU, over the whole trace."""
     runs = distances or lru_distances(prompts, definition)
     new = novelty(prompts, definition)
     return tuple(
@@ -174,19 +161,17 @@ def miss_reasons(
 
 @kernel
 def _find_diverged(
-    block_parent: NDArray[np.int32],
+    steps: Walk,
     parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    length: NDArray[np.int32],
-    look: NDArray[np.int32],
     seen: NDArray[np.int32],
     start: NDArray[np.int32],
     stop: NDArray[np.int32],
 ) -> None:
-    """Fill from where to where a path has new blocks beside others of its previous turn's path.
+    """Fill where a path has new blocks at depths where its previous turn's path has others.
 
     Where it has none, `start` and `stop` stay what they are.
     """
+    block_parent, leaf, length, look, _ = steps
     for request in range(len(leaf)):
         before = parent[request]
         if before < 0:

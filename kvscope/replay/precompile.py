@@ -19,26 +19,26 @@ from kvscope.learning.offline.estimates import tables_for
 from kvscope.policies.base import KeyPolicy, Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import CONTENDERS, REPLAYED, parse_policies
-from kvscope.replay.replay import history, kernel_of, replay
+from kvscope.replay.replay import kernel_of, replay, touch_history
+from kvscope.replay.sweep import cores
 from kvscope.replay.traffic import Traffic
-from kvscope.replay.workload import cores
 
 
-def not_compiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
+def uncompiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
     """Those whose kernel is not in the cache folder, one of each that share a kernel."""
     kernels = {kernel_of(policy, policy.leaves == "leaf"): policy for policy in policies}
     return [policy for kernel, policy in kernels.items() if not is_compiled(kernel)]
 
 
 @contextmanager
-def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
+def compiling_in_background(policies: Sequence[type[Policy]]) -> Iterator[None]:
     """While the block runs, a second process compiles what these policies lack.
 
     It begins where the block will come to last: with the policies that have keys, which take
     longest, and from the end. Whoever needs a kernel that is not done yet compiles it; the process
     ends with the block.
     """
-    last_first = not_compiled(policies)[::-1]
+    last_first = uncompiled(policies)[::-1]
     if cores() == 1 or len(last_first) < 2:
         yield
         return
@@ -58,13 +58,13 @@ def compiled_beside(policies: Sequence[type[Policy]]) -> Iterator[None]:
 
 def compile_for(policies: Sequence[type[Policy]]) -> None:
     """Have the kernels of these policies in the cache folder, if they are not there yet."""
-    few = few_requests()
-    past = history(few)
+    few = tiny_traffic()
+    past = touch_history(few)
     for policy in policies:
-        replay(few, policy(), 1, past=past, tables=tables_for(few, policy))
+        replay(few, policy(), 1, history=past, tables=tables_for(few, policy))
 
 
-def few_requests() -> Traffic:
+def tiny_traffic() -> Traffic:
     """Two requests that share a block: what has to be compiled for them is so for any."""
     counts = np.array([2, 2], dtype=np.int32)
     none = np.zeros(2, dtype=np.int32)
@@ -90,5 +90,5 @@ if __name__ == "__main__":
         compile_for(named)
     else:
         usual = parse_policies(f"{REPLAYED},{CONTENDERS}")
-        with compiled_beside(usual):
+        with compiling_in_background(usual):
             compile_for(usual)

@@ -15,7 +15,7 @@ from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
 from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel
 from kvscope.replay.kernels.next_use import NextUses, empty_next_uses, next_uses_kernel
 from kvscope.replay.kernels.queues import empty_queues, queues_kernel
-from kvscope.replay.last_touch import Handovers, Touches, handovers, next_touches
+from kvscope.replay.last_touch import NextTouches, Segments, last_touch_segments, next_touches
 from kvscope.replay.structures.runs import END, cached_blocks
 from kvscope.replay.traffic import Traffic
 
@@ -69,20 +69,20 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Who touches what after whom in one traffic: the same for every policy and capacity."""
+class TouchHistory:
+    """The order of touches in one traffic: the same for every policy and capacity."""
 
-    moved: Handovers
-    touches: Touches
+    segments: Segments
+    next_touches: NextTouches
     paths: Paths
 
 
-def history(traffic: Traffic) -> History:
-    """The history of `traffic`, for its replays."""
-    moved = handovers(traffic)
-    return History(
-        moved,
-        next_touches(moved, traffic.look),
+def touch_history(traffic: Traffic) -> TouchHistory:
+    """Return the touch history of `traffic`, for its replays."""
+    segments = last_touch_segments(traffic)
+    return TouchHistory(
+        segments,
+        next_touches(segments, traffic.look),
         paths(traffic.block_parent, traffic.leaf, traffic.length),
     )
 
@@ -95,14 +95,14 @@ def replay(
     policy: Policy,
     capacity_blocks: int,
     *,
-    past: History | None = None,
+    history: TouchHistory | None = None,
     tables: Tables = NO_TABLES,
     mandatory: bool = False,
 ) -> Replay:
     """Replay `traffic` with `policy` in the `cache` capacity model: exact, request by request.
 
     A request is looked up, its path joins the cache, then the policy evicts down to the capacity.
-    `past` saves work where one trace is replayed many times; `tables` are for policies that read
+    `history` saves work where one trace is replayed many times; `tables` are for policies that read
     them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
     refuse an insertion.
     """
@@ -110,31 +110,37 @@ def replay(
     traffic = tables.seen(traffic)
     if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
-    past = past or history(traffic)
+    history = history or touch_history(traffic)
     p, leaf = policy.settings(), policy.evicts == "leaf"
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
     kernel = kernel_of(type(policy), leaf)
     if isinstance(policy, QueuePolicy):
         queues = empty_queues(type(policy), traffic, capacity_blocks)
-        evictions = kernel(traffic, past.paths, queues, capacity_blocks, p, mandatory, hits)
+        evictions = kernel(traffic, history.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
         return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
-    state: Lanes | NextUses | Keys
-    told = (capacity_blocks, p, tables.values, tables.since)
+    state = _empty_state(policy, traffic, history, tables, leaf)
+    ttl_s = policy.values["ttl_s"]
+    evictions = kernel(
+        traffic, history.segments, state, capacity_blocks, p, tables.values, tables.since,
+        ttl_s, mandatory, hits,
+    )  # fmt: skip
+    end = state.runs.of[:, END].copy()  # not a view, which would keep all runs
+    left = partial(cached_blocks, traffic.block_parent, history.segments.owner, end)
+    return Replay(policy, capacity_blocks, hits, evictions, left)
+
+
+def _empty_state(
+    policy: Policy, traffic: Traffic, history: TouchHistory, tables: Tables, leaf: bool
+) -> Lanes | NextUses | Keys:
     if isinstance(policy, LanePolicy):
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
-        state = empty_lanes(traffic, lanes, leaf)
-        run = partial(kernel, traffic, past.moved, state, *told)
-    elif isinstance(policy, NextUsePolicy):
-        state = empty_next_uses(traffic, policy.lanes)
-        run = partial(kernel, traffic, past.moved, past.touches, state, capacity_blocks, p)
-    elif isinstance(policy, KeyPolicy):
-        state = empty_keys(type(policy), traffic, leaf)
-        run = partial(kernel, traffic, past.moved, past.paths, state, *told)
-    evictions = run(policy.values["ttl_s"], mandatory, hits)
-    end = state.runs[:, END].copy()  # not a view, which would keep all runs
-    left = partial(cached_blocks, traffic.block_parent, past.moved.owner, end)
-    return Replay(policy, capacity_blocks, hits, evictions, left)
+        return empty_lanes(traffic, lanes, leaf)
+    if isinstance(policy, NextUsePolicy):
+        return empty_next_uses(traffic, policy.lanes, history.next_touches)
+    if isinstance(policy, KeyPolicy):
+        return empty_keys(type(policy), traffic, history.segments, history.paths, leaf)
+    raise TypeError(f"{policy.name} is of no known shape")
 
 
 def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:

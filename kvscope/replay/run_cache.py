@@ -1,67 +1,72 @@
-"""Runs that are wanted of a trace: those that the store keeps, and those still to be replayed."""
+"""Runs of a trace that the store has already, and those still to be replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cache
+from pathlib import Path
 
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
-from kvscope.replay.curve import HitCurve
-from kvscope.replay.workload import Asked, Workload, sources_digest
+from kvscope.replay.workload import ReplayRequest
 from kvscope.store import results
 from kvscope.store.db import Store
 
-SMALLEST_SHARE = 0.01
-
-
-def spread(curve: HitCurve, points: int) -> list[int]:
-    """`points` capacities in blocks, up to the least one with which LRU loses no reuse at all.
-
-    They grow by a constant factor from a hundredth of that; where it is small there are fewer.
-    """
-    whole = max(curve.capacity_for(curve.ideal), 1)
-    lowest = max(whole * SMALLEST_SHARE, 1.0) if points > 1 else whole
-    grid = np.geomspace(lowest, whole, points).round().astype(np.int64)
-    return [int(capacity) for capacity in np.unique(grid)]
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SOURCES = (
+    "core/prefix.py",
+    "core/trace.py",
+    "learning/**/*.py",
+    "policies/**/*.py",
+    "replay/**/*.py",
+    "vllm_sim/**/*.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is wanted, each once: `known` of it is in the store, `missing` has to be replayed."""
+class PendingRuns:
+    """Runs, each once: `known` ones are in the store, `missing` ones have to be replayed."""
 
     known: tuple[Run, ...]
-    missing: tuple[Asked, ...]
+    missing: tuple[ReplayRequest, ...]
 
     @property
     def count(self) -> int:
-        """How many runs are wanted."""
+        """How many runs these are."""
         return len(self.known) + len(self.missing)
 
 
-def wanted(store: Store, trace: Trace, setting: RunSetting, asked: Sequence[Asked]) -> Wanted:
-    """What the store has of the runs that are `asked` for, made by these very sources."""
-    by_digest: Mapping[str, Asked] = {
+def pending_runs(
+    store: Store, trace: Trace, setting: RunSetting, requests: Sequence[ReplayRequest]
+) -> PendingRuns:
+    """Return which of the requested runs the store has, made by these very sources."""
+    by_digest = {
         results.request_digest(
-            one.policy.name, one.policy.evicts, one.policy.values, one.capacity_blocks, setting
-        ): one
-        for one in asked
+            request.policy.name,
+            request.policy.evicts,
+            request.policy.values,
+            request.capacity_blocks,
+            setting,
+        ): request
+        for request in requests
     }
     known = results.known_runs(store, trace, list(by_digest), sources_digest())
-    missing = tuple(one for digest, one in by_digest.items() if digest not in known)
-    return Wanted(tuple(known.values()), missing)
+    missing = tuple(request for digest, request in by_digest.items() if digest not in known)
+    return PendingRuns(tuple(known.values()), missing)
 
 
-def keep(store: Store, trace: Trace, run: Run) -> Run:
-    """Keep a run that these sources made."""
+def save_run(store: Store, trace: Trace, run: Run) -> Run:
+    """Store a run that these sources made, and return it as stored."""
     return results.add_run(store, trace, run, sources_digest())
 
 
-def grid(workload: Workload, named: Iterable[int], points: int | None, usual: int) -> list[int]:
-    """The capacities to replay at: those named, and a spread where asked for or none is named."""
-    named = list(named)
-    if points is None and named:
-        return named
-    return sorted({*named, *spread(workload.curve, points or usual)})
+@cache
+def sources_digest() -> str:
+    """Return the digest of the sources that make a run's numbers (16 hex digits)."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(path for pattern in _SOURCES for path in _PACKAGE.glob(pattern)):
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 from kvscope.core.trace import PromptPaths
+from kvscope.replay.traffic import Walk, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,48 +35,8 @@ class LruDistances:
     live: int
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What each request looks up and leaves behind under one definition of a hit.
-
-    It looks up the first `look` blocks of the path that ends at `leaf`, `length` blocks long, of
-    which it leaves all in the cache, and `anonymous` further ones that nobody can hit.
-    """
-
-    leaf: NDArray[np.int32]
-    length: NDArray[np.int32]
-    look: NDArray[np.int32]
-    anonymous: NDArray[np.int32]
-
-
-def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
-    """The paths that requests look up and leave behind, as `definition` counts them.
-
-    Raises UsageError where the definition contradicts itself.
-    """
-    if definition.partial and definition.outputs == "carried":
-        raise UsageError(
-            "a partial last block cannot be kept where outputs fill it",
-            remedy="take outputs 'ignored' with partial blocks kept",
-        )
-    size = prompts.block_size
-    leaf, length, look = prompts.leaf, prompts.blocks, prompts.blocks
-    anonymous = np.zeros_like(length)
-    if not definition.partial:
-        look = length = prompts.full_blocks
-        cut = prompts.blocks > prompts.full_blocks
-        leaf = np.where(cut, prompts.block_parent[leaf], leaf)
-        anonymous = prompts.input_tokens // size - length
-        if definition.outputs == "carried":
-            leaf, length = prompts.carried_leaf, prompts.carried_blocks
-            anonymous = prompts.cached_blocks - length
-    if definition.last_token_rule:
-        look = np.minimum(look, (prompts.input_tokens - 1) // size)
-    return Walk(leaf, length, look, anonymous)
-
-
 def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
-    """The stack distance of every block that is looked up again, in one pass over the trace.
+    """Return the stack distance of every block that is looked up again, in one pass over the trace.
 
     Costs one query of a Fenwick tree over requests for each run, not for each access: the blocks
     that one request was the last to touch are one stretch of any path.
@@ -93,10 +53,7 @@ def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistanc
     distance = np.empty(runs.shape[1], dtype=np.int64)
     done, count, live = 0, 0, 0
     while True:
-        done, count, live = _stack(
-            prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous,
-            done, count, live, owned, last, path, runs, distance,
-        )  # fmt: skip
+        done, count, live = _stack(steps, done, count, live, owned, last, path, runs, distance)
         if done == requests:
             request, depth, blocks = runs[:, :count].copy()
             return LruDistances(request, depth, blocks, distance[:count].copy(), live)
@@ -106,11 +63,7 @@ def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistanc
 
 @kernel
 def _stack(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    length: NDArray[np.int32],
-    look: NDArray[np.int32],
-    anonymous: NDArray[np.int32],
+    steps: Walk,
     begin: int,
     count: int,
     live: int,
@@ -120,10 +73,11 @@ def _stack(
     runs: NDArray[np.int32],
     distance: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Go on from request `begin`, while there is room for runs: where it stopped, runs, blocks.
+    """Continue from request `begin` while there is room for runs: (next request, runs, blocks).
 
     `owned` is a Fenwick tree of how many blocks each request was the last to touch.
     """
+    block_parent, leaf, length, look, anonymous = steps
     requests = len(leaf)
     for request in range(begin, requests):
         end = length[request]
@@ -170,7 +124,7 @@ def _stack(
 
 
 def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
-    """The same for a cache that knows no prefixes: every block an object, looked up head to tail.
+    """Return the distances in a cache without prefixes: every block an object, head to tail.
 
     The blocks of a run then stand at one and the same place, since each that is found moves to
     the front and pushes the next one back; so every run has one block.
@@ -184,10 +138,7 @@ def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistan
     path = np.empty(int(steps.length.max(initial=0)) + 1, dtype=np.int32)
     found = np.empty((2, accesses), dtype=np.int32)
     distance = np.empty(accesses, dtype=np.int64)
-    count, live = _flat_stack(
-        prompts.block_parent, steps.leaf, steps.length, steps.look, steps.anonymous,
-        present, last, path, found, distance,
-    )  # fmt: skip
+    count, live = _flat_stack(steps, present, last, path, found, distance)
     request, depth = found[:, :count].copy()
     ones = np.ones(count, dtype=np.int32)
     return LruDistances(request, depth, ones, distance[:count].copy(), live)
@@ -195,21 +146,18 @@ def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistan
 
 @kernel
 def _flat_stack(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    length: NDArray[np.int32],
-    look: NDArray[np.int32],
-    anonymous: NDArray[np.int32],
+    steps: Walk,
     present: NDArray[np.int32],
     last: NDArray[np.int64],
     path: NDArray[np.int32],
     found: NDArray[np.int32],
     distance: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Fill `found` and `distance`: how many there are, and how many blocks were seen.
+    """Fill `found` and `distance`; return their number and that of distinct blocks.
 
     `present` is a Fenwick tree of the accesses that were some block's last.
     """
+    block_parent, leaf, length, look, anonymous = steps
     accesses = len(distance)
     count, live, now = 0, 0, 0
     for request in range(len(leaf)):

@@ -1,31 +1,27 @@
-"""What a replay over tiers means: the wait for reads, and each tier's share of the hits."""
+"""Replays over tiers: hits by tier, the wait for their reads, and their outcomes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
-from kvscope.core.runs import Outcome, TierMode, TierOutcome
+from kvscope.core.runs import TierMode, TierOutcome
 from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.kernels.tier_lanes import exclusive_kernel, places_kernel
-from kvscope.replay.replay import History, history, replay
+from kvscope.replay.metrics import ServedRequests
+from kvscope.replay.replay import TouchHistory, replay, touch_history
 from kvscope.replay.structures.bitset import empty_sets
 from kvscope.replay.structures.runs import cached_blocks
-from kvscope.replay.summary import Served, serve, summarize
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic
-
-if TYPE_CHECKING:
-    from kvscope.replay.workload import Workload
-
 
 _IDLE_S = (0.0, 1.0, 3600.0)
 _NO_TABLE: Floats = np.zeros((1, 1))
@@ -50,18 +46,18 @@ class TieredReplay:
 
     @property
     def hit_blocks(self) -> NDArray[np.int32]:
-        """The blocks that each request found in any tier."""
+        """The leading blocks that each request found in any tier."""
         found: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
         return found
 
 
 def replay_tiers(
-    traffic: Traffic, tiers: Sequence[Tier], mode: TierMode, *, past: History | None = None
+    traffic: Traffic, tiers: Sequence[Tier], mode: TierMode, *, history: TouchHistory | None = None
 ) -> TieredReplay:
     """Replay `traffic` over at least one tier, first one first: exact, request by request.
 
     Of each request: look up, take up what was found, then every tier from the first on evicts down
-    to its capacity. `past` saves work where one trace is replayed many times.
+    to its capacity. `history` saves work where one trace is replayed many times.
 
     `exclusive` takes policies of queues whose order does not change with time (lru, ttl, tlru and
     its variants). Where one evicts leaves only, a block leaves a tier only if no child of it is in
@@ -71,13 +67,13 @@ def replay_tiers(
     leading blocks in some of the first t tiers are as many as in the best of them.
     Raises UsageError, naming the tier, for policies for which it is not exact.
     """
-    past = past or history(traffic)
+    history = history or touch_history(traffic)
     tiers = tuple(tiers)
     run = _exclusive if mode == "exclusive" else _write_through
-    return run(traffic, tiers, past)
+    return run(traffic, tiers, history)
 
 
-def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
+def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory) -> TieredReplay:
     policies = [_moving(tier) for tier in tiers]
     leaf = any(policy.evicts == "leaf" for policy in policies)
     for tier, policy in zip(tiers, policies, strict=True):
@@ -96,7 +92,7 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
     counts = np.zeros((4, len(tiers)), dtype=np.int64)
     exclusive_kernel(
         traffic,
-        past.moved,
+        history.segments,
         np.array([tier.capacity_blocks for tier in tiers], dtype=np.int64),
         np.array([tier.ttl_s for tier in tiers], dtype=np.float64),
         _places(traffic, policies, first_lane),
@@ -114,7 +110,7 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
     _, _, left, demoted = counts.tolist()
     down_to = np.array(
         [
-            cached_blocks(traffic.block_parent, past.moved.owner, np.ascontiguousarray(end))
+            cached_blocks(traffic.block_parent, history.segments.owner, np.ascontiguousarray(end))
             for end in ends.T[1:]
         ]
     )
@@ -123,11 +119,13 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> Tier
     return TieredReplay(tiers, "exclusive", hits, tuple(left), tuple(demoted), cached)
 
 
-def _write_through(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> TieredReplay:
+def _write_through(
+    traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory
+) -> TieredReplay:
     for tier in tiers:
         if not _stands_alone(tier.policy):
             raise _refused(tier, "kept in step by write-through", _stands_alone)
-    alone = [replay(traffic, tier.policy, tier.capacity_blocks, past=past) for tier in tiers]
+    alone = [replay(traffic, tier.policy, tier.capacity_blocks, history=history) for tier in tiers]
     together = np.maximum.accumulate(np.array([done.hit_blocks for done in alone]), axis=0)
     return TieredReplay(
         tiers=tiers,
@@ -140,12 +138,12 @@ def _write_through(traffic: Traffic, tiers: tuple[Tier, ...], past: History) -> 
 
 
 def fits(policy: Policy, mode: TierMode) -> bool:
-    """Whether tiers that work by `mode` can each have this policy."""
+    """Return whether tiers that work by `mode` can each have this policy."""
     return _moves(policy) if mode == "exclusive" else _stands_alone(policy)
 
 
 def closed(policy: Policy) -> bool:
-    """Whether a policy never keeps a block whose parent is gone."""
+    """Return whether a policy never keeps a block whose parent is gone."""
     return policy.evicts == "leaf" or isinstance(policy, Lru)
 
 
@@ -154,7 +152,7 @@ def _stands_alone(policy: Policy) -> bool:
 
 
 def _moves(policy: Policy) -> bool:
-    """Whether `exclusive` can move a policy's blocks: lanes whose order does not change."""
+    """Return whether `exclusive` can move a policy's blocks: lanes whose order does not change."""
     return (
         isinstance(policy, LanePolicy)
         and not (policy.by_category or policy.table)
@@ -202,46 +200,8 @@ def _places(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class TieredRun:
-    """Tiers over one trace, and what came of them; `served` has it by request."""
-
-    mode: TierMode
-    tiers: tuple[TierOutcome, ...]
-    outcome: Outcome
-    served: Served
-
-
-def run_tiers(
-    workload: Workload, tiers: Sequence[Tier], mode: TierMode, *, block_bytes: int | None = None
-) -> TieredRun:
-    """Replay and measure tiers over the workload's trace, under its setting.
-
-    `block_bytes` is the KV cache of one block. Raises UsageError where it is missing though a tier
-    takes time to read, for samples and flat caches, and where `replay_tiers` does.
-    """
-    setting = workload.setting
-    for wrong, what, remedy in (
-        (workload.anchor is not None, "tiers are not replayed on a sample", "leave out --sample"),
-        (setting.definition.flat, "a flat cache has no tiers", "take another definition"),
-    ):
-        if wrong:
-            raise UsageError(what, where="--tiers", remedy=remedy)
-    done = replay_tiers(workload.traffic, tiers, mode, past=workload.history)
-    served = serve(
-        workload.prompts,
-        setting.definition,
-        done.hit_blocks,
-        workload.profile,
-        rate_scale=setting.rate_scale,
-        transfer_s=transfer_s(done, block_bytes),
-    )
-    outcome = summarize(served, setting.slo_s)
-    return TieredRun(mode, tier_outcomes(done, served, block_bytes), outcome, served)
-
-
 def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float64]:
-    """What each request waits for blocks from slower tiers, in seconds (R entries).
+    """Return the seconds that each request waits for blocks from slower tiers (R entries).
 
     A tier that gives something takes its latency once a request, then its bandwidth; reads of one
     request follow each other and its prefill follows them. Requests do not slow each other down.
@@ -254,7 +214,7 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float6
 
 
 def _waits_s(tier: Tier, hits: NDArray[np.int32], block_bytes: int | None) -> NDArray[np.float64]:
-    """What each request waits for the blocks that it hits in one tier."""
+    """Return the seconds that each request waits for its hits in one tier."""
     waits: NDArray[np.float64] = np.where(hits > 0, tier.read.latency_s, 0.0)
     if math.isinf(tier.read.bytes_per_s):
         return waits
@@ -269,9 +229,9 @@ def _waits_s(tier: Tier, hits: NDArray[np.int32], block_bytes: int | None) -> ND
 
 
 def tier_outcomes(
-    done: TieredReplay, served: Served, block_bytes: int | None
+    done: TieredReplay, served: ServedRequests, block_bytes: int | None
 ) -> tuple[TierOutcome, ...]:
-    """What each tier gave to the counted requests of `served`, which `done` was replayed for."""
+    """Return what each tier gave to the counted requests of `served`, the requests of `done`."""
     prompts, counted = served.prompts, slice(served.first, None)
     inputs = prompts.input_tokens.astype(np.int64)
     total_tokens = int(inputs[counted].sum())

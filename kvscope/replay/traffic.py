@@ -7,19 +7,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.prefix import paths
-from kvscope.core.trace import Prompts
+from kvscope.core.trace import PromptPaths, Prompts
 from kvscope.policies.base import ENDS
-from kvscope.replay.stack_distances import walk
+
+
+class Walk(NamedTuple):
+    """What each of R requests looks up and leaves cached, over a trie of N blocks.
+
+    Request r looks up the first `look[r]` blocks of the path of `length[r]` blocks that ends at
+    `leaf[r]`. It leaves the whole path cached, and `anonymous[r]` blocks below it that no request
+    can hit. `block_parent` (N + 1 entries) is the trie.
+    """
+
+    block_parent: NDArray[np.int32]
+    leaf: NDArray[np.int32]
+    length: NDArray[np.int32]
+    look: NDArray[np.int32]
+    anonymous: NDArray[np.int32]
 
 
 class Traffic(NamedTuple):
-    """R requests in order of arrival over a trie of N blocks.
+    """A `Walk` with the facts that policies may see, R requests in order of arrival.
 
-    Request r looks up the first `look[r]` blocks of the path of `length[r]` blocks that ends at
-    `leaf[r]`, leaves all of them behind, and `anonymous[r]` more below. `parent[r]` is the turn
-    before it, -1 for none; `next_prompt_tokens` the truth about the turn after it.
+    `parent[r]` is the previous turn, -1 without one; `next_prompt_tokens` the true size of the next
+    turn's prompt, for hindsight policies.
     """
 
     block_size: int
@@ -36,17 +50,41 @@ class Traffic(NamedTuple):
     next_prompt_tokens: NDArray[np.int64]
 
 
+def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
+    """Return the paths that requests look up and leave cached, as `definition` counts them.
+
+    Raises UsageError for a definition that contradicts itself.
+    """
+    if definition.partial and definition.outputs == "carried":
+        raise UsageError(
+            "a partial last block cannot be kept where outputs fill it",
+            remedy="take outputs 'ignored' with partial blocks kept",
+        )
+    size = prompts.block_size
+    leaf, length, look = prompts.leaf, prompts.blocks, prompts.blocks
+    anonymous = np.zeros_like(length)
+    if not definition.partial:
+        look = length = prompts.full_blocks
+        cut = prompts.blocks > prompts.full_blocks
+        leaf = np.where(cut, prompts.block_parent[leaf], leaf)
+        anonymous = prompts.input_tokens // size - length
+        if definition.outputs == "carried":
+            leaf, length = prompts.carried_leaf, prompts.carried_blocks
+            anonymous = prompts.cached_blocks - length
+    if definition.last_token_rule:
+        look = np.minimum(look, (prompts.input_tokens - 1) // size)
+    columns = (leaf, length, look, anonymous)
+    return Walk(
+        prompts.block_parent, *(np.ascontiguousarray(column, dtype=np.int32) for column in columns)
+    )
+
+
 def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
-    """The traffic of a trace as `definition` counts its hits."""
-    steps = walk(prompts, definition)
+    """Return the traffic of a trace as `definition` counts its hits."""
     history = prompts.input_tokens.astype(np.int64) + prompts.output_tokens
-    whole = Traffic(
+    by_request = Traffic(
         block_size=prompts.block_size,
-        block_parent=prompts.block_parent,
-        leaf=np.ascontiguousarray(steps.leaf, dtype=np.int32),
-        length=np.ascontiguousarray(steps.length, dtype=np.int32),
-        look=np.ascontiguousarray(steps.look, dtype=np.int32),
-        anonymous=np.ascontiguousarray(steps.anonymous, dtype=np.int32),
+        **walk(prompts, definition)._asdict(),
         arrival_s=prompts.arrival_s,
         input_tokens=prompts.input_tokens,
         history_tokens=history,
@@ -54,13 +92,13 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
         parent=prompts.parent,
         next_prompt_tokens=next_prompts(prompts.parent, prompts.input_tokens, history),
     )
-    return _flattened(whole) if definition.flat else whole
+    return _by_access(by_request) if definition.flat else by_request
 
 
 def next_prompts(
     parent: NDArray[np.int32], input_tokens: NDArray[np.int32], history_tokens: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Tokens that each conversation's next turn really adds to its history; ENDS where it ends.
+    """Return the tokens that each next turn really adds to its history; ENDS without a next turn.
 
     Of several turns that continue one request the earliest counts. A history that was cut adds 0.
     """
@@ -71,8 +109,8 @@ def next_prompts(
     return added
 
 
-def _flattened(whole: Traffic) -> Traffic:
-    """Every access as a request of one block, for a cache that knows no prefixes."""
+def _by_access(whole: Traffic) -> Traffic:
+    """Return every access as a request of one block, for a cache that knows no prefixes."""
     accesses = whole.length + whole.anonymous
     of = np.repeat(np.arange(len(accesses), dtype=np.int32), accesses)
     depth = np.arange(len(of)) - np.repeat(np.cumsum(accesses) - accesses, accesses)

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvscope.app.analyze import Analysis, Caching
+from kvscope.app.analyze import Analysis, Caching, CurvePoint
 from kvscope.core import units
 from kvscope.replay.misses import MissReasons
 from kvscope.report import style
-from kvscope.report.section import Section, Table
-from kvscope.report.sizes import Sizes
-from kvscope.report.text_plots import bar
-from kvscope.report.words import definition_in_words
+from kvscope.report.section import Section, Table, bar, tabulate
+from kvscope.report.words import Sizes, definition_in_words, share
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-_PLOTTED = 16  # points of the curve's upper end, where it rises
+_PLOTTED = 16  # points of the curve on a terminal
+_VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 _BAR = 16  # characters
 
-_REASONS = (
-    ("evicted", "evicted before reuse"),
-    ("diverged", "in a history that was edited"),
-    ("cold", "never seen before"),
-    ("tail", "not cacheable: partial last block, last token"),
-)
+_REASONS = {
+    "evicted": "evicted before reuse",
+    "diverged": "in a history that was edited",
+    "cold": "never seen before",
+    "tail": "not cacheable (partial last block, last token)",
+}
 _COLOURS = {
     "hit": style.GREEN,
     "evicted": style.VERMILION,
@@ -60,161 +53,141 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
     rows += [(point.capacity_blocks, "--capacity") for point in caching.asked]
     if sizes.hbm_blocks:
         rows.append((sizes.hbm_blocks, "HBM"))
-        rows.sort(key=lambda row: row[0])
-    return Table(
+
+    def rate(row: tuple[int, str]) -> float:
+        return float(caching.lru.rate(row[0]))
+
+    return tabulate(
         "Capacity of an LRU cache",
-        ("", *sizes.columns, "hit rate", ""),
-        tuple(
-            (
-                name,
-                *sizes.cells(blocks),
-                units.format_share(rate := float(caching.lru.rate(blocks))),
-                bar(rate, _BAR),
-            )
-            for blocks, name in rows
-        ),
+        sorted(rows, key=lambda row: row[0]),
+        {
+            "capacity": lambda row: row[1],
+            **sizes.columns(lambda row: row[0]),
+            "hit rate": lambda row: share(rate(row)),
+            "": lambda row: bar(rate(row), _BAR),
+        },
         note="Idle cached blocks only: add KV memory for running requests.",
     )
 
 
 def largest_misses(reasons: MissReasons) -> str:
     """Return why tokens miss, the largest cause first; without those that round to nothing."""
-    shares = [
-        (getattr(reasons, f"{name}_tokens") / reasons.input_tokens, words)
-        for name, words in _REASONS
-    ]
+    shares = {cause: _share(reasons, name) for name, cause in _REASONS.items()}
     shown = [
-        f"{units.format_share(share)} {words}"
-        for share, words in sorted(shares, key=lambda cause: -cause[0])
-        if units.format_share(share) != units.format_share(0)
+        f"{share(part)} {cause}"
+        for cause, part in sorted(shares.items(), key=lambda item: -item[1])
+        if share(part) != share(0.0)
     ]
-    return "; ".join(shown)
+    return ", ".join(shown)
+
+
+def _share(reasons: MissReasons, name: str) -> float:
+    return float(getattr(reasons, f"{name}_tokens") / reasons.input_tokens)
 
 
 def _curve(analysis: Analysis, caching: Caching) -> Section:
     sizes = sizes_of(analysis)
-    points = caching.curve[-_PLOTTED:]
+    points = _rising(caching)
+    points = points[:: len(points) // -_PLOTTED][::-1]  # the last one among them
     plot = tuple(
         f"{sizes.label(point.capacity_blocks):>16}  {bar(caching.rate(point))}"
-        f" {units.format_share(caching.rate(point))}"
+        f" {share(caching.rate(point))}"
         for point in points
     )
     model = analysis.model
+    asked = tabulate(
+        "LRU at the capacities of --capacity",
+        caching.asked,
+        {
+            **sizes.columns(lambda point: point.capacity_blocks),
+            "hit rate by token": lambda point: share(point.token_hit_rate),
+            "by block": lambda point: share(point.block_hit_rate),
+        },
+    )
     return Section(
-        title="Capacity",
-        sentences=(
+        "Capacity",
+        (
             f"LRU's exact hit rate at every capacity ({definition_in_words(caching.definition)}).",
             *(model.notes if model else ("Name a model with --model to read sizes in GiB.",)),
         ),
-        tables=(_asked(sizes, caching),) if caching.asked else (),
-        plot=plot,
-        figures=(partial(curve_chart, caching, sizes),),
+        (asked,) if asked.rows else (),
+        plot,
+        (partial(curve_chart, caching, sizes),),
     )
 
 
-def _asked(sizes: Sizes, caching: Caching) -> Table:
-    return Table(
-        "LRU at the capacities of --capacity",
-        (*sizes.columns, "hit rate by token", "by block"),
-        tuple(
-            (
-                *sizes.cells(point.capacity_blocks),
-                units.format_share(point.token_hit_rate),
-                units.format_share(point.block_hit_rate),
-            )
-            for point in caching.asked
-        ),
-    )
+def _rising(caching: Caching) -> list[CurvePoint]:
+    """Return the points of the curve from where it can be told from 0."""
+    least = _VISIBLE * caching.ideal
+    return [point for point in caching.curve if caching.rate(point) >= least]
 
 
 def _misses(sizes: Sizes, caching: Caching) -> Section:
-    rows = tuple(
-        (
-            sizes.label(reasons.capacity_blocks),
-            *(
-                units.format_share(getattr(reasons, f"{name}_tokens") / reasons.input_tokens)
-                for name in _COLOURS
-            ),
-        )
-        for reasons in caching.misses
+    def share_of(name: str, reasons: MissReasons) -> str:
+        return share(_share(reasons, name))
+
+    table = tabulate(
+        "Input tokens under LRU",
+        caching.misses,
+        {
+            "capacity": lambda reasons: sizes.label(reasons.capacity_blocks),
+            **{name: partial(share_of, name) for name in _COLOURS},
+        },
+        note="evicted: cached, but evicted before reuse; diverged: the conversation"
+        " continues from an edited history; cold: never seen before; tail: partial last"
+        " block, last token and prompts without hashes, which no prefix cache hits",
     )
     return Section(
-        title="Misses",
-        sentences=(f"Counted: LRU, {definition_in_words(caching.misses_definition)}.",),
-        tables=(
-            Table(
-                "Input tokens under LRU",
-                ("capacity", *_COLOURS),
-                rows,
-                note="evicted: cached, but evicted before reuse; diverged: the conversation"
-                " continues from an edited history; cold: never seen before; tail: partial last"
-                " block, last token and prompts without hashes, which no prefix cache hits",
-            ),
-        ),
+        "Misses",
+        (f"Counted: LRU, {definition_in_words(caching.misses_definition)}.",),
+        (table,),
         figures=(partial(misses_chart, caching, sizes),),
     )
 
 
 def _definitions(caching: Caching) -> Section:
-    rows = tuple(
-        (
-            rate.definition,
-            rate.weight,
-            rate.window,
-            "kept" if rate.partial else "dropped",
-            "on" if rate.last_token_rule else "off",
-            rate.outputs,
-            "flat" if rate.flat else "prefix",
-            units.format_share(rate.ideal),
-        )
-        for rate in caching.hit_rates
-    )
     words = (
         "A trace has as many hit rates as there are definitions of a hit. These are for an infinite"
         " cache. Most definitions differ from kvscope's in the one thing that their name says; the"
         " last ones count as other tools do."
     )
-    return Section(
-        title="Definitions",
-        sentences=(words,),
-        tables=(
-            Table(
-                "Ideal hit rate by definition",
-                (
-                    "definition",
-                    "weight",
-                    "window",
-                    "partial",
-                    "last-token rule",
-                    "outputs",
-                    "lookup",
-                    "ideal",
-                ),
-                rows,
-                note="lookup: prefix stops at the first missing block, flat looks up every block",
-            ),
-        ),
+    table = tabulate(
+        "Ideal hit rate by definition",
+        caching.hit_rates,
+        {
+            "definition": lambda rate: rate.definition,
+            "weight": lambda rate: rate.weight,
+            "window": lambda rate: rate.window,
+            "partial": lambda rate: "kept" if rate.partial else "dropped",
+            "last-token rule": lambda rate: "on" if rate.last_token_rule else "off",
+            "outputs": lambda rate: rate.outputs,
+            "lookup": lambda rate: "flat" if rate.flat else "prefix",
+            "ideal": lambda rate: share(rate.ideal),
+        },
+        note="lookup: prefix stops at the first missing block, flat looks up every block",
     )
+    return Section("Definitions", (words,), (table,))
 
 
-def curve_chart(caching: Caching, sizes: Sizes) -> go.Figure:
+def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     """Build LRU's hit rate over capacity, with the ideal rate, its shares, and the HBM."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
-    chart = style.figure(
-        "LRU's exact hit rate at every capacity", f"capacity ({unit.name})", "hit rate"
-    )
-    blocks = [point.capacity_blocks for point in caching.curve]
-    by_token = [point.token_hit_rate for point in caching.curve]
-    by_block = [point.block_hit_rate for point in caching.curve]
+    points = _rising(caching)
+    blocks = [point.capacity_blocks for point in points]
     if hbm_blocks and hbm_blocks > blocks[-1]:  # flat from the last point on
-        blocks, by_token, by_block = (
-            [*blocks, hbm_blocks],
-            [*by_token, by_token[-1]],
-            [*by_block, by_block[-1]],
-        )
-    capacities = (np.array(blocks) * unit.per_block).tolist()
-    for number, (name, rates) in enumerate((("by token", by_token), ("by block", by_block))):
-        chart.add_scatter(x=capacities, y=rates, name=name, line=style.line(number))
+        blocks, points = [*blocks, hbm_blocks], [*points, points[-1]]
+    capacities = [at * unit.per_block for at in blocks]
+    by_token = [point.token_hit_rate for point in points]
+    by_block = [point.block_hit_rate for point in points]
+    chart = style.lines(
+        "LRU's exact hit rate at every capacity",
+        f"capacity ({unit.name})",
+        "hit rate",
+        (
+            style.Series("by token", capacities, by_token),
+            style.Series("by block", capacities, by_block, style.line(1) | {"dash": "dot"}),
+        ),
+    )
     chart.add_scatter(
         x=[mark.point.capacity_blocks * unit.per_block for mark in caching.landmarks],
         y=[caching.rate(mark.point) for mark in caching.landmarks],
@@ -227,19 +200,15 @@ def curve_chart(caching: Caching, sizes: Sizes) -> go.Figure:
     style.level(chart, caching.ideal, f"infinite cache {caching.ideal:.1%}")
     if hbm_blocks and sizes.hbm_bytes:
         style.mark(chart, hbm_blocks * unit.per_block, f"{units.format_size(sizes.hbm_bytes)} HBM")
-    style.logarithmic(chart, counts=unit.name == "blocks")
-    chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
 
-def misses_chart(caching: Caching, sizes: Sizes) -> go.Figure:
+def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     """Build what became of the input tokens at each capacity."""
     chart = style.figure("Hits and causes of misses", "capacity", "input tokens")
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
     for name, colour in _COLOURS.items():
-        shares = [
-            getattr(reasons, f"{name}_tokens") / reasons.input_tokens for reasons in caching.misses
-        ]
+        shares = [_share(reasons, name) for reasons in caching.misses]
         chart.add_bar(x=labels, y=shares, name=name, marker_color=colour)
     chart.update_layout(barmode="stack")
     chart.update_xaxes(type="category")

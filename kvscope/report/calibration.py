@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kvscope.core import units
 from kvscope.latency.calibration import ENOUGH, Calibration, CellFit
-from kvscope.report.section import Section, Table
-from kvscope.report.words import significant
+from kvscope.report.section import Section, tabulate
+from kvscope.report.words import count, significant
 
 _NAMES = (
     ("base_s", "b, per request", 1.0, "ms"),
@@ -24,7 +23,7 @@ def _profile(calibration: Calibration) -> Section:
     sentences = [
         "TTFT = b + a u + g u (c + u/2) for u uncached and c cached tokens, with",
         *_parameters(calibration),
-        f"{units.format_count(profile.xi_tokens(0.2))} uncached tokens take 200 ms.",
+        f"{count(profile.xi_tokens(0.2))} uncached tokens take 200 ms.",
         *_enough(calibration),
         *_checked(calibration),
     ]
@@ -68,8 +67,8 @@ def _enough(calibration: Calibration) -> list[str]:
 
 
 def _at(cell: CellFit) -> str:
-    behind = f" after {units.format_count(cell.cached)} cached" if cell.cached else ""
-    return f"at {units.format_count(cell.uncached)} tokens{behind}"
+    behind = f" after {count(cell.cached)} cached" if cell.cached else ""
+    return f"at {count(cell.uncached)} tokens{behind}"
 
 
 def _checked(calibration: Calibration) -> list[str]:
@@ -88,39 +87,23 @@ def _checked(calibration: Calibration) -> list[str]:
 
 
 def _cells(calibration: Calibration) -> Section:
-    rows = tuple(
-        (
-            units.format_count(cell.uncached),
-            units.format_count(cell.cached),
-            units.format_count(cell.n),
-            _ms(cell.median_s),
-            _ms(cell.least_s),
-            _ms(cell.most_s),
-            _ms(cell.fitted_s),
-            f"{cell.off:+.1%}",
-            f"{cell.linear_off:+.1%}",
-        )
-        for cell in calibration.fit.cells
+    table = tabulate(
+        "TTFT by token counts",
+        calibration.fit.cells,
+        {
+            "uncached": lambda cell: count(cell.uncached),
+            "cached": lambda cell: count(cell.cached),
+            "n": lambda cell: count(cell.n),
+            "median (ms)": lambda cell: significant(cell.median_s * 1e3),
+            "lowest": lambda cell: significant(cell.least_s * 1e3),
+            "highest": lambda cell: significant(cell.most_s * 1e3),
+            "fitted": lambda cell: significant(cell.fitted_s * 1e3),
+            "off": lambda cell: f"{cell.off:+.1%}",
+            "linear off": lambda cell: f"{cell.linear_off:+.1%}",
+        },
+        note="fitted to the medians by relative error, no parameter below 0",
     )
-    columns = (
-        *("uncached", "cached", "n", "median (ms)", "lowest", "highest"),
-        *("fitted", "off", "linear off"),
-    )
-    return Section(
-        "Measured and fitted",
-        tables=(
-            Table(
-                "TTFT by token counts",
-                columns,
-                rows,
-                note="fitted to the medians by relative error, no parameter below 0",
-            ),
-        ),
-    )
-
-
-def _ms(seconds: float) -> str:
-    return significant(seconds * 1e3)
+    return Section("Measured and fitted", tables=(table,))
 
 
 def _interval(low: float, high: float) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.replay.policy_options import format_value
 from kvscope.report import style, ttft, xi
 from kvscope.report.runs import policy_line
-from kvscope.report.section import Section, Table
-from kvscope.report.sizes import Sizes
-from kvscope.report.text_plots import bar
-from kvscope.report.words import NONE, significant
-from kvscope.tuning.objective import Trial
+from kvscope.report.section import Columns, Section, bar, tabulate
+from kvscope.report.words import NONE, Sizes, count, share, significant
 from kvscope.tuning.search import XI
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvscope.tuning.trial import Trial
 
 _ABOUT_XI = (
     "Blocks that the next turn can compute in time are evicted first: all beyond token L + Q - xi.",
@@ -26,17 +20,17 @@ _ABOUT_XI = (
 )
 
 
-def sections(tuned: Tuned) -> list[Section]:
+def sections(tuned: Recommendation) -> list[Section]:
     """Return the sections that `--explain` adds."""
     return [*_xi(tuned), *_capacities(tuned), _tried(tuned), *_by_category(tuned)]
 
 
-def sizes_of(tuned: Tuned) -> Sizes:
+def sizes_of(tuned: Recommendation) -> Sizes:
     """Return how to write the capacities of a tuning."""
     return Sizes(tuned.trace.block_size, tuned.model, tuned.hbm_bytes)
 
 
-def sensitivity(tuned: Tuned) -> dict[str, list[Trial]]:
+def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
     """Return for each policy with a xi its trials at the user's capacity, one a xi, ascending."""
     by_policy: dict[str, dict[float, Trial]] = {}
     for trial in tuned.tuning.explored:
@@ -46,7 +40,7 @@ def sensitivity(tuned: Tuned) -> dict[str, list[Trial]]:
     return {name: [trials[xi] for xi in sorted(trials)] for name, trials in by_policy.items()}
 
 
-def best_by_capacity(tuned: Tuned) -> dict[str, dict[int, Trial]]:
+def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
     """Return for each policy the trial with the lowest target at each capacity that was tried."""
     best: dict[str, dict[int, Trial]] = {}
     for trial in tuned.tuning.explored:
@@ -57,82 +51,83 @@ def best_by_capacity(tuned: Tuned) -> dict[str, dict[int, Trial]]:
     return best
 
 
-def _xi(tuned: Tuned) -> list[Section]:
+def _xi(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of xi."""
     tables = []
     for name, trials in sensitivity(tuned).items():
         slowest = max(trial.target_s for trial in trials)
-        rows = tuple(
-            (
-                format_value(XI, trial.policy.values[XI]),
-                significant(float(tuned.profile.ttft_s(int(trial.policy.values[XI]), 0)) * 1e3),
-                _ms(trial),
-                units.format_share(trial.violation_share),
-                bar(trial.target_s / slowest),
-            )
-            for trial in trials
-        )
-        columns = ("xi (tokens)", "xi (ms)", f"{tuned.target_name} (ms)", "over SLO", "")
-        tables.append(Table(f"{name}: effect of xi in the training window", columns, rows))
+        columns: Columns = {
+            "xi (tokens)": lambda trial: count(trial.policy.values[XI]),
+            "xi (ms)": lambda trial: significant(
+                float(tuned.profile.ttft_s(int(trial.policy.values[XI]), 0)) * 1e3
+            ),
+            f"{tuned.target_name} (ms)": _ms,
+            "over SLO": lambda trial: share(trial.violation_share),
+            "": partial(_bar, slowest),
+        }
+        tables.append(tabulate(f"{name}: effect of xi in the training window", trials, columns))
     if not tables:
         return []
     figures = (partial(sensitivity_chart, tuned),)
     return [Section("Why this xi", _ABOUT_XI, tuple(tables), figures=figures)]
 
 
-def _capacities(tuned: Tuned) -> list[Section]:
+def _bar(slowest_s: float, trial: Trial) -> str:
+    return bar(trial.target_s / slowest_s)
+
+
+def _capacities(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of capacity, where several were tried."""
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
         return []
-    capacities = sorted({blocks for at in by_policy.values() for blocks in at})
-    slo_s, sizes = tuned.tuning.target.slo_s, sizes_of(tuned)
+    slo_s = tuned.tuning.target.slo_s
 
-    def cell(trial: Trial | None) -> str:
+    def cell(at: Mapping[int, Trial], blocks: int) -> str:
+        trial = at.get(blocks)
         return NONE if trial is None else _ms(trial) + (" *" if trial.target_s <= slo_s else "")
 
-    rows = tuple(
-        (*sizes.cells(blocks), *(cell(at.get(blocks)) for at in by_policy.values()))
-        for blocks in capacities
-    )
-    table = Table(
+    table = tabulate(
         f"{tuned.target_name} (ms) at the capacities tried, in the training window",
-        (*sizes.columns, *by_policy),
-        rows,
+        sorted({blocks for at in by_policy.values() for blocks in at}),
+        {
+            **sizes_of(tuned).columns(int),
+            **{name: partial(cell, at) for name, at in by_policy.items()},
+        },
         "* within the SLO; each policy with the best parameters tried there",
     )
     return [Section("Why this capacity", tables=(table,))]
 
 
-def _tried(tuned: Tuned) -> Section:
+def _tried(tuned: Recommendation) -> Section:
     """Return all that was tried at the user's capacity, the best first."""
     tuning = tuned.tuning
     here = [trial for trial in tuning.explored if trial.capacity_blocks == tuning.capacity_blocks]
-    rows = tuple(
-        (
-            tuned.called(trial.policy),
-            _ms(trial),
-            units.format_share(trial.violation_share),
-            significant(trial.tel_s),
-            significant(tuned.times_ms(trial.outcome).p50),
-            units.format_share(trial.outcome.token_hit_rate),
-        )
-        for trial in sorted(here, key=lambda trial: trial.rank(tuning.target))
+    table = tabulate(
+        "Tried in the training window",
+        sorted(here, key=lambda trial: trial.rank(tuning.target)),
+        {
+            "policy": lambda trial: tuned.called(trial.policy),
+            f"{tuned.target_name} (ms)": _ms,
+            "over SLO": lambda trial: share(trial.violation_share),
+            "TEL (s)": lambda trial: significant(trial.tel_s),
+            "p50 (ms)": lambda trial: significant(tuned.times_ms(trial.outcome).p50),
+            "hit rate": lambda trial: share(trial.outcome.token_hit_rate),
+        },
     )
-    columns = ("policy", f"{tuned.target_name} (ms)", "over SLO", "TEL (s)", "p50 (ms)", "hit rate")
-    return Section("Tried", tables=(Table("Tried in the training window", columns, rows),))
+    return Section("Tried", tables=(table,))
 
 
-def _by_category(tuned: Tuned) -> list[Section]:
+def _by_category(tuned: Recommendation) -> list[Section]:
     """Return TTFT by category under LRU and under the recommended policy."""
     tuning = tuned.tuning
     if tuning.recommended is tuning.baseline:
         return []
     before, after = (
-        {part.category: part.outcome for part in judged.categories}
+        {part.category or "": part.outcome for part in judged.categories}
         for judged in (tuning.baseline, tuning.recommended)
     )
-    title = f"LRU now, then {tuned.called(tuning.recommended.trial.policy)} as recommended"
+    title = f"LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
     return [ttft.category_section(title, before, after, tuned.times_ms)]
 
 
@@ -140,7 +135,7 @@ def _ms(trial: Trial) -> str:
     return significant(trial.target_s * 1e3)
 
 
-def sensitivity_chart(tuned: Tuned) -> go.Figure:
+def sensitivity_chart(tuned: Recommendation) -> style.Figure:
     """Build the target's latency against xi."""
     points = {
         name: [(trial.policy.values[XI], trial.target_s * 1e3) for trial in trials]
@@ -152,23 +147,28 @@ def sensitivity_chart(tuned: Tuned) -> go.Figure:
     return chart
 
 
-def capacities_chart(tuned: Tuned) -> go.Figure:
+def capacities_chart(tuned: Recommendation) -> style.Figure:
     """Build the target's latency against capacity: the best setting of each policy at each."""
-    title, unit = "Tail against capacity in the training window", sizes_of(tuned).axis
-    chart = style.figure(title, f"capacity ({unit.name})", f"{tuned.target_name} (ms)")
+    sizes = sizes_of(tuned)
+    unit, series = sizes.axis, []
     for name, trials in best_by_capacity(tuned).items():
         if len(trials) < 2:  # a point is no line
             continue
         capacities = [blocks for blocks in sorted(trials) if blocks > 0]
-        chart.add_scatter(
-            x=[blocks * unit.per_block for blocks in capacities],
-            y=[trials[blocks].target_s * 1e3 for blocks in capacities],
-            name=name,
-            mode="lines+markers",
-            line=policy_line(name),
+        series.append(
+            style.Series(
+                name,
+                [blocks * unit.per_block for blocks in capacities],
+                [trials[blocks].target_s * 1e3 for blocks in capacities],
+                policy_line(name),
+                {"mode": "lines+markers"},
+            )
         )
+    title, y = "Tail against capacity in the training window", f"{tuned.target_name} (ms)"
+    chart = style.lines(title, f"capacity ({unit.name})", y, series, shares="")
     style.level(chart, tuned.tuning.target.slo_s * 1e3, "SLO")
-    here = max(tuned.tuning.capacity_blocks, 1) * unit.per_block
-    style.mark(chart, here, "current capacity")
-    style.logarithmic(chart, counts=unit.name == "blocks")
+    style.mark(chart, max(tuned.tuning.capacity_blocks, 1) * unit.per_block, "current capacity")
+    if sizes.hbm_blocks and sizes.hbm_bytes:
+        words = f"{units.format_size(sizes.hbm_bytes)} HBM"
+        style.mark(chart, sizes.hbm_blocks * unit.per_block, words, at=0.9)
     return chart

@@ -3,37 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from kvscope.core import units
-from kvscope.report import fit_details, html, returns
-from kvscope.report.section import Section, Table
-from kvscope.report.text_plots import PLOT_WIDTH, sparkline, thinned
-from kvscope.report.words import counted, listed, share, time_unit, trace_in_words
-from kvscope.reuse_models.results import CategoryFit, Fit, ModelFit, StabilityFit, Windows
+from kvscope.report import html, returns, style
+from kvscope.report.section import Section, Table, curve_plot, tabulate
+from kvscope.report.words import (
+    NONE,
+    count,
+    counted,
+    difference,
+    interval_in_words,
+    large,
+    left_out,
+    listed,
+    percentiles,
+    rate_unit,
+    share,
+    time_unit,
+    trace_in_words,
+)
+from kvscope.reuse_models.results import (
+    CategoryFit,
+    Conversation,
+    Fit,
+    ModelFit,
+    NextPromptFit,
+    NextTurnFit,
+    StabilityFit,
+    WindowFit,
+    Windows,
+)
 from kvscope.tuning.end_gain import EndsFit
 
 SECTIONS = ("summary", "models", "stability", "conversations", "next-prompts", "returns")
 """What `--section` of `kvscope fit` takes; a trace need not have them all."""
 
+SHOWN_WINDOWS = 12  # more lines cannot be told apart
+
 _FITS = "exponential fits"
-_VISIBLE = 0.02  # of the highest point: where a plot begins
 _SEVERAL = 8  # names in a sentence
+_EACH_TURN = 20
+_CHARTS = 6  # categories with curves of their own in the report
+_P = "reuse_probability"
+_UNSEEN = (
+    "The probability of another turn includes turns after the trace's end: maximum likelihood, with"
+    " the ends of conversations unobserved."
+)
+_MEANING = (
+    "A touched block is reused with probability p, after a wait with distribution F: the share"
+    " not yet reused after t is S(t) = 1 - p F(t)."
+)
 
 
 def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
-    made = [headline(fit)]
+    known = [headline(fit)]
     if fit.models:
-        made.append(fit_details.models(fit))
+        known.append(_models(fit))
     if fit.windows is not None:
-        made.append(fit_details.stability(fit, fit.windows))
+        known.append(_stability(fit, fit.windows))
     if fit.next_turns:
-        made.append(fit_details.conversations(fit))
+        known.append(_conversations(fit))
     if fit.next_prompts:
-        made.append(fit_details.next_prompts(fit.next_prompts))
+        known.append(_next_prompts(fit.next_prompts))
     if ends is not None:
-        made.append(returns.section(ends))
-    return made
+        known.append(returns.section(ends))
+    return known
 
 
 def html_report(fit: Fit, ends: EndsFit | None = None) -> str:
@@ -55,7 +91,7 @@ def headline(fit: Fit) -> Section:
         sentences.append("Too little is reused to fit a model to any category. Use a longer trace.")
     else:
         sentences += [*_verdicts(fitted), *_few(fit), *_stable(fit.windows)]
-    sentences += _conversations(fit)
+    sentences += _births(fit)
     tables = (_models_to_use(fit, fitted),) if fitted else ()
     return Section("Summary", tuple(sentences), tables=tables, plot=_plot(fitted))
 
@@ -91,7 +127,7 @@ def _stable(windows: Windows | None) -> list[str]:
         return ["The trace is too short to tell how stable that is."]
     length = units.duration_in_words(windows.length_s)
     return [
-        _steadiness(f"window to window ({length})" if unit == "window" else "day to day", rows)
+        _steadiness(f"windows of {length}" if unit == "window" else "days", rows)
         for unit in ("window", "day")
         if (rows := [row for row in windows.stability if row.between == unit])
     ]
@@ -104,12 +140,12 @@ def _steadiness(between: str, rows: Sequence[StabilityFit]) -> str:
         (len(changing), "changing"),
         (sum(row.stable is None for row in rows), "too rare to tell"),
     )
-    parts = ", ".join(f"{count} {words}" for count, words in counts if count)
+    parts = ", ".join(f"{number} {words}" for number, words in counts if number)
     which = f" ({listed(changing, _SEVERAL)})" if changing else ""
-    return f"From {between}, of {counted(len(rows), 'category', 'categories')}: {parts}{which}."
+    return f"Between {between}, {counted(len(rows), 'category', 'categories')}: {parts}{which}."
 
 
-def _conversations(fit: Fit) -> list[str]:
+def _births(fit: Fit) -> list[str]:
     model = fit.conversation
     if fit.trace.lineage == "none":
         return ["The trace does not say which requests belong to one conversation."]
@@ -126,65 +162,303 @@ def _conversations(fit: Fit) -> list[str]:
             f"Conversations begin at {units.format_rate(model.birth_rate_per_s)}, take a turn every"
             f" {units.duration_in_words(1 / model.turn_rate_per_s)} while alive, and {death}:"
             f" {model.turns:.1f} turns on average; another turn follows with probability"
-            f" {units.format_share(model.next_turn_probability)}.{misfit}"
+            f" {share(model.next_turn_probability)}.{misfit}"
         )
     ]
 
 
 def _models_to_use(fit: Fit, fitted: list[CategoryFit]) -> Table:
     exponentials = {model.category: model for model in fit.models if model.model == "exponential"}
-    unit = time_unit(_mean_wait_s(exponentials[row.category]) for row in fitted)
-    rows = []
-    for row in sorted(fitted, key=lambda row: -row.n):
-        model, exponential = fit.model_of(row.category), exponentials[row.category]
-        rows.append(
-            (
-                row.category,
-                units.format_count(row.n),
-                share(model.reuse_probability if model else None),
-                unit.cell(_mean_wait_s(exponential)),
-                f"{exponential.ks:.1%}",
-                row.verdict,
-            )
-        )
-    return Table(
+    waits = {row.category: 1 / exponentials[row.category].params["rate_per_s"] for row in fitted}
+    unit = time_unit(waits.values())
+
+    def reused(row: CategoryFit) -> str:
+        model = fit.model_of(row.category)
+        return share(model.reuse_probability if model else None)
+
+    return tabulate(
         "After a touch",
-        (
-            "type, turn",
-            "blocks",
-            "reused ever",
-            f"mean wait ({unit.name})",
-            "exp. misses",
-            "verdict",
-        ),
-        tuple(rows),
-        note="reused ever: including reuse after the trace's end; mean wait: of reused blocks, by"
-        " the exponential; exp. misses: share of the reuse that it places too early or too late",
+        sorted(fitted, key=lambda row: -row.n),
+        {
+            "type, turn": lambda row: row.category,
+            "touches": lambda row: count(row.n),
+            "ever reused": reused,
+            f"mean wait ({unit.name})": lambda row: unit.cell(waits[row.category]),
+            "exp. misses": lambda row: f"{exponentials[row.category].ks:.1%}",
+            "verdict": lambda row: row.verdict,
+        },
+        note="touches: of blocks; ever reused: including reuse after the trace's end; mean wait: of"
+        " reused blocks, by the exponential; exp. misses: share of the reuse that it places too"
+        " early or too late",
+        words=("verdict",),
     )
-
-
-def _mean_wait_s(exponential: ModelFit) -> float:
-    return 1 / exponential.params["rate_per_s"]
 
 
 def _plot(fitted: list[CategoryFit]) -> tuple[str, ...]:
     """Return the largest category's curve, and the chosen model's."""
-    if not fitted:
+    row = max(fitted, key=lambda row: row.n, default=None)
+    if row is None or row.curve is None or row.model is None:
         return ()
-    row = max(fitted, key=lambda row: row.n)
-    if row.curve is None or row.model is None:
-        return ()
-    model = row.curve.by_model[row.model]
-    top = max(row.curve.observed)
-    begin = next(at for at, y in enumerate(row.curve.observed) if y > _VISIBLE * top)
-    first, last = (units.duration_in_words(row.curve.at_s[at]) for at in (begin, -1))
-    lines = [
-        (name, sparkline(thinned(list(values[begin:]), PLOT_WIDTH), top))
-        for name, values in (("observed", row.curve.observed), (row.model, model))
-    ]
-    width = len(lines[0][1])
-    return (
-        f"{row.category}: reused within",
-        *(f"{name:<16} {line}" for name, line in lines),
-        f"{'':<16} {first:<{width - len(last)}}{last}",
+    curves = {"observed": row.curve.observed, row.model: row.curve.by_model[row.model]}
+    plot = curve_plot(row.curve.at_s, curves, units.duration_in_words)
+    return (f"{row.category}: reused within", *plot)
+
+
+def _models(fit: Fit) -> Section:
+    """Return every model of every category."""
+    least = {
+        row.category: min(m.aic for m in fit.models if m.category == row.category)
+        for row in fit.categories
+        if row.model is not None
+    }
+    table = tabulate(
+        "",
+        fit.models,
+        {
+            "type, turn": lambda model: model.category,
+            "model": lambda model: f"{model.model} ←" if model.chosen else model.model,
+            "p": lambda model: share(model.reuse_probability),
+            "95% CI": lambda model: interval_in_words(model.interval[_P], share),
+            "F": _distribution,
+            "misses": lambda model: f"{model.ks:.1%}",
+            "AIC": lambda model: difference(model.aic - least[model.category]),
+        },
+        note="← the model to use; misses: largest distance from the Kaplan-Meier curve, as a share"
+        " of the reuse; AIC: above the lowest, blocks taken as independent",
+        words=("model", "F"),
     )
+    largest = sorted((row for row in fit.categories if row.curve), key=lambda row: -row.n)
+    figures = tuple(partial(reuse_chart, row) for row in largest[:_CHARTS])
+    return Section("Models", (_MEANING,), (table,), figures=figures)
+
+
+def _distribution(model: ModelFit) -> str:
+    """Return the parameters of a wait's distribution, rates as the mean time between."""
+    params = dict(model.params)
+    if "fast_share" in params:
+        fast = params["fast_share"]
+        waits = (1 / params[f"{part}_rate_per_s"] for part in ("fast", "slow"))
+        short, long = map(units.duration_in_words, waits)
+        return f"{fast:.0%} mean {short}, {1 - fast:.0%} {long}"
+    parts = []
+    for name, value in params.items():
+        if name.endswith("rate_per_s"):
+            parts.append(f"mean {units.duration_in_words(1 / value)}")
+        elif name.endswith("_s"):
+            parts.append(f"{name.removesuffix('_s')} {units.duration_in_words(value)}")
+        else:
+            parts.append(f"{name} {value:.2f}")
+    return ", ".join(parts)
+
+
+def _stability(fit: Fit, windows: Windows) -> Section:
+    """Return how far windows differ, and by how much more than by chance."""
+    words = (
+        f"Windows of {units.duration_in_words(windows.length_s)}, one every"
+        f" {units.duration_in_words(windows.step_s)}, each fitted on its own. Compared: neighbours"
+        " that do not overlap, and windows a day apart."
+    )
+    order = [row.category for row in sorted(fit.categories, key=lambda row: -row.n)]
+    fitted = {row.category for row in windows.fits}
+    largest = [name for name in order if name in fitted][:_CHARTS]
+    tables = tuple(
+        _differences(unit, rows)
+        for unit in ("window", "day")
+        if (rows := [row for row in windows.stability if row.between == unit])
+    )
+    few = () if tables else ("No category has enough gaps in two windows to compare.",)
+    figures = (
+        partial(probability_over_time_chart, windows, largest),
+        partial(gap_over_time_chart, windows, largest),
+        *(partial(by_window_chart, windows, name) for name in largest[:2]),
+    )
+    return Section("Stability", (words, *few), tables, figures=figures if largest else ())
+
+
+def _differences(unit: str, rows: Sequence[StabilityFit]) -> Table:
+    verdicts = {True: "stable", False: "changes", None: "cannot tell"}
+    return tabulate(
+        f"From {unit} to {unit}",
+        rows,
+        {
+            "type, turn": lambda row: row.category,
+            "pairs": lambda row: count(row.pairs),
+            "differ by": lambda row: f"{row.distance:.1%}",
+            "by chance": lambda row: f"{row.by_chance:.1%}",
+            "old fit misses": lambda row: f"{row.next_ks:.1%}",
+            "p varies by": lambda row: f"{row.reuse_probability_variation:.0%}",
+            "wait varies by": lambda row: f"{row.mean_gap_variation:.0%}",
+            "verdict": lambda row: verdicts[row.stable],
+        },
+        note="differ by: largest distance of the two curves, as a share of the reuse, mean over the"
+        " pairs; by chance: the same if nothing changed; old fit misses: the exponential of the"
+        " window before; p, wait vary by: standard deviation relative to the mean",
+        words=("verdict",),
+    )
+
+
+def _conversations(fit: Fit) -> Section:
+    """Return the rates of the conversation model, and how likely another turn is."""
+    tables = [] if fit.conversation is None else [_rates(fit.conversation)]
+    by_turn = [row for row in fit.next_turns if row.turn is not None]
+    by_category = [row for row in fit.next_turns if row.category is not None]
+    tables.append(_next_turns("After a turn", "turn", by_turn))
+    tables.append(_next_turns("After a category", "type, turn", by_category))
+    figures = (partial(next_turns_chart, fit),)
+    return Section("Conversations", (_UNSEEN,), tuple(tables), figures=figures)
+
+
+def _rates(model: Conversation) -> Table:
+    rates = {
+        "births": "birth_rate_per_s",
+        "turns while alive": "turn_rate_per_s",
+        "deaths while alive": "death_rate_per_s",
+    }
+    unit = rate_unit(getattr(model, name) for name in rates.values())
+
+    def per(row: tuple[str, str]) -> str:
+        value = getattr(model, row[1])
+        return units.duration_in_words(1 / value) if value else NONE
+
+    return tabulate(
+        "Rates",
+        rates.items(),
+        {
+            "": lambda row: row[0],
+            f"rate (/{unit.name})": lambda row: unit.cell(getattr(model, row[1])),
+            "95% CI": lambda row: interval_in_words(model.interval[row[1]], unit.cell),
+            "one per": per,
+        },
+    )
+
+
+def _next_turns(title: str, first: str, rows: Sequence[NextTurnFit]) -> Table:
+    shown = large(rows, lambda row: row.requests)
+    notes = [left_out(rows, shown)]
+    if any(row.probability is None for row in shown):
+        notes.append(f"{NONE} too few of them were followed to estimate it")
+    return tabulate(
+        title,
+        sorted(shown, key=lambda row: row.turn or 0),
+        {
+            first: lambda row: row.category or str(row.turn),
+            "requests": lambda row: count(row.requests),
+            "followed in the trace": lambda row: share(row.continued / row.requests),
+            "another turn": lambda row: share(row.probability),
+            "95% CI": lambda row: (
+                NONE if row.probability is None else interval_in_words(row.interval, share)
+            ),
+        },
+        note="; ".join(filter(None, notes)),
+    )
+
+
+def _next_prompts(prompts: Sequence[NextPromptFit]) -> Section:
+    """Return how many tokens a next turn adds."""
+    shown = large(prompts, lambda row: row.n)
+    table = tabulate(
+        "Tokens that the next turn adds to the history",
+        shown,
+        {
+            "type, turn": lambda row: row.category or "all",
+            "prompts": lambda row: count(row.n),
+            "mean": lambda row: count(row.mean),
+            **percentiles("p50 p80 p90 p99", lambda row: row.tokens, count),
+        },
+        note=left_out(prompts, shown, "prompts"),
+    )
+    return Section("Next prompts", tables=(table,))
+
+
+def reuse_chart(row: CategoryFit) -> style.Figure:
+    """Build how soon touched blocks of a category are reused: observed, and by each model."""
+    title, y = f"Reuse after {style.label(row.category)}", "share of the touched blocks"
+    series = []
+    if row.curve is not None:
+        at_s, observed = row.curve.at_s, {"color": style.GREY, "width": 5, "shape": "hv"}
+        series = [style.Series("observed (Kaplan-Meier)", at_s, row.curve.observed, observed)]
+        for number, (name, values) in enumerate(row.curve.by_model.items()):
+            chosen = name == row.model
+            line = style.line(number) | {"width": 3 if chosen else 1.5}
+            label = f"{name}: use this" if chosen else name
+            series.append(style.Series(label, at_s, values, line))
+    return style.lines(title, "time since the touch (s)", y, series)
+
+
+def by_window_chart(windows: Windows, category: str) -> style.Figure:
+    """Build a category's observed reuse, a line a window."""
+    rows = [row for row in windows.fits if row.category == category]
+    step = max(-(-len(rows) // SHOWN_WINDOWS), 1)
+    return style.lines(
+        f"Reuse after {style.label(category)}, by window",
+        "time since the touch (s)",
+        "share of the touched blocks",
+        [
+            style.Series(f"{row.start_s / 3600:.1f} h", windows.at_s, row.observed)
+            for row in rows[::step]
+        ],
+    )
+
+
+def probability_over_time_chart(windows: Windows, categories: Sequence[str]) -> style.Figure:
+    """Build the probability that a touched block is reused, window by window."""
+    series = _over_time(windows, categories, "reuse_probability")
+    title = "Reuse probability over time"
+    return style.lines(title, "start of the window (h)", "probability", series, log="")
+
+
+def gap_over_time_chart(windows: Windows, categories: Sequence[str]) -> style.Figure:
+    """Build the mean wait of the exponential, window by window."""
+    x, y = "start of the window (h)", "mean reuse gap (s)"
+    series = _over_time(windows, categories, "rate_per_s")
+    return style.lines("Mean reuse gap over time", x, y, series, log="", shares="")
+
+
+def _over_time(windows: Windows, categories: Sequence[str], of: str) -> list[style.Series]:
+    """Return a line a category: the attribute `of` of its windows, a rate as the mean wait (s)."""
+
+    def value(row: WindowFit) -> float:
+        number = float(getattr(row, of))
+        return 1 / number if of == "rate_per_s" else number
+
+    by_category = {
+        name: [row for row in windows.fits if row.category == name] for name in categories
+    }
+    return [
+        style.Series(
+            name,
+            [row.start_s / 3600 for row in rows],
+            [value(row) for row in rows],
+            options={"mode": "lines+markers"},
+        )
+        for name, rows in by_category.items()
+        if rows
+    ]
+
+
+def next_turns_chart(fit: Fit) -> style.Figure:
+    """Build the probability that another turn follows, by the turn it follows."""
+    chart = style.figure("Next turn", "after turn", "probability of another one")
+    rows = [row for row in fit.next_turns if row.turn and row.probability is not None]
+    chart.add_scatter(
+        x=[row.turn for row in rows],
+        y=[row.probability for row in rows],
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [_reach(row, 1) for row in rows],
+            "arrayminus": [-_reach(row, 0) for row in rows],
+        },
+        name="with 95% CI",
+        mode="markers",
+        marker={"color": style.BLUE, "size": 9},
+    )
+    chart.update_xaxes(tickformat="d", dtick=1 if len(rows) <= _EACH_TURN else None)
+    chart.update_yaxes(tickformat=".0%", range=[0, 1])
+    return chart
+
+
+def _reach(row: NextTurnFit, side: int) -> float:
+    if row.interval is None or row.probability is None:
+        return 0.0
+    return row.interval[side] - row.probability

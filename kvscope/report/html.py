@@ -1,90 +1,166 @@
-"""An analysis as one self-contained HTML file: no network, printable, with every string escaped."""
+"""A report as one self-contained HTML file: no network, printable, with every string escaped.
+
+plotly's script is most of the file, so it is in there compressed and unpacked by the browser.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from kvscope import __version__
+from kvscope.report import style
 from kvscope.report.section import Section, Table
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
-       max-width: 1000px; margin: 2rem auto; padding: 0 1rem; }
-p { margin: .35rem 0; }
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de;
+        --faint: #eaeef2; --link: #0a58ca; --bar: #0072B2; --paper: #fff; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9aa4af; --line: #3d444d; --faint: #262c34; --link: #6cb6ff;
+          --bar: #56B4E9; --paper: #12161c; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+       max-width: 1000px; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
+p { margin: .35rem 0; } a { color: var(--link); }
 h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.2rem; margin-top: 2.2rem;
-     border-bottom: 1px solid #d0d7de; padding-bottom: .2rem; }
-.lead { color: #57606a; margin-top: .2rem; }
+     border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
+.lead { color: var(--soft); margin-top: .2rem; }
 nav { margin: 1rem 0; display: flex; flex-wrap: wrap; gap: 0 1rem; }
 nav a { white-space: nowrap; }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #eaeef2; }
-th:first-child, td:first-child { text-align: left; white-space: nowrap; }
-td.plot { text-align: left; color: #0072B2; white-space: pre; font-family: monospace; }
-.note, footer { color: #57606a; font-size: .87rem; } .scroll { overflow-x: auto; }
-.figure { break-inside: avoid; margin: 1rem 0; }
+table { border-collapse: collapse; margin: .3rem 0; font-variant-numeric: tabular-nums; }
+h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; } thead { vertical-align: bottom; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--faint); }
+td { white-space: nowrap; }
+th.words, td.words { text-align: left; }
+td.plot { text-align: left; color: var(--bar); white-space: pre; font-family: monospace; }
+.note, footer { color: var(--soft); font-size: .87rem; } .scroll { overflow-x: auto; }
+.figure { break-inside: avoid; margin: 1rem 0; overflow: hidden; }
+@media (max-width: 600px) { body { margin: 1rem auto; padding: 0 .6rem; }
+  th, td { padding: .2rem .4rem; } th { overflow-wrap: normal; } }
 @media print { body { margin: 0; max-width: none; } nav { display: none; }
   section, table, tr { break-inside: avoid; } .scroll { overflow: visible; }
   .modebar { display: none !important; } }
 """
 
+# Draws every chart in the colours of the screen, and again when these change or paper is printed.
+_SCRIPT = """
+const text = id => document.getElementById(id).textContent;
+const dark = matchMedia("screen and (prefers-color-scheme: dark)");
+const narrow = matchMedia("(max-width: 600px)");
+async function unpack() {
+  const packed = Uint8Array.from(atob(text("plotly")), letter => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+}
+function colours(template) {
+  if (!dark.matches) return template;
+  const axis = {gridcolor: "#2d343d", linecolor: "#2d343d", zerolinecolor: "#2d343d"};
+  const layout = {...template.layout, font: {color: "#c9d1d9"}, paper_bgcolor: "#12161c",
+    plot_bgcolor: "#12161c", xaxis: {...template.layout.xaxis, ...axis},
+    yaxis: {...template.layout.yaxis, ...axis}};
+  return {...template, layout};
+}
+function draw(figures, template) {
+  for (const [id, {data, layout}] of Object.entries(figures)) {
+    const place = document.getElementById(id);
+    const traces = structuredClone(data);
+    const shown = structuredClone({...layout, template: colours(template)});
+    if (dark.matches) traces.forEach(trace => { if (trace.colorscale) trace.reversescale = true; });
+    const names = data.filter(trace => trace.name && trace.showlegend !== false)
+      .map(trace => trace.name.length);
+    if (data.length > 1 && names.length) {  // room for the legend, in as many lines as it takes
+      const across = Math.max(1, Math.floor(place.clientWidth / (60 + 6 * Math.max(...names))));
+      const below = 19 * (Math.ceil(names.length / across) - 1);
+      shown.height += below;
+      shown.margin.b += below;
+    }
+    if (narrow.matches) {
+      shown.title.font.size = 13;
+      Object.assign(shown.margin, {l: Math.min(shown.margin.l, 45), r: 10});
+    }
+    Plotly.react(place, traces, shown, {displaylogo: false, responsive: true,
+      displayModeBar: narrow.matches ? false : "hover"});
+  }
+}
+unpack().then(() => {
+  const {figures, template} = JSON.parse(text("figures"));
+  const again = () => draw(figures, template);
+  again();
+  dark.addEventListener("change", again);
+  narrow.addEventListener("change", again);
+}).catch(() => {
+  document.getElementById("charts").textContent =
+    "This browser cannot draw the charts; the tables are complete.";
+});
+"""
+
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole document; plotly's script stands in it once."""
-    from plotly.offline import get_plotlyjs  # 5 MB of JavaScript: only where a report is asked for
+    """Return the whole document; plotly's script stands in it once, compressed."""
+    from plotly.offline import get_plotlyjs
 
-    anchors = [f"section-{number}" for number in range(1, len(sections) + 1)]
-    menu = "".join(
-        f'<a href="#{anchor}">{escape(section.title)}</a>'
-        for anchor, section in zip(anchors, sections, strict=True)
-    )
-    body = "".join(
-        _section(anchor, section) for anchor, section in zip(anchors, sections, strict=True)
-    )
+    menu: list[str] = []
+    body: list[str] = []
+    figures: dict[str, Mapping[str, object]] = {}
+    for number, section in enumerate(sections, start=1):
+        menu.append(f'<a href="#section-{number}">{escape(section.title)}</a>')
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
+        charts = ""
+        for build in section.figures:
+            chart = build().to_dict()
+            chart["layout"].pop("template")
+            name = f"figure-{len(figures) + 1}"
+            figures[name] = chart
+            about = escape(chart["layout"]["title"]["text"])
+            charts += f'<div class="figure" id="{name}" aria-label="Chart: {about}"></div>'
+        body.append(
+            f'<section id="section-{number}"><h2>{escape(section.title)}</h2>{words}{charts}'
+            f"{''.join(map(_table, section.tables))}</section>"
+        )
+    packed = base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
-        f"<script>{get_plotlyjs()}</script></head><body>"
-        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p><nav>{menu}</nav>'
-        f"{body}<footer>kvscope {escape(__version__)}</footer></body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p><nav>{"".join(menu)}</nav>'
+        f'<p class="note" id="charts"></p>{"".join(body)}'
+        f"<footer>kvscope {escape(__version__)}</footer>"
+        f'<script type="application/json" id="figures">{_json(figures)}</script>'
+        f'<script type="text/plain" id="plotly">{packed}</script><script>{_SCRIPT}</script>'
+        "</body></html>\n"
     )
 
 
-def _section(anchor: str, section: Section) -> str:
-    words = "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
-    figures = "".join(
-        '<div class="figure">'
-        + figure().to_html(
-            full_html=False,
-            include_plotlyjs=False,
-            config={"displaylogo": False, "responsive": True},
-        )
-        + "</div>"
-        for figure in section.figures
-    )
-    tables = "".join(_table(table) for table in section.tables)
-    return (
-        f'<section id="{anchor}"><h2>{escape(section.title)}</h2>{words}{figures}{tables}</section>'
+def _json(figures: Mapping[str, object]) -> str:
+    """Return the figures with the template that they share, so that no `<` ends the script."""
+    from plotly.utils import PlotlyJSONEncoder
+
+    document = {"figures": figures, "template": style.template().to_plotly_json()}
+    return json.dumps(document, cls=PlotlyJSONEncoder, separators=(",", ":")).replace(
+        "<", "\\u003c"
     )
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     # A column without a title, past the first, holds bars made of characters.
-    open_cell = [
-        "<td>" if title or not at else '<td class="plot">' for at, title in enumerate(table.columns)
+    classes = [
+        ' class="words"' if not at or at in table.words else "" if title else ' class="plot"'
+        for at, title in enumerate(table.columns)
     ]
-    rows = "".join(
-        "<tr>"
-        + "".join(f"{tag}{escape(cell)}</td>" for tag, cell in zip(open_cell, row, strict=True))
-        + "</tr>"
-        for row in table.rows
-    )
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{look}>{escape(cell)}</{tag}>" for look, cell in zip(classes, row, strict=True)
+        )
+
+    rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
+    title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return (
-        f'<div class="scroll"><table><caption>{escape(table.title)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+        f'{title}<div class="scroll"><table><thead><tr>{cells("th", table.columns)}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{note}"
     )

@@ -6,8 +6,9 @@ from kvscope.app.analyze import Analysis, Caching
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.report import caching, html, reuse, space, time, traffic
+from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.section import Section
-from kvscope.report.words import definition_in_words, trace_in_words
+from kvscope.report.words import count, definition_in_words, share, significant, trace_in_words
 
 SECTIONS = (
     *("summary", "capacity", "misses", "definitions", "categories", "contribution", "last-touch"),
@@ -40,58 +41,60 @@ def html_report(analysis: Analysis) -> str:
 
 def headline(analysis: Analysis) -> Section:
     """Return the one screen: what the cache gives and could give, why tokens miss, who reuses."""
-    facts, found = analysis.characterization, analysis.caching
+    facts, caching = analysis.characterization, analysis.caching
     notes = tuple(f"Note: {note}." for note in analysis.trace.notes)
-    categories = reuse.category_table(facts, rows=_ROWS)
-    if found is None:
+    categories = reuse.category_table(facts, limit=_ROWS)
+    if caching is None:
         unknown = (
             "The trace has only lengths and arrivals: without block hashes nothing"
             " can be said about reuse, hit rates or capacity."
         )
-        return Section("Summary", (*notes, _traffic(facts), unknown), tables=(categories,))
-    words = (*_answer(analysis, found), _traffic(facts), *_reuse(facts))
-    tables = (caching.capacity_table(analysis, found),) if found.ideal else ()
-    return Section("Summary", (*notes, *words), tables=(*tables, categories))
+        return Section("Summary", (*notes, _traffic(facts), unknown), (categories,))
+    words = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
+    tables = (capacity_table(analysis, caching),) if caching.ideal else ()
+    return Section("Summary", (*notes, *words), (*tables, categories))
 
 
-def _answer(analysis: Analysis, found: Caching) -> list[str]:
+def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     """Return what LRU hits with the HBM, what an infinite cache hits, and why tokens miss."""
-    sizes, what = caching.sizes_of(analysis), f"input {found.lru.definition.weight}s"
-    ideal = f"An infinite cache would hit {units.format_share(found.ideal)} of the {what}"
-    if not found.ideal:
+    sizes, what = sizes_of(analysis), f"input {caching.lru.definition.weight}s"
+    ideal = f"An infinite cache would hit {share(caching.ideal)} of the {what}"
+    if not caching.ideal:
         return [f"{ideal}: no prompt begins as an earlier one did."]
     sentences = []
-    nine = next(mark for mark in found.landmarks if mark.share_of_ideal == 0.9).point
-    looked_at = nine.capacity_blocks
+    nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
+    blocks = nine.capacity_blocks
     if sizes.hbm_blocks and analysis.hbm_bytes:
-        looked_at = sizes.hbm_blocks
-        now = float(found.lru.rate(looked_at))
+        blocks = sizes.hbm_blocks
+        now = float(caching.lru.rate(blocks))
         sentences.append(
-            f"LRU with {sizes.in_words(looked_at)} hits {units.format_share(now)} of the {what},"
-            f" {units.format_share(now / found.ideal)} of the hits of an infinite cache."
+            f"LRU with {sizes.in_words(blocks)} hits {share(now)} of the {what},"
+            f" {share(now / caching.ideal)} of the hits of an infinite cache."
         )
     need = f"LRU needs {sizes.in_words(nine.capacity_blocks)} for 90% of that."
-    if found.definition.weight == "token" and found.ideal < 1:
-        ideal += f" ({1 / (1 - found.ideal):.3g}× less prefill)"
-    sentences.append(f"{ideal}. {need}")
-    misses = caching.largest_misses(found.misses_at(looked_at))
-    sentences.append(f"Why tokens miss at {sizes.label(looked_at)}: {misses}.")
-    sentences.append(f"Counted: {definition_in_words(found.definition)}.")
-    return sentences
+    if caching.definition.weight == "token" and caching.ideal < 1:
+        ideal += f" ({significant(1 / (1 - caching.ideal))}× less prefill)"
+    misses = largest_misses(caching.misses_at(blocks))
+    return [
+        *sentences,
+        f"{ideal}. {need}",
+        f"Input tokens that miss at {sizes.label(blocks)}: {misses}.",
+        f"Counted: {definition_in_words(caching.definition)}.",
+    ]
 
 
 def _traffic(facts: Characterization) -> str:
     lengths, contribution = facts.lengths, facts.contribution
     text = (
-        f"Mean {units.format_count(lengths.input_tokens.mean)} input and"
-        f" {units.format_count(lengths.output_tokens.mean)} output tokens"
+        f"Mean {count(lengths.input_tokens.mean)} input and"
+        f" {count(lengths.output_tokens.mean)} output tokens"
     )
     if facts.turns is None:
         return f"{text}."
-    turns = units.format_share(contribution.multi_turn_request_share)
     hits = contribution.multi_turn_hit_share
-    share = f" and get {units.format_share(hits)} of the hits" if hits is not None else ""
-    return f"{text}; {turns} of requests are follow-up turns{share}."
+    get = f" and get {share(hits)} of the hits" if hits is not None else ""
+    turns = share(contribution.multi_turn_request_share)
+    return f"{text}; {turns} of requests are follow-up turns{get}."
 
 
 def _reuse(facts: Characterization) -> list[str]:
@@ -102,5 +105,5 @@ def _reuse(facts: Characterization) -> list[str]:
         sentences.append(f"Reuse comes within {p50} (p50), {p80} (p80), {p99} (p99).")
     if facts.lifetimes is not None and facts.lifetimes.overall is not None:
         never = facts.lifetimes.overall.never_reused_share
-        sentences.append(f"{units.format_share(never)} of the blocks are never used again.")
-    return sentences
+        sentences.append(f"{share(never)} of the blocks are never used again.")
+    return [" ".join(sentences)] if sentences else []

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,21 +22,29 @@ from kvscope.report.runs import (
     SYMBOLS,
     Contest,
     contest,
-    difference,
     hit_rate,
     is_plain_lru,
-    ms_in_words,
     names,
     policy_line,
-    run_cells,
+    rate,
     run_columns,
 )
-from kvscope.report.section import Section, Table
-from kvscope.report.sizes import Sizes, Unit
-from kvscope.report.words import FEWEST, NONE, definition_in_words, significant, trace_in_words
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.words import (
+    NONE,
+    Sizes,
+    Unit,
+    count,
+    definition_in_words,
+    difference,
+    large,
+    left_out,
+    points,
+    share,
+    significant,
+    time_unit,
+    trace_in_words,
+)
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
 """What `--section` of `kvscope simulate` takes; tiers only where the cache has several."""
@@ -61,11 +68,13 @@ def screen(simulation: Simulation) -> list[Section]:
 
 def sections(simulation: Simulation) -> list[Section]:
     """Return every section, the summary first."""
+    if not simulation.runs:
+        return [summary(simulation)]
     return [
         summary(simulation),
-        *_runs(simulation),
+        _runs(simulation),
         *tier_sections(simulation),
-        *_categories(simulation),
+        _categories(simulation),
     ]
 
 
@@ -74,22 +83,19 @@ def stored(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> list[Sec
     by_setting: dict[RunSetting, list[Run]] = {}
     for run in ordered(runs):
         by_setting.setdefault(run.setting, []).append(run)
-    sizes = Sizes(trace.block_size, model)
+    sizes = Sizes(trace.block_size, model).columns(lambda run: run.capacity_blocks)
     return [
         Section(
             trace.name if setting.slo_s is None else f"{trace.name}, SLO {_slo(setting)}",
             sentences=setting_in_words(setting),
-            tables=(_stored_table(sizes, setting, alike),),
+            tables=(
+                tabulate(
+                    "", alike, {"policy": names(alike), **sizes, **run_columns(alike)}, _star(alike)
+                ),
+            ),
         )
         for setting, alike in by_setting.items()
     ]
-
-
-def _stored_table(sizes: Sizes, setting: RunSetting, runs: list[Run]) -> Table:
-    name = names(runs)
-    policy, *figures = run_columns(setting)
-    rows = tuple((name(run), *sizes.cells(run.capacity_blocks), *run_cells(run)) for run in runs)
-    return Table("", (policy, *sizes.columns, *figures), rows, _star(runs))
 
 
 def html_report(simulation: Simulation) -> str:
@@ -100,44 +106,62 @@ def html_report(simulation: Simulation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A measure of runs, of which the lowest is the best, and how to write it and its change."""
+    """A measure of runs, of which the lowest is the best.
 
+    `words` and `change` write it and a difference in a sentence, `cell` and `cell_change` in the
+    column that `title` and `column` name.
+    """
+
+    best: str
     title: str
     column: str
-    best: str
     value: Callable[[Run], float]
-    write: Callable[[float], str]
+    words: Callable[[float], str]
     change: Callable[[float], str]
+    cell: Callable[[float], str]
+    cell_change: Callable[[float], str]
 
 
-def _measures(setting: RunSetting) -> list[_Measure]:
-    hits = _Measure(
-        "Hit rate",
-        "hit rate",
-        "Most hits",
-        lambda run: -hit_rate(setting, run.outcome),
-        lambda rate: units.format_share(-rate),
-        lambda loss: units.format_pp(-loss),
+def _seconds(
+    best: str, title: str, column: str, runs: Sequence[Run], value: Callable[[Run], float]
+) -> _Measure:
+    """Return a measure in seconds, which a column has in the unit that suits its `runs`."""
+    unit = time_unit(map(value, runs))
+    in_words = partial(difference, write=units.duration_in_words)
+    in_cells = partial(difference, write=unit.cell)
+    name = f"{column} ({unit.name})"
+    return _Measure(
+        best, title, name, value, units.duration_in_words, in_words, unit.cell, in_cells
     )
-    tail = _Measure(
-        *("p95 TTFT", "p95", "Lowest p95 TTFT"),
-        lambda run: run.outcome.ttft_ms.p95,
-        ms_in_words,
-        partial(difference, write=ms_in_words),
+
+
+def _measures(simulation: Simulation) -> Iterator[_Measure]:
+    """Yield hit rate, p95 TTFT and, with an SLO, TEL."""
+
+    def hits(loss: float) -> str:
+        return share(-loss)
+
+    def change(loss: float) -> str:
+        return points(-loss)
+
+    yield _Measure(
+        *("Most hits", "Hit rate", "hit rate"), lambda run: -rate(run), hits, change, hits, change
     )
-    excess = _Measure(
-        *("Tail excess latency (TEL), summed over all requests", "TEL", "Lowest TEL"),
-        lambda run: (run.outcome.tel_ms or 0.0) / 1e3,
-        _seconds,
-        partial(difference, write=_seconds),
+    runs = simulation.runs
+    yield _seconds(
+        *("Lowest p95 TTFT", "p95 TTFT", "p95"), runs, lambda run: run.outcome.ttft_ms.p95 / 1e3
     )
-    return [hits, tail] if setting.slo_s is None else [hits, tail, excess]
+    if simulation.setting.slo_s is not None:
+        title = "Tail excess latency (TEL), summed over all requests"
+        yield _seconds(
+            *("Lowest TEL", title, "TEL"), runs, lambda run: (run.outcome.tel_ms or 0.0) / 1e3
+        )
 
 
 def summary(simulation: Simulation) -> Section:
     """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gap to optimum."""
     sentences, tables = [], []
-    for measure in _measures(simulation.setting):
+    for measure in _measures(simulation):
         best = {at: contest(simulation.at(at), measure.value) for at in simulation.capacities}
         sentences += _verdict(simulation, measure, best)
         if len(best) > 1:  # for one capacity the sentence says it
@@ -148,11 +172,11 @@ def summary(simulation: Simulation) -> Section:
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:
     """Return the best policies by a measure in words."""
-    name, value, write = names(simulation.runs), measure.value, measure.write
+    name, value, write = names(simulation.runs), measure.value, measure.words
     best = {at: runs.best for at, runs in contests.items() if runs.best is not None}
     if len(contests) > 1 and best:
         wins = Counter(map(name, best.values()))
-        policies = ", ".join(f"{policy} at {count}" for policy, count in wins.most_common())
+        policies = ", ".join(f"{policy} at {number}" for policy, number in wins.most_common())
         return [f"{measure.best}: {policies} of {len(contests)} capacities."]
     sentences = []
     for at, run in best.items():
@@ -184,7 +208,12 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
         f"TTFT: {', '.join(assumed)}.",
     ]
     if not setting.exact:
-        sentences.append(_estimated_in_words(setting))
+        sample = share(setting.sample_rate)
+        of = "all requests" if setting.sample_rate == 1 else f"{sample} of the trace"
+        grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
+        sentences.append(
+            f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
+        )
     return tuple(sentences)
 
 
@@ -194,68 +223,57 @@ def _capacity_in_words(setting: RunSetting) -> str:
     if setting.capacity_model == "engine":
         return (
             "Capacity: an engine's block pool, which also holds the blocks of running requests; at"
-            f" most {units.format_count(setting.max_num_seqs or 0)} run at once, with"
-            f" {units.format_count(setting.max_num_batched_tokens or 0)} tokens per step."
+            f" most {count(setting.max_num_seqs or 0)} run at once, with"
+            f" {count(setting.max_num_batched_tokens or 0)} tokens per step."
         )
     return "Capacity: idle cached blocks; add KV memory for running requests."
-
-
-def _estimated_in_words(setting: RunSetting) -> str:
-    sample = units.format_share(setting.sample_rate)
-    of = "all requests" if setting.sample_rate == 1 else f"{sample} of the trace"
-    grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
-    return f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
 
 
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
     """Return a row a capacity: the best policy, its change vs LRU, and the gap to the optimum."""
-    name, sizes = names(simulation.runs), _sizes(simulation)
+    name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:
-        return NONE if run is None else measure.write(measure.value(run))
+        return NONE if run is None else measure.cell(measure.value(run))
 
     def change(run: Run | None, other: Run | None) -> str:
-        if run is None or other is None:
+        if run is None or other is None or run is other:
             return NONE
-        return measure.change(measure.value(run) - measure.value(other))
+        return measure.cell_change(measure.value(run) - measure.value(other))
 
-    rows = tuple(
-        (
-            *sizes.cells(capacity),
-            NONE if runs.best is None else name(runs.best),
-            cell(runs.best),
-            cell(runs.baseline),
-            change(runs.best, runs.baseline),
-            cell(runs.optimum),
-            change(runs.optimum, runs.best),
-        )
-        for capacity, runs in contests.items()
-    )
-    columns = (*sizes.columns, "best", measure.column, "lru", "vs lru", "optimum", "gap")
+    columns: Columns = {
+        **_sizes(simulation).columns(lambda row: row[0]),
+        "best": lambda row: NONE if row[1].best is None else name(row[1].best),
+        measure.column: lambda row: cell(row[1].best),
+        "lru": lambda row: cell(row[1].baseline),
+        "vs lru": lambda row: change(row[1].best, row[1].baseline),
+    }
     if all(runs.optimum is None for runs in contests.values()):
-        return Table(measure.title, columns[:-2], tuple(row[:-2] for row in rows))
-    return Table(measure.title, columns, rows, note="gap: optimum minus best policy")
+        return tabulate(measure.title, contests.items(), columns)
+    optimum: Columns = {
+        "optimum": lambda row: cell(row[1].optimum),
+        "gap": lambda row: change(row[1].optimum, row[1].best),
+    }
+    note = "gap: optimum minus best policy"
+    return tabulate(measure.title, contests.items(), {**columns, **optimum}, note)
 
 
-def _runs(simulation: Simulation) -> list[Section]:
+def _runs(simulation: Simulation) -> Section:
     """Return every run, a table a capacity."""
-    if not simulation.runs:
-        return []
     figures = [partial(hit_rates_chart, simulation)]
     figures += [partial(ttft_chart, simulation, rank) for rank in ("p50", "p95", "p99")]
     if simulation.setting.slo_s is not None:
         figures.append(partial(tail_excess_chart, simulation))
     tables = tuple(_policy_table(simulation, capacity) for capacity in simulation.capacities)
-    return [Section("Policies", tables=tables, figures=tuple(figures))]
+    return Section("Policies", tables=tables, figures=tuple(figures))
 
 
 def _policy_table(simulation: Simulation, capacity: int, limit: int | None = None) -> Table:
     """Return a row a run, most hits first and oracles last; with `limit`, LRU and the best."""
-    name = names(simulation.runs)
     runs = simulation.at(capacity)
-    ranked = sorted(runs, key=lambda run: (run.hindsight, -hit_rate(run.setting, run.outcome)))
+    ranked = sorted(runs, key=lambda run: (run.hindsight, -rate(run)))
     note = _star(runs)
     if limit is not None and len(ranked) > limit:
         pinned = [run for run in ranked if run.policy == BASELINE][:1]
@@ -264,83 +282,76 @@ def _policy_table(simulation: Simulation, capacity: int, limit: int | None = Non
         shown = {id(run) for run in (*pinned, *others[: limit - len(pinned)])}
         ranked = [run for run in ranked if id(run) in shown]
         note += f"{'; ' if note else ''}{len(runs) - limit} more runs with --section policies"
-    return Table(
-        f"At {_sizes(simulation).in_words(capacity)}",
-        run_columns(simulation.setting),
-        tuple((name(run), *run_cells(run)) for run in ranked),
-        note,
-    )
+    columns = {"policy": names(simulation.runs), **run_columns(runs)}
+    return tabulate(f"At {_sizes(simulation).in_words(capacity)}", ranked, columns, note)
 
 
 def tier_sections(simulation: Simulation) -> list[Section]:
     """Return a row for each tier of each run; nothing where the cache has one tier."""
     name, sizes = names(simulation.runs), _sizes(simulation)
-    rows = tuple(
-        (
-            name(run),
-            tier.name,
-            sizes.label(tier.capacity_blocks),
-            units.format_count(tier.hit_tokens),
-            units.format_share(tier.token_hit_rate),
-            significant(tier.transfer_ms / run.outcome.requests)
-            if run.outcome.requests and tier.transfer_ms
-            else NONE,
-            units.format_count(tier.evictions),
-            units.format_count(tier.demotions),
-        )
-        for run in simulation.runs
-        for tier in run.tiers
+    rows = [(run, tier) for run in simulation.runs for tier in run.tiers]
+    waits = {
+        id(tier): tier.transfer_ms / run.outcome.requests
+        for run, tier in rows
+        if run.outcome.requests and tier.transfer_ms
+    }
+    table = tabulate(
+        "Hits by tier",
+        rows,
+        {
+            "policy": lambda row: name(row[0]),
+            "tier": lambda row: row[1].name,
+            "capacity": lambda row: sizes.label(row[1].capacity_blocks),
+            "hit tokens": lambda row: count(row[1].hit_tokens),
+            "hit rate": lambda row: share(row[1].token_hit_rate),
+            "transfer (ms)": lambda row: (
+                significant(waits[id(row[1])]) if id(row[1]) in waits else NONE
+            ),
+            "evictions": lambda row: count(row[1].evictions),
+            "demotions": lambda row: count(row[1].demotions),
+        },
+        "transfer: mean wait of a request for this tier's blocks, part of its TTFT",
+        words=("tier",),
     )
-    if not rows:
-        return []
-    columns = (
-        *("policy", "tier", "capacity", "hit tokens", "hit rate"),
-        *("transfer (ms)", "evictions", "demotions"),
-    )
-    note = "transfer: mean wait of a request for this tier's blocks, part of its TTFT"
-    return [Section("Tiers", tables=(Table("Hits by tier", columns, rows, note),))]
+    return [Section("Tiers", tables=(table,))] if rows else []
 
 
-def _categories(simulation: Simulation) -> list[Section]:
+def _categories(simulation: Simulation) -> Section:
     """Return hit rates by category at the capacity in the middle."""
-    if not simulation.capacities:
-        return []
     figures = (partial(over_time_chart, simulation, _middle(simulation)),)
-    return [Section("Categories", tables=(_category_table(simulation),), figures=figures)]
+    return Section("Categories", tables=(_category_table(simulation),), figures=figures)
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:
-    """Return hit rates by category, most requests first; with `limit` without small categories."""
-    capacity = _middle(simulation)
+    """Return hit rates by category, most requests first; with `limit`, at most so many."""
+    capacity, name = _middle(simulation), names(simulation.runs)
     runs = simulation.at(capacity)[:_COMPARED]
-    name = names(simulation.runs)
-    by_run = [
-        {part.category: part.outcome for part in run.parts if part.category is not None}
+    outcomes = {
+        (id(run), part.category): part.outcome
         for run in runs
-    ]
-    requests = {
-        category: outcome.requests for outcomes in by_run for category, outcome in outcomes.items()
+        for part in run.parts
+        if part.category is not None
     }
-    rows = tuple(
-        (
-            category,
-            units.format_count(count),
-            *(
-                units.format_share(hit_rate(simulation.setting, outcomes[category]))
-                if category in outcomes
-                else NONE
-                for outcomes in by_run
-            ),
-        )
-        for category, count in sorted(requests.items(), key=lambda item: -item[1])[:limit]
-        if limit is None or count >= FEWEST
-    )
-    more = len(requests) - len(rows)
-    return Table(
+    requests = {category: outcome.requests for (_, category), outcome in outcomes.items()}
+    ranked = large(requests, lambda category: requests[category])
+    shown = ranked[:limit]
+
+    def hits(run: Run, category: str) -> str:
+        outcome = outcomes.get((id(run), category))
+        return NONE if outcome is None else share(hit_rate(run.setting, outcome))
+
+    more = len(ranked) - len(shown)
+    notes = [f"{more} smaller ones with --section categories"] if more else []
+    notes += filter(None, [left_out(list(requests), ranked)])
+    return tabulate(
         f"Hit rate by category at {_sizes(simulation).label(capacity)}",
-        ("category", "requests", *(name(run) for run in runs)),
-        rows,
-        note=f"{more} smaller categories with --section categories" if more else "",
+        shown,
+        {
+            "category": str,
+            "requests": lambda category: count(requests[category]),
+            **{name(run): partial(hits, run) for run in runs},
+        },
+        "; ".join(notes),
     )
 
 
@@ -356,41 +367,41 @@ def _star(runs: Sequence[Run]) -> str:
     return ORACLE_NOTE if any(run.hindsight for run in runs) else ""
 
 
-def _seconds(seconds: float) -> str:
-    return f"{significant(seconds)} s"
-
-
 def _slo(setting: RunSetting) -> str:
     return units.duration_in_words(setting.slo_s or 0.0)
 
 
-def hit_rates_chart(simulation: Simulation) -> go.Figure:
+def hit_rates_chart(simulation: Simulation) -> style.Figure:
     """Build hit rate over capacity: LRU at every capacity, the others where they were replayed."""
-    weight, unit = simulation.setting.definition.weight, _sizes(simulation).axis
-    chart = _by_capacity("Hit rate by policy", f"hit rate by {weight}", unit)
-    curve = simulation.curve
+    unit, curve = _sizes(simulation).axis, simulation.curve
+    series = []
     if curve is not None:
-        low, high = simulation.capacities[0], simulation.capacities[-1]
-        grid = np.unique(np.geomspace(max(low, 1), max(high, 1), _CURVE_POINTS).astype(np.int64))
-        chart.add_scatter(
-            x=(grid * unit.per_block).tolist(),
-            y=curve.rate(grid).tolist(),
-            name=BASELINE,
-            mode="lines",
-            line=policy_line(BASELINE),
-        )
+        low, high = (max(simulation.capacities[end], 1) for end in (0, -1))
+        series = [_lru(curve, unit, np.geomspace(low, high, _CURVE_POINTS))]
+    weight = simulation.setting.definition.weight
+    chart = style.lines(
+        "Hit rate by policy",
+        f"capacity ({unit.name})",
+        f"hit rate by {weight}",
+        (
+            *series,
+            # where LRU's line is exact at every capacity, its replays add nothing
+            *_over_capacity(simulation, rate, plain_lru=curve is None),
+        ),
+    )
+    if curve is not None:
         style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
-    for name, runs, marker in _series(simulation):
-        if curve is not None and is_plain_lru(runs[0]):
-            continue  # the line is there already, exact at every capacity
-        rate = partial(_rate, simulation.setting)
-        _add(chart, name, runs, marker, unit, rate)
-    style.logarithmic(chart, counts=unit.name == "blocks")
-    chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
 
 
-def ttft_chart(simulation: Simulation, percentile: str) -> go.Figure:
+def _lru(curve: HitCurve, unit: Unit, capacities: np.ndarray) -> style.Series:
+    grid = np.unique(capacities.round().astype(np.int64))
+    hover = {"hovertemplate": f"%{{x:,.4~g}} {unit.name}: %{{y:.2%}}"}
+    sizes, rates = (grid * unit.per_block).tolist(), curve.rate(grid).tolist()
+    return style.Series(BASELINE, sizes, rates, policy_line(BASELINE), hover)
+
+
+def ttft_chart(simulation: Simulation, percentile: str) -> style.Figure:
     """Build a percentile of the unloaded time to first token over capacity."""
 
     def ttft_ms(run: Run) -> float:
@@ -402,32 +413,56 @@ def ttft_chart(simulation: Simulation, percentile: str) -> go.Figure:
     return chart
 
 
-def tail_excess_chart(simulation: Simulation) -> go.Figure:
+def tail_excess_chart(simulation: Simulation) -> style.Figure:
     """Build tail excess latency over capacity."""
     title = "Tail excess latency"
     return _measured(simulation, title, "TEL (s)", lambda run: (run.outcome.tel_ms or 0.0) / 1e3)
 
 
-def over_time_chart(simulation: Simulation, capacity_blocks: int) -> go.Figure:
+def _measured(
+    simulation: Simulation, title: str, axis: str, value: Callable[[Run], float]
+) -> style.Figure:
+    """Build a measure of every run over capacity."""
+    x, series = f"capacity ({_sizes(simulation).axis.name})", _over_capacity(simulation, value)
+    return style.lines(title, x, axis, series, shares="")
+
+
+def _over_capacity(
+    simulation: Simulation, value: Callable[[Run], float], *, plain_lru: bool = True
+) -> Iterator[style.Series]:
+    """Yield a line for the runs that differ in capacity alone; a marker tells two of a policy."""
+    unit, name = _sizes(simulation).axis, names(simulation.runs)
+    by_name: dict[str, list[Run]] = {}
+    for run in simulation.runs:
+        if plain_lru or not is_plain_lru(run):
+            by_name.setdefault(name(run), []).append(run)
+    markers: Counter[str] = Counter()
+    for label, runs in by_name.items():
+        policy = runs[0].policy
+        symbol = SYMBOLS[markers[policy] % len(SYMBOLS)]
+        markers[policy] += 1
+        yield style.Series(
+            label,
+            [run.capacity_blocks * unit.per_block for run in runs],
+            [value(run) for run in runs],
+            policy_line(policy),
+            {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}},
+        )
+
+
+def over_time_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:
     """Build hit rate over time at one capacity."""
+    name, series = names(simulation.runs), []
+    for run in simulation.at(capacity_blocks):
+        parts = [part for part in run.parts if part.start_s is not None]
+        hours = [(part.start_s or 0.0) / 3600 for part in parts]
+        rates = [hit_rate(run.setting, part.outcome) for part in parts]
+        series.append(style.Series(name(run), hours, rates, policy_line(run.policy)))
     title = f"Hit rate over time at {_sizes(simulation).label(capacity_blocks)}"
-    chart = style.figure(title, "time (h)", "hit rate")
-    for name, runs, _ in _series(simulation):
-        for run in runs:
-            if run.capacity_blocks != capacity_blocks:
-                continue
-            parts = [part for part in run.parts if part.start_s is not None]
-            chart.add_scatter(
-                x=[(part.start_s or 0.0) / 3600 for part in parts],
-                y=[hit_rate(simulation.setting, part.outcome) for part in parts],
-                name=name,
-                line=policy_line(run.policy),
-            )
-    chart.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return chart
+    return style.lines(title, style.HOURS, "hit rate", series, log="")
 
 
-def trade_off_chart(simulation: Simulation, capacity_blocks: int) -> go.Figure:
+def trade_off_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:
     """Build p95 against median TTFT at one capacity: every run as a point."""
     name = names(simulation.runs)
     points = [
@@ -445,93 +480,38 @@ def lru_curve_chart(
     at_blocks: int,
     working_set_blocks: int | None = None,
     runs: Sequence[Run] = (),
-) -> go.Figure:
+) -> style.Figure:
     """Build LRU's hit rate at every capacity; `at_blocks` marked; `runs` of one setting as points.
 
     Of each policy the parameters with most runs are drawn.
     """
-    title, weight = "LRU's exact hit rate at every capacity", curve.definition.weight
-    chart = style.figure(title, f"capacity ({unit.name})", f"hit rate by {weight}", height=430)
     largest = max(int(curve.knots[-1]), at_blocks, 2)
-    grid = np.unique(np.geomspace(1, largest, _SMOOTH_POINTS).round().astype(np.int64))
-    chart.add_scatter(
-        x=(grid * unit.per_block).tolist(),
-        y=curve.rate(grid).tolist(),
-        name=BASELINE,
-        line=policy_line(BASELINE),
-        hovertemplate="%{x:,.4~g} " + unit.name + ": %{y:.2%}",
-    )
     name = names(runs)
     by_policy: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         if not is_plain_lru(run):  # which is the line
             by_policy.setdefault(run.policy, {}).setdefault(name(run), []).append(run)
+    series = [_lru(curve, unit, np.geomspace(1, largest, _SMOOTH_POINTS))]
     for by_name in by_policy.values():
         label, alike = max(by_name.items(), key=lambda item: len(item[1]))
-        chart.add_scatter(
-            x=[run.capacity_blocks * unit.per_block for run in alike],
-            y=[hit_rate(run.setting, run.outcome) for run in alike],
-            name=style.label(label),
-            mode="markers+lines",
-            line={**policy_line(alike[0].policy), "width": 1},
-            marker={"size": 8},
+        series.append(
+            style.Series(
+                label,
+                [run.capacity_blocks * unit.per_block for run in alike],
+                [rate(run) for run in alike],
+                {**policy_line(alike[0].policy), "width": 1},
+                {"mode": "lines+markers", "marker": {"size": 8}},
+            )
         )
+    chart = style.lines(
+        "LRU's exact hit rate at every capacity",
+        f"capacity ({unit.name})",
+        f"hit rate by {curve.definition.weight}",
+        series,
+        height=430,
+    )
     style.point(chart, at_blocks * unit.per_block, float(curve.rate(at_blocks)), "chosen")
     style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
-    style.logarithmic(chart, counts=unit.name in {"blocks", "tokens"})
-    chart.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
-
-
-def _by_capacity(title: str, measure: str, unit: Unit) -> go.Figure:
-    return style.figure(title, f"capacity ({unit.name})", measure)
-
-
-def _measured(
-    simulation: Simulation, title: str, axis: str, value: Callable[[Run], float]
-) -> go.Figure:
-    """Build a measure of every run over capacity."""
-    unit = _sizes(simulation).axis
-    chart = _by_capacity(title, axis, unit)
-    for name, runs, marker in _series(simulation):
-        _add(chart, name, runs, marker, unit, value)
-    style.logarithmic(chart, counts=unit.name == "blocks")
-    chart.update_yaxes(rangemode="tozero")
-    return chart
-
-
-def _rate(setting: RunSetting, run: Run) -> float:
-    return hit_rate(setting, run.outcome)
-
-
-def _series(simulation: Simulation) -> Iterator[tuple[str, list[Run], str]]:
-    """Return the runs that differ in capacity alone: their name, the runs, their marker."""
-    name = names(simulation.runs)
-    by_name: dict[str, list[Run]] = {}
-    for run in simulation.runs:
-        by_name.setdefault(name(run), []).append(run)
-    seen: Counter[str] = Counter()
-    for label, runs in by_name.items():
-        marker = SYMBOLS[seen[runs[0].policy] % len(SYMBOLS)]
-        seen[runs[0].policy] += 1
-        yield label, runs, marker
-
-
-def _add(
-    chart: go.Figure,
-    name: str,
-    runs: list[Run],
-    marker: str,
-    unit: Unit,
-    value: Callable[[Run], float],
-) -> None:
-    chart.add_scatter(
-        x=[run.capacity_blocks * unit.per_block for run in runs],
-        y=[value(run) for run in runs],
-        name=style.label(name),
-        mode="lines+markers",
-        line=policy_line(runs[0].policy),
-        marker={"symbol": marker, "size": 7},
-    )

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import log10
-from typing import TYPE_CHECKING
 
 from kvscope.characterize.prefixes import Prefix, hottest
-from kvscope.core import units
 from kvscope.report import style
-from kvscope.report.section import Section, Table
-from kvscope.report.words import counted
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvscope.report.section import Section, tabulate
+from kvscope.report.words import count, counted
 
 _LISTED = 10
 _HEAD = 4  # child runs that make a run of blocks a head that prompts share, and no turn
 _DEPTH = 8
 _MOST = 100  # runs of a pixel's width cannot be pointed at, and all take time to draw
-
-_COLUMNS = ("hash of last block", "from token", "tokens", "prompts", "child runs", "tokens hit")
 
 
 def section(prefixes: Sequence[Prefix], block_size: int) -> Section:
@@ -34,43 +27,33 @@ def section(prefixes: Sequence[Prefix], block_size: int) -> Section:
         f"{counted(len(heads), 'hot prefix', 'hot prefixes')} at the head of prompts; the most"
         f" common one was reused by {counted(most, 'prompt')}."
     )
+    columns = {
+        "hash of last block": _hash,
+        "from token": lambda prefix: count(prefix.depth_blocks * block_size),
+        "tokens": lambda prefix: count(prefix.blocks * block_size),
+        "prompts": lambda prefix: count(prefix.reuses),
+        "child runs": lambda prefix: count(prefix.branches),
+        "tokens hit": lambda prefix: count(prefix.hits * block_size),
+    }
     by_hits = sorted(prefixes, key=lambda prefix: -prefix.hits)
     shared = [prefix for prefix in prefixes if prefix.branches >= _HEAD]
     shared.sort(key=lambda prefix: -prefix.reuses)
     tables = [
-        Table(
+        tabulate(
             "Runs of blocks with the most hits",
-            _COLUMNS,
-            _rows(by_hits, block_size),
-            note="a run: blocks between two branch points; child runs: reused runs that follow it",
-        )
-    ]
-    if shared:
-        title, note = (
+            by_hits[:_LISTED],
+            columns,
+            "a run: blocks between two branch points; child runs: reused runs that follow it",
+        ),
+        tabulate(
             "Shared heads, such as system prompts",
+            shared[:_LISTED],
+            columns,
             f"runs with {_HEAD} or more child runs",
-        )
-        tables.append(Table(title, _COLUMNS, _rows(shared, block_size), note))
-    return Section(
-        "Hottest prefixes",
-        (words,),
-        tables=tuple(tables),
-        figures=(partial(icicle_chart, prefixes, block_size),),
-    )
-
-
-def _rows(ranked: Sequence[Prefix], block_size: int) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        (
-            _hash(prefix),
-            units.format_count(prefix.depth_blocks * block_size),
-            units.format_count(prefix.blocks * block_size),
-            units.format_count(prefix.reuses),
-            units.format_count(prefix.branches),
-            units.format_count(prefix.hits * block_size),
-        )
-        for prefix in ranked[:_LISTED]
-    )
+        ),
+    ]
+    figures = (partial(icicle_chart, prefixes, block_size),)
+    return Section("Hottest prefixes", (words,), tuple(tables[: 1 + bool(shared)]), figures=figures)
 
 
 def _hash(prefix: Prefix) -> str:
@@ -78,7 +61,7 @@ def _hash(prefix: Prefix) -> str:
     return f"{prefix.hash_id & (2**64 - 1):x}"
 
 
-def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> go.Figure:
+def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
     """Build the prefix trie's runs by the tokens that prompts hit there; a click zooms in.
 
     The widest are drawn; the hits of runs that follow them and are not drawn count as theirs.

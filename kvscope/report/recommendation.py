@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.app.requests import BASELINE
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core import units
+from kvscope.core.percentiles import Percentiles
+from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, html, style, ttft
-from kvscope.report.runs import ORACLE_NOTE, ms_in_words, policy_line
-from kvscope.report.section import Section, Table
-from kvscope.report.sizes import Sizes
-from kvscope.report.words import counted, significant, trace_in_words
-from kvscope.tuning.bootstrap import FEWEST, Gain, objective_of
-from kvscope.tuning.flags import Flags
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.result import Judged, Least, Scaled
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvscope.report.runs import ORACLE_NOTE
+from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.words import (
+    NONE,
+    Sizes,
+    count,
+    counted,
+    ms_in_words,
+    percent_change,
+    percentiles,
+    share,
+    significant,
+    trace_in_words,
+)
+from kvscope.tuning.bootstrap import FEWEST, Gain
+from kvscope.tuning.flags import Flags, plugin_command
+from kvscope.tuning.trial import Trial
+from kvscope.tuning.tuner import HeldOutTrial, PrefillScenario, RequiredCapacity
 
 SECTIONS = (
     *("recommendation", "policies", "capacity", "to-set", "assumed"),
@@ -32,13 +43,11 @@ SECTIONS = (
 """What `--section` of `kvscope tune` takes; not every recommendation has them all."""
 
 ADD_RUNNING = "Add KV memory for running requests: this capacity covers only idle cached blocks."
-PLUGIN = "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve MODEL"
 
 _CONTENDERS = 4  # on the one screen
-_POINTS = 400
 
 
-def screen(tuned: Tuned) -> list[Section]:
+def screen(tuned: Recommendation) -> list[Section]:
     """Return the one screen: verdict, policies, capacities, what to set, what was assumed."""
     least = _capacities(tuned)
     if least.tables:
@@ -54,7 +63,7 @@ def screen(tuned: Tuned) -> list[Section]:
     ]
 
 
-def sections(tuned: Tuned) -> list[Section]:
+def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     return [
         _verdict(tuned),
@@ -66,23 +75,23 @@ def sections(tuned: Tuned) -> list[Section]:
     ]
 
 
-def html_report(tuned: Tuned) -> str:
+def html_report(tuned: Recommendation) -> str:
     """Return the recommendation as one self-contained HTML page, with all that was tried."""
     title = f"kvscope tune: {tuned.trace.name}"
     return html.page(title, trace_in_words(tuned.trace), sections(tuned))
 
 
-def verdict_in_words(tuned: Tuned) -> list[str]:
+def verdict_in_words(tuned: Recommendation) -> list[str]:
     """Return the verdict, and the figures behind it, in sentences."""
     tuning, sizes = tuned.tuning, explanation.sizes_of(tuned)
-    best, lru, target = tuning.recommended.trial, tuning.baseline.trial, tuning.target
+    best, lru, target = tuning.recommended, tuning.baseline, tuning.target
     slo, goal = units.duration_in_words(target.slo_s), tuned.target_name
     here = sizes.in_words(tuning.capacity_blocks)
     now = f"LRU has a {goal} of {_time(lru)} at {here}"
     if tuning.verdict == "keep-lru":
         return [f"Keep LRU: {now}, within the SLO of {slo}.", *_shrink(tuned, sizes)]
     if tuning.verdict == "unreachable":
-        worst = max(tuning.infinite_chosen.target_s, tuning.infinite.trial.target_s)
+        worst = max(tuning.infinite_training.target_s, tuning.infinite.target_s)
         never = (
             f"No cache can meet the SLO of {slo}: even an infinite one has a {goal} of"
             f" {units.duration_in_words(worst)}. {now}."
@@ -94,9 +103,8 @@ def verdict_in_words(tuned: Tuned) -> list[str]:
         ]
     if tuning.verdict == "switch":
         switch = (
-            f"Switch to {tuned.called(best.policy)}: {_moves(tuning.recommended, tuned)}, within"
-            f" the SLO of {slo} in {tuning.recommended.keeps:.0%} of the bootstrap resamples, at"
-            f" {here}."
+            f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)}, within the SLO of {slo}"
+            f" in {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
         )
         return [switch, *_side_effects(tuned)]
     add = f"Add capacity: {now}; no policy significantly meets the SLO of {slo} there."
@@ -118,47 +126,47 @@ def _time(trial: Trial) -> str:
     return units.duration_in_words(trial.target_s)
 
 
-def _moves(judged: Judged, tuned: Tuned) -> str:
+def _moves(judged: HeldOutTrial, tuned: Recommendation) -> str:
     """Return what the target measures, from LRU to another policy, with the change's interval."""
-    target, lru, other = tuned.tuning.target, tuned.tuning.baseline.trial, judged.trial
-    gain = judged.gains[objective_of(target)]
+    target, lru, other = tuned.tuning.target, tuned.tuning.baseline, judged
+    gain = judged.gains[target.objective]
     how = f"({change(gain)}, 95% CI {interval(gain)})"
     moves = f"{tuned.target_name} {_time(lru)} -> {_time(other)}"
     if target.measure == "percentile":
         return f"{moves} {how}"
-    before, after = (units.format_share(trial.violation_share) for trial in (lru, other))
+    before, after = (share(trial.violation_share) for trial in (lru, other))
     return f"{before} -> {after} of the requests over the SLO {how}, {moves}"
 
 
-def _needed(tuned: Tuned, sizes: Sizes) -> str:
+def _needed(tuned: Recommendation, sizes: Sizes) -> str:
     """Return what the held-out requests would have needed with the recommended policy."""
-    best = tuned.tuning.recommended.trial
-    for least in (tuned.tuning.least_best, tuned.tuning.least_lru):
-        if least is None or least.chosen.capacity_blocks != best.capacity_blocks:
+    best = tuned.tuning.recommended
+    for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
+        if least is None or least.training.capacity_blocks != best.capacity_blocks:
             continue
         if least.would_need_blocks is not None:
             return f" Held-out requests would need {sizes.in_words(least.would_need_blocks)}."
     return ""
 
 
-def _hindsight(tuned: Tuned, sizes: Sizes) -> list[str]:
+def _hindsight(tuned: Recommendation, sizes: Sizes) -> list[str]:
     """Return a warning where the capacity is not the one that the training window called for."""
-    best = tuned.tuning.recommended.trial
-    for least in (tuned.tuning.least_best, tuned.tuning.least_lru):
+    best = tuned.tuning.recommended
+    for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is not None and least.would_need_blocks == best.capacity_blocks:
-            early = sizes.in_words(least.chosen.capacity_blocks)
+            early = sizes.in_words(least.training.capacity_blocks)
             return [f"Held-out requests need that much; the training window needed {early}."]
     return []
 
 
-def _side_effects(tuned: Tuned) -> list[str]:
+def _side_effects(tuned: Recommendation) -> list[str]:
     """Return what often pays for the tail: the median, the hits, and so prefill throughput."""
     best = tuned.tuning.recommended
     if "p50" not in best.gains:
         return []
-    both = (tuned.tuning.baseline.trial, best.trial)
+    both = (tuned.tuning.baseline, best)
     before, after = (ms_in_words(tuned.times_ms(trial.outcome).p50) for trial in both)
-    hits, then = (units.format_share(trial.outcome.token_hit_rate) for trial in both)
+    hits, then = (share(trial.outcome.token_hit_rate) for trial in both)
     also = (
         f"Also: p50 {before} -> {after} ({change(best.gains['p50'])}), hit rate {hits} -> {then},"
         f" prefills/s {both[0].served_per_s:.3g} -> {both[1].served_per_s:.3g}."
@@ -166,137 +174,128 @@ def _side_effects(tuned: Tuned) -> list[str]:
     return [also]
 
 
-def _still(tuned: Tuned) -> list[str]:
+def _still(tuned: Recommendation) -> list[str]:
     """Return what another policy gains although the SLO is out of reach."""
     best = tuned.tuning.recommended
-    if best.trial.policy.name == BASELINE:
+    if best.policy.name == BASELINE:
         return []
-    name = tuned.called(best.trial.policy)
+    name = tuned.called(best.policy)
     return [f"{name} is still better than LRU: {_moves(best, tuned)}.", *_side_effects(tuned)]
 
 
-def _shrink(tuned: Tuned, sizes: Sizes) -> list[str]:
+def _shrink(tuned: Recommendation, sizes: Sizes) -> list[str]:
     least = tuned.tuning.least_lru
-    if least is None or not least.judged.meets(tuned.tuning.target):
+    if least is None or not least.held_out.meets(tuned.tuning.target):
         return []
-    blocks = least.judged.capacity_blocks
+    blocks = least.held_out.capacity_blocks
     if blocks >= tuned.tuning.capacity_blocks:
         return []
     if not blocks:
         return ["You could shrink: the SLO is met without any cache."]
-    return [
-        f"You could shrink: LRU meets it down to {sizes.in_words(blocks)} ({_time(least.judged)})."
-    ]
+    least_size, time = sizes.in_words(blocks), _time(least.held_out)
+    return [f"You could shrink: LRU meets it down to {least_size} ({time})."]
 
 
-def _verdict(tuned: Tuned) -> Section:
+def _verdict(tuned: Recommendation) -> Section:
     split = tuned.tuning.split
     how = (
         f"Chosen on {counted(split.chosen_on_requests, 'request')} (training window) after"
-        f" {units.format_count(split.warmup_requests)} to warm the cache; measured on the next"
-        f" {units.format_count(split.judged_requests)} (held-out requests)."
+        f" {count(split.warmup_requests)} to warm the cache; measured on the next"
+        f" {count(split.judged_requests)} (held-out requests)."
     )
     title = f"Recommendation: {tuned.tuning.verdict}"
     return Section(title, sentences=(*verdict_in_words(tuned), how))
 
 
-def _policies(tuned: Tuned) -> Section:
+def _policies(tuned: Recommendation) -> Section:
     """Return LRU, the policies and the oracles side by side, and the gains with intervals."""
     tuning = tuned.tuning
-    trials = [*tuning.contenders, *tuning.ceilings]
-    names = [tuned.called(judged.trial.policy) for judged in trials]
-    first = len(tuning.contenders)
-    rows = [(BASELINE, *figures_of(tuned, tuning.baseline.trial))]
-    rows += [
-        (name, *figures_of(tuned, judged.trial)) for name, judged in zip(names, trials, strict=True)
+    rows = [
+        (BASELINE, tuning.baseline),
+        *((tuned.called(judged.policy), judged) for judged in tuning.contenders),
+        ("infinite cache", tuning.infinite),
+        *((tuned.called(judged.policy), judged) for judged in tuning.oracles),
     ]
-    rows.insert(1 + first, ("infinite cache", *figures_of(tuned, tuning.infinite.trial)))
-    columns = (
-        *("policy", f"{tuned.ttft} p50 (ms)", "p90", "p95", "p99", "TEL (s)"),
-        *("over SLO", "hit rate", "prefills/s"),
-    )
+
+    def times(row: tuple[str, Trial]) -> Percentiles:
+        return tuned.times_ms(row[1].outcome)
+
+    columns: Columns = {
+        "policy": lambda row: row[0],
+        f"{tuned.ttft} p50 (ms)": lambda row: significant(times(row).p50),
+        **percentiles("p90 p95 p99", times, significant),
+        "TEL (s)": lambda row: significant(row[1].tel_s),
+        "over SLO": lambda row: share(row[1].violation_share),
+        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+        "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
+    }
     figures = (partial(distributions_chart, tuned), partial(trade_off_chart, tuned))
-    table = Table(_here(tuned), columns, tuple(rows), ORACLE_NOTE)
+    table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
     return Section("Policies", tables=(table, _gains(tuned)), figures=figures)
 
 
-def figures_of(tuned: Tuned, trial: Trial) -> tuple[str, ...]:
-    """Return the figures of a trial in the order of the columns, in the target's view."""
-    times = tuned.times_ms(trial.outcome)
-    return (
-        *(significant(value) for value in (times.p50, times.p90, times.p95, times.p99)),
-        significant(trial.tel_s),
-        units.format_share(trial.violation_share),
-        units.format_share(trial.outcome.token_hit_rate),
-        f"{trial.served_per_s:.3g}",
-    )
-
-
-def _gains(tuned: Tuned) -> Table:
+def _gains(tuned: Recommendation) -> Table:
     """Return the change that each contender makes to each figure, marked where significant."""
-    tuning = tuned.tuning
-    decisive = objective_of(tuning.target)
+    decisive = tuned.tuning.target.objective
+
+    def changed(name: str, judged: HeldOutTrial) -> str:
+        return change(judged.gains[name])
+
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
-    rows = []
-    for judged in tuning.contenders:
-        gain = judged.gains[decisive]
-        rows.append(
-            (
-                tuned.called(judged.trial.policy),
-                "yes" if gain.sure else "no",
-                change(gain),
-                interval(gain),
-                *(change(judged.gains[name]) for name in others),
-            )
-        )
-    return Table(
+    return tabulate(
         "Change vs LRU on held-out requests, ranked by training-window result",
-        ("policy", "significant", decisive, f"{decisive}, 95% CI", *others),
-        tuple(rows),
+        tuned.tuning.contenders,
+        {
+            "policy": lambda judged: tuned.called(judged.policy),
+            "significant": lambda judged: _yes(judged.gains[decisive].significant),
+            decisive: partial(changed, decisive),
+            f"{decisive}, 95% CI": lambda judged: interval(judged.gains[decisive]),
+            **{name: partial(changed, name) for name in others},
+        },
         "significant: better, and the 95% CI (bootstrap resamples of conversations) excludes 0",
     )
 
 
-def _digest(tuned: Tuned) -> Table:
+def _digest(tuned: Recommendation) -> Table:
     """Return LRU, the first contenders, an infinite cache and the best oracle in a row each."""
     tuning = tuned.tuning
-    decisive = objective_of(tuning.target)
-
-    def row(name: str, trial: Trial, gain: Gain | None) -> tuple[str, ...]:
-        times = tuned.times_ms(trial.outcome)
-        return (
-            name,
-            *(significant(value) for value in (times.p50, times.p95, times.p99)),
-            *(("", "", "") if gain is None else (change(gain), interval(gain), _yes(gain.sure))),
-            units.format_share(trial.violation_share),
-            units.format_share(trial.outcome.token_hit_rate),
-        )
-
-    def named(judged: Judged) -> tuple[str, ...]:
-        gain = judged.gains.get(decisive)
-        return row(tuned.called(judged.trial.policy), judged.trial, gain)
-
-    oracle = min(tuning.ceilings, key=lambda judged: judged.trial.target_s, default=None)
+    decisive = tuning.target.objective
+    oracle = min(tuning.oracles, key=lambda judged: judged.target_s, default=None)
     rows = [
-        row(BASELINE, tuning.baseline.trial, None),
-        *map(named, tuning.contenders[:_CONTENDERS]),
-        row("infinite cache", tuning.infinite.trial, None),
-        *([row(tuned.called(oracle.trial.policy), oracle.trial, None)] if oracle else []),
+        (BASELINE, tuning.baseline, None),
+        *(
+            (judged.policy.name, judged, judged.gains.get(decisive))
+            for judged in tuning.contenders[:_CONTENDERS]
+        ),
+        ("infinite cache", tuning.infinite, None),
     ]
-    more = len(tuning.contenders) - _CONTENDERS
-    note = "change: vs LRU; significant: better, and the 95% CI excludes 0"
+    notes = ["significant: better than LRU, and the 95% CI excludes 0"]
     if oracle:
-        note += f"; {ORACLE_NOTE}"
-    if more > 0:
-        note += f"; {more} more with --section policies"
-    columns = (
-        *("policy", "p50 (ms)", "p95", "p99"),
-        *(f"{decisive} change", "95% CI", "significant", "over SLO", "hit rate"),
-    )
-    return Table("", columns, tuple(rows), note)
+        rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None))
+        notes.append(ORACLE_NOTE)
+    if any(row[2] is not None and math.isinf(row[2].low) for row in rows):
+        notes.append(f"unknown: fewer than {FEWEST} conversations")
+    if len(tuning.contenders) > _CONTENDERS:
+        more = len(tuning.contenders) - _CONTENDERS
+        notes.append(f"{more} more, and the parameters, with --section policies")
+
+    def gained(write: Callable[[Gain], str]) -> Callable[[Any], str]:
+        return lambda row: NONE if row[2] is None else write(row[2])
+
+    columns: Columns = {
+        "policy": lambda row: row[0],
+        "p50 (ms)": lambda row: significant(tuned.times_ms(row[1].outcome).p50),
+        **percentiles("p95 p99", lambda row: tuned.times_ms(row[1].outcome), significant),
+        f"{decisive} vs LRU": gained(change),
+        "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
+        "significant": gained(lambda gain: _yes(gain.significant)),
+        "over SLO": lambda row: share(row[1].violation_share),
+        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+    }
+    return tabulate("", rows, columns, "; ".join(notes))
 
 
-def _here(tuned: Tuned) -> str:
+def _here(tuned: Recommendation) -> str:
     here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
     return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} of held-out requests at {here}"
 
@@ -307,7 +306,7 @@ def _yes(value: bool) -> str:
 
 def change(gain: Gain) -> str:
     """Return a gain as the change that it is: -24.1%."""
-    return _percent(-gain.value)
+    return percent_change(-gain.value)
 
 
 def interval(gain: Gain) -> str:
@@ -316,126 +315,109 @@ def interval(gain: Gain) -> str:
         return f"unknown: fewer than {FEWEST} conversations"
     if gain.low == gain.high:
         return "same as LRU" if not gain.value else "same in all"
-    return f"{_percent(-gain.high)} to {_percent(-gain.low)}"
+    return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
 
 
-def _percent(change: float) -> str:
-    """Return a change with its sign, to two decimals where one would hide it."""
-    text = f"{change:+.1%}" if abs(change) >= 0.0005 else f"{change:+.2%}"
-    return text if text.strip("+-0.%") else "0.0%"
-
-
-def _capacities(tuned: Tuned) -> Section:
+def _capacities(tuned: Recommendation) -> Section:
     """Return the least capacity that meets the SLO."""
     tuning, figures = tuned.tuning, (partial(explanation.capacities_chart, tuned),)
-    sizes = explanation.sizes_of(tuned)
     rows = [
-        _least(tuned, sizes, least)
-        for least in (tuning.least_lru, tuning.least_best)
-        if least is not None and (least is tuning.least_lru or least.chosen.policy.name != BASELINE)
+        least
+        for least in (tuning.least_lru, tuning.least_any)
+        if least is not None
+        and (least is tuning.least_lru or least.training.policy.name != BASELINE)
     ]
     title = f"Least capacity with a {tuned.target_name} within the SLO"
     if not rows:
         words = (f"{title}: none; an infinite cache does not meet it in the training window.",)
         return Section("Capacity", words, figures=figures)
-    columns = ("policy", *sizes.columns, "training (ms)", "held-out (ms)", "holds")
+    sizes = explanation.sizes_of(tuned)
+
+    def holds(least: RequiredCapacity) -> str:
+        verdict = _yes(least.held_out.meets(tuning.target))
+        if least.would_need_blocks is None:
+            return verdict
+        return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
+
+    columns: Columns = {
+        "policy": lambda least: tuned.called(least.training.policy),
+        **sizes.columns(lambda least: least.training.capacity_blocks),
+        "training (ms)": lambda least: significant(least.training.target_s * 1e3),
+        "held-out (ms)": lambda least: significant(least.held_out.target_s * 1e3),
+        "holds": holds,
+    }
     note = "resolved to 1%; holds: also on held-out requests"
-    return Section("Capacity", tables=(Table(title, columns, tuple(rows), note),), figures=figures)
+    table = tabulate(title, rows, columns, note, words=("holds",))
+    return Section("Capacity", tables=(table,), figures=figures)
 
 
-def _least(tuned: Tuned, sizes: Sizes, least: Least) -> tuple[str, ...]:
-    holds = _yes(least.judged.meets(tuned.tuning.target))
-    if least.would_need_blocks is not None:
-        holds += f", needs {sizes.label(least.would_need_blocks)}"
-    return (
-        tuned.called(least.chosen.policy),
-        *sizes.cells(least.chosen.capacity_blocks),
-        significant(least.chosen.target_s * 1e3),
-        significant(least.judged.target_s * 1e3),
-        holds,
-    )
-
-
-def _to_set(tuned: Tuned) -> Section:
+def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the engines."""
-    policy, flags = tuned.tuning.recommended.trial.policy.name, tuned.flags
+    policy, flags = tuned.tuning.recommended.policy.name, tuned.flags
     sentences = []
     if flags.sglang:
         sentences.append(f"SGLang: {flags.sglang}")
     elif (other := tuned.next_best_for_sglang()) is not None:
-        name, instead = tuned.called(other.trial.policy), tuned.flags_for(other).sglang
-        sentences.append(
-            f"SGLang has no {policy}; its best is {name} ({_time(other.trial)}): {instead}"
-        )
+        name, instead = tuned.called(other.policy), tuned.flags_for(other).sglang
+        sentences.append(f"SGLang has no {policy}; its best is {name} ({_time(other)}): {instead}")
     else:
         sentences.append(f"SGLang has no {policy}.")
-    sentences.append(_for_vllm(policy, flags))
+    sentences.append(_for_vllm(policy, flags, tuned.path))
     least = tuned.tuning.least_lru
     if tuned.tuning.verdict == "add-capacity" and policy != BASELINE and least is not None:
-        lru = tuned.flags_at(least.chosen)
+        lru = tuned.flags_at(least.training)
         sentences.append(f"With LRU instead: SGLang: {lru.sglang}; vLLM: {lru.vllm}")
     sentences.append(ADD_RUNNING)
     return Section("To set", sentences=tuple(sentences))
 
 
-def _for_vllm(policy: str, flags: Flags) -> str:
+def _for_vllm(policy: str, flags: Flags, path: str) -> str:
     if flags.vllm is None:
         return (
             f"Neither vLLM nor kvscope's plugin runs {policy}. For the best that the plugin runs,"
             " tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl."
         )
     if flags.vllm_needs_plugin:
-        return f"vLLM, with kvscope's plugin: {PLUGIN} {flags.vllm}"
+        return f"vLLM, with kvscope's plugin: {plugin_command(path)} {flags.vllm}"
     return f"vLLM: {flags.vllm}"
 
 
-def _assumptions(tuned: Tuned) -> list[str]:
+def _assumptions(tuned: Recommendation) -> list[str]:
     return [f"{assumed.name} {assumed.value}: {assumed.why}." for assumed in tuned.assumptions]
 
 
-def _scaled(tuned: Tuned) -> list[str]:
+def _scaled(tuned: Recommendation) -> list[str]:
     """Return what another speed of prefill would change."""
 
-    def words(other: Scaled) -> str:
+    def words(other: PrefillScenario) -> str:
         lru, then = (units.duration_in_words(time) for time in (other.baseline_s, other.expected_s))
         at = explanation.sizes_of(tuned).label(other.capacity_blocks)
         runs = "" if lru == then else f", {other.policy} at {at} {then}"
         return f"With prefill {1 / other.times:g}× as fast: {other.verdict}, LRU {lru}{runs}."
 
-    return [words(other) for other in tuned.tuning.scaled]
+    return [words(other) for other in tuned.tuning.scenarios]
 
 
-def distributions_chart(tuned: Tuned) -> go.Figure:
+def distributions_chart(tuned: Recommendation) -> style.Figure:
     """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
     tuning = tuned.tuning
-    title = f"{tuned.ttft} of the held-out requests"
-    chart = style.figure(title, "TTFT (ms)", "share of requests")
-    shown: list[tuple[str, Judged, dict[str, object]]] = [
-        (f"{BASELINE}, now", tuning.baseline, policy_line(BASELINE))
-    ]
+    shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.baseline))]
     if tuning.chosen is not tuning.baseline:
-        policy = tuning.chosen.trial.policy
-        shown.append((tuned.called(policy), tuning.chosen, policy_line(policy.name)))
-    shown.append(("infinite cache", tuning.infinite, {"color": style.GREY, "width": 2}))
-    for name, judged, line in shown:
-        share = np.linspace(0, 1, _POINTS)
-        finite = judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
-        chart.add_scatter(
-            x=np.quantile(finite, share, method="inverted_cdf").tolist(),
-            y=share.tolist(),
-            name=style.label(name),
-            mode="lines",
-            line=line,
-            hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
-        )
-    style.mark(chart, tuning.target.slo_s * 1e3, "SLO")
+        policy = tuning.chosen.policy
+        shown.append(ttft.distribution(tuned.called(policy), policy.name, _ms(tuning.chosen)))
+    grey = {"color": style.GREY, "width": 2}
+    shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
+    title = f"{tuned.ttft} of the held-out requests"
+    chart = ttft.distributions_chart(title, shown, tuning.target.slo_s)
     style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
-    style.logarithmic(chart)
-    chart.update_yaxes(tickformat=".0%")
     return chart
 
 
-def trade_off_chart(tuned: Tuned) -> go.Figure:
+def _ms(judged: HeldOutTrial) -> NDArray[np.float64]:
+    return judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
+
+
+def trade_off_chart(tuned: Recommendation) -> style.Figure:
     """Build the tail against the median: every setting that was tried, as a point."""
     tuning = tuned.tuning
     points = [

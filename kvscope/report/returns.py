@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kvscope.core import units
 from kvscope.learning.chances import FEATURES
 from kvscope.learning.ends.prediction_quality import Foreseen
 from kvscope.report import style
-from kvscope.report.section import Section, Table
-from kvscope.report.text_plots import bar, sparkline
-from kvscope.report.words import NONE
+from kvscope.report.section import Section, Table, bar, sparkline, tabulate
+from kvscope.report.words import NONE, count, share, significant
 from kvscope.tuning.end_gain import EndGain, EndsFit
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _EVEN = 0.5  # the AUC of chance
 _BAR = 20
@@ -23,59 +18,62 @@ _BAR = 20
 
 def section(fit: EndsFit) -> Section:
     """Return how well a next turn is predicted, over time, and what the prediction gains."""
-    of = fit.foreseen
-    if of.auc is None:
-        return Section("Returns", (_nothing(of),))
+    quality = fit.foreseen
+    if quality.auc is None:
+        return Section("Returns", (_nothing(quality),))
     return Section(
         "Returns",
-        (_horizon(of), _ranking(of), _calibrated(of), *_worth(fit)),
-        tables=(_calibration(of), _windows(of), *_gains(fit), *_comparisons(of)),
-        plot=_plot(of),
-        figures=(partial(calibration_chart, of), partial(auc_over_time_chart, of)),
+        (_horizon(quality), _ranking(quality), _calibrated(quality), *_worth(fit)),
+        tables=(_calibration(quality), _windows(quality), *_gains(fit), *_comparisons(quality)),
+        plot=_plot(quality),
+        figures=(partial(calibration_chart, quality), partial(auc_over_time_chart, quality)),
     )
 
 
-def _nothing(of: Foreseen) -> str:
-    horizon = units.duration_in_words(of.horizon_s)
-    if of.base_rate is None:
+def _nothing(quality: Foreseen) -> str:
+    horizon = units.duration_in_words(quality.horizon_s)
+    if quality.base_rate is None:
         return (
             f"The trace is too short to predict whether another turn comes within {horizon}: no"
             " request has both earlier requests to learn from and a known outcome."
         )
-    every = "Every" if of.base_rate else "No"
+    every = "Every" if quality.base_rate else "No"
     return (
         f"{every} request with a known outcome was followed within {horizon}: nothing to predict."
     )
 
 
-def _horizon(of: Foreseen) -> str:
+def _horizon(quality: Foreseen) -> str:
     return (
-        f"Predicted for {units.format_count(of.requests)} requests, from earlier ones only"
-        f" ({of.fits} fits): does another turn follow within"
-        f" {units.duration_in_words(of.horizon_s)}? Left out: {units.format_count(of.unpredicted)}"
-        f" with too little to learn from, {units.format_count(of.unknown)} too close to the trace's"
+        f"Predicted for {count(quality.requests)} requests, from earlier ones only"
+        f" ({quality.fits} fits): does another turn follow within"
+        f" {units.duration_in_words(quality.horizon_s)}? Left out: {count(quality.unpredicted)}"
+        f" with too little to learn from, {count(quality.unknown)} too close to the trace's"
         " end."
     )
 
 
-def _ranking(of: Foreseen) -> str:
+def _ranking(quality: Foreseen) -> str:
     parts = [
         f"{name} {value:.2f}"
-        for name, value in (("first turns", of.auc_first), ("follow-up turns", of.auc_later))
+        for name, value in (
+            ("first turns", quality.auc_first),
+            ("follow-up turns", quality.auc_later),
+        )
         if value is not None
     ]
     split = f" ({', '.join(parts)})" if parts else ""
     return (
-        f"AUC {of.auc:.2f}{split}; chance is {_EVEN}."
-        f" {units.format_share(of.base_rate or 0.0)} were followed."
+        f"AUC {quality.auc:.2f}{split}; chance is {_EVEN}."
+        f" {share(quality.base_rate or 0.0)} were followed."
     )
 
 
-def _calibrated(of: Foreseen) -> str:
-    off_pp = (of.calibration_error or 0.0) * 100
+def _calibrated(quality: Foreseen) -> str:
+    off_pp = (quality.calibration_error or 0.0) * 100
     return (
-        f"Probabilities are off by {off_pp:.1f} pp on average. Brier score {of.brier:.3f};"
-        f" predicting the overall rate for every request scores {of.brier_base:.3f}."
+        f"Probabilities are off by {off_pp:.1f} pp on average. Brier score {quality.brier:.3f};"
+        f" predicting the overall rate for every request scores {quality.brier_base:.3f}."
     )
 
 
@@ -88,47 +86,41 @@ def _worth(fit: EndsFit) -> list[str]:
     return [
         (
             f"tlru-learned reaches {shares} of the gain of an oracle that knows the ends (tlru-end"
-            f" over tlru; TEL at xi = {units.format_count(fit.xi_tokens)} tokens), at the {where}"
+            f" over tlru; TEL at xi = {count(fit.xi_tokens)} tokens), at the {where}"
             f" where LRU gets {', '.join(f'{gain.level:.0%}' for gain in known)} of the infinite"
             " cache's hits."
         )
     ]
 
 
-def _calibration(of: Foreseen) -> Table:
-    rows = tuple(
-        (
-            f"{group.low:.0%}-{group.high:.0%}",
-            units.format_count(group.n),
-            f"{group.predicted:.1%}",
-            f"{group.observed:.1%}",
-            bar(group.observed, _BAR),
-        )
-        for group in of.calibration
-    )
-    return Table(
-        "Calibration", ("predicted", "requests", "mean", "followed", ""), rows,
+def _calibration(quality: Foreseen) -> Table:
+    return tabulate(
+        "Calibration",
+        quality.calibration,
+        {
+            "predicted": lambda group: f"{group.low:.0%}-{group.high:.0%}",
+            "requests": lambda group: count(group.n),
+            "mean": lambda group: share(group.predicted),
+            "followed": lambda group: share(group.observed),
+            "": lambda group: bar(group.observed, _BAR),
+        },
         note="followed: share of these requests with another turn within the horizon",
-    )  # fmt: skip
-
-
-def _windows(of: Foreseen) -> Table:
-    rows = tuple(
-        (
-            units.duration_in_words(window.start_s),
-            units.format_count(window.requests),
-            units.format_count(window.learned_from),
-            f"{window.base_rate:.1%}",
-            f"{window.predicted:.1%}",
-            NONE if window.auc is None else f"{window.auc:.2f}",
-            f"{window.brier:.3f}",
-        )
-        for window in of.windows
     )
-    return Table(
+
+
+def _windows(quality: Foreseen) -> Table:
+    return tabulate(
         "Over time",
-        ("from", "requests", "learned from", "followed", "predicted", "AUC", "Brier"),
-        rows,
+        quality.windows,
+        {
+            "from": lambda window: units.duration_in_words(window.start_s),
+            "requests": lambda window: count(window.requests),
+            "learned from": lambda window: count(window.learned_from),
+            "followed": lambda window: share(window.base_rate),
+            "predicted": lambda window: share(window.predicted),
+            "AUC": lambda window: NONE if window.auc is None else f"{window.auc:.2f}",
+            "Brier": lambda window: f"{window.brier:.3f}",
+        },
         note="each predicted from earlier requests only",
     )
 
@@ -136,78 +128,85 @@ def _windows(of: Foreseen) -> Table:
 def _gains(fit: EndsFit) -> tuple[Table, ...]:
     if not fit.gains:
         return ()
-    return (
-        Table(
-            f"TEL at xi = {units.format_count(fit.xi_tokens)} tokens, million tokens",
-            ("blocks", "lru", "tlru", "tlru-learned", "tlru-end", "share of gain"),
-            tuple(_gain(gain) for gain in fit.gains),
-            note=f"requests after the first {fit.warmup:.0%}; share of gain: of that from tlru to"
-            " tlru-end, with 95% CI",
-        ),
+
+    def tel(policy: str, gain: EndGain) -> str:
+        return significant(gain.tel_tokens[policy] / 1e6)
+
+    def part(gain: EndGain) -> str:
+        if gain.share is None:
+            return NONE
+        return f"{gain.share:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+
+    table = tabulate(
+        f"TEL at xi = {count(fit.xi_tokens)} tokens, million tokens",
+        fit.gains,
+        {
+            "blocks": lambda gain: count(gain.capacity_blocks),
+            **{policy: partial(tel, policy) for policy in fit.gains[0].tel_tokens},
+            "share of gain": part,
+        },
+        note=f"requests after the first {fit.warmup:.0%}; share of gain: of that from tlru to"
+        " tlru-end, with 95% CI",
     )
+    return (table,)
 
 
-def _gain(gain: EndGain) -> tuple[str, ...]:
-    tel = (f"{tokens / 1e6:.2f}" for tokens in gain.tel_tokens.values())
-    if gain.share is None:
-        return units.format_count(gain.capacity_blocks), *tel, NONE
-    share = f"{gain.share:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
-    return units.format_count(gain.capacity_blocks), *tel, share
-
-
-def _comparisons(of: Foreseen) -> tuple[Table, ...]:
-    if of.trees is None or not of.trees.features:
+def _comparisons(quality: Foreseen) -> tuple[Table, ...]:
+    if quality.trees is None or not quality.trees.features:
         return ()
     often = [0] * len(FEATURES)
-    for three, edges in zip(of.trees.features, of.trees.edges, strict=True):
-        for feature, edge in zip(three, edges, strict=True):
+    for features, edges in zip(quality.trees.features, quality.trees.edges, strict=True):
+        for feature, edge in zip(features, edges, strict=True):
             often[feature] += edge != float("inf")
     order = sorted(range(len(FEATURES)), key=lambda at: -often[at])
-    rows = tuple((FEATURES[at], f"{often[at]}") for at in order if often[at])
-    return (Table("Features of the last fit", ("feature", "comparisons"), rows),)
+    columns = {"feature": lambda at: FEATURES[at], "comparisons": lambda at: count(often[at])}
+    used = [at for at in order if often[at]]
+    return (tabulate("Features of the last fit", used, columns),)
 
 
-def _plot(of: Foreseen) -> tuple[str, ...]:
-    values = [window.auc for window in of.windows]
+def _plot(quality: Foreseen) -> tuple[str, ...]:
+    values = [window.auc for window in quality.windows]
     if sum(value is not None for value in values) < 2:
         return ()
     above = [None if value is None else max(value - _EVEN, 0.0) for value in values]
     return (f"AUC over time, from {_EVEN} to 1  {sparkline(above, 1 - _EVEN)}",)
 
 
-def calibration_chart(of: Foreseen) -> go.Figure:
+def calibration_chart(quality: Foreseen) -> style.Figure:
     """Build observed over predicted probability, with the line of perfect calibration."""
-    chart = style.figure("Calibration", "predicted probability", "share that was followed")
-    chart.add_scatter(
-        x=[0, 1],
-        y=[0, 1],
-        name="perfect",
-        mode="lines",
-        line={"color": style.GREY, "dash": "dot"},
+    groups = quality.calibration
+    observed = {"mode": "lines+markers", "text": [f"{group.n:,} requests" for group in groups]}
+    chart = style.lines(
+        "Calibration",
+        "predicted probability",
+        "share that was followed",
+        (
+            style.Series("perfect", [0, 1], [0, 1], {"color": style.GREY, "dash": "dot"}),
+            style.Series(
+                "observed",
+                [group.predicted for group in groups],
+                [group.observed for group in groups],
+                style.line(0),
+                observed,
+            ),
+        ),
+        log="",
+        shares="xy",
     )
-    chart.add_scatter(
-        x=[group.predicted for group in of.calibration],
-        y=[group.observed for group in of.calibration],
-        name="observed",
-        mode="lines+markers",
-        text=[f"{group.n:,} requests" for group in of.calibration],
-        line=style.line(0),
-    )
-    chart.update_xaxes(tickformat=".0%", range=[0, 1])
-    chart.update_yaxes(tickformat=".0%", range=[0, 1])
+    chart.update_xaxes(range=[0, 1])
+    chart.update_yaxes(range=[0, 1])
     return chart
 
 
-def auc_over_time_chart(of: Foreseen) -> go.Figure:
+def auc_over_time_chart(quality: Foreseen) -> style.Figure:
     """Build AUC, observed and predicted share over time."""
-    chart = style.figure("Prediction over time", "start of the window (h)", "AUC, shares")
-    hours = [window.start_s / 3600 for window in of.windows]
-    lines = (
-        ("AUC", [window.auc for window in of.windows]),
-        ("followed", [window.base_rate for window in of.windows]),
-        ("predicted", [window.predicted for window in of.windows]),
+    hours = [window.start_s / 3600 for window in quality.windows]
+    series = (
+        style.Series("AUC", hours, [window.auc for window in quality.windows]),
+        style.Series("followed", hours, [window.base_rate for window in quality.windows]),
+        style.Series("predicted", hours, [window.predicted for window in quality.windows]),
     )
-    for number, (name, values) in enumerate(lines):
-        chart.add_scatter(x=hours, y=values, name=name, line=style.line(number))
+    title, x, y = "Prediction over time", "start of the window (h)", "AUC, shares"
+    chart = style.lines(title, x, y, series, log="", shares="")
     chart.update_yaxes(range=[0, 1])
     return chart

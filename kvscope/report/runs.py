@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvscope.app.requests import BASELINE
-from kvscope.core import units
 from kvscope.core.runs import Outcome, Run, RunSetting
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
 from kvscope.report import style
-from kvscope.report.words import NONE, significant
+from kvscope.report.section import Columns
+from kvscope.report.words import MILLISECONDS, count, share, significant, time_unit
 
 ORACLE_NOTE = "* oracle (offline optimum): knows the future, cannot be run"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
@@ -43,6 +43,11 @@ def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
         baseline=lowest([run for run in runs if run.policy == BASELINE]),
         optimum=lowest([run for run in runs if run.hindsight]),
     )
+
+
+def rate(run: Run) -> float:
+    """Return a run's hit rate in the weight of its definition."""
+    return hit_rate(run.setting, run.outcome)
 
 
 def hit_rate(setting: RunSetting, outcome: Outcome) -> float:
@@ -96,51 +101,38 @@ def policy_line(policy: str) -> dict[str, object]:
     return {"color": colour, "dash": dashes[rounds % len(dashes)], "width": 2}
 
 
-def run_columns(setting: RunSetting) -> tuple[str, ...]:
-    """Return the titles of the columns that a run's name and `run_cells` fill."""
-    columns = ["policy", "hit rate"]
+def run_columns(runs: Sequence[Run]) -> Columns:
+    """Return the columns of a table of runs of one setting, their name apart.
+
+    Percentiles of the idle engine are in ms, queued ones in the unit that suits them.
+    """
+    setting = runs[0].setting
+
+    def queued_s(run: Run) -> float | None:
+        times = run.outcome.queued_ttft_ms
+        return None if times is None else times.p95 / 1e3
+
+    queued = time_unit(map(queued_s, runs))
+    unit = "" if queued is MILLISECONDS else f" ({queued.name})"
+
+    columns: dict[str, Callable[[Run], str]] = {"hit rate": lambda run: share(rate(run))}
     if not setting.exact:
-        columns.append("±")
-    columns += ["TTFT p50 (ms)", "p95", "p99", "queued p95"]
+        columns["±"] = lambda run: share(run.hit_rate_error or 0.0)
+    columns |= {
+        "TTFT p50 (ms)": lambda run: significant(run.outcome.ttft_ms.p50),
+        "p95": lambda run: significant(run.outcome.ttft_ms.p95),
+        "p99": lambda run: significant(run.outcome.ttft_ms.p99),
+        f"queued p95{unit}": lambda run: queued.cell(queued_s(run)),
+    }
     if setting.slo_s is not None:
-        columns += ["TEL (s)", "over SLO"]
-    columns.append("evictions")
+        columns |= {
+            "TEL (s)": lambda run: significant((run.outcome.tel_ms or 0.0) / 1e3),
+            "over SLO": lambda run: count(run.outcome.violations or 0),
+        }
+    columns["evictions"] = lambda run: count(run.evictions)
     if setting.capacity_model == "engine":
-        columns += ["preempted", "rejected"]
-    return tuple(columns)
-
-
-def run_cells(run: Run) -> tuple[str, ...]:
-    """Return a run's figures as text."""
-    outcome, setting = run.outcome, run.setting
-    cells = [units.format_share(hit_rate(setting, outcome))]
-    if not setting.exact:
-        cells.append(units.format_share(run.hit_rate_error or 0.0))
-    times, queued = outcome.ttft_ms, outcome.queued_ttft_ms
-    cells += [significant(value) for value in (times.p50, times.p95, times.p99)]
-    cells.append(NONE if queued is None else significant(queued.p95))
-    if setting.slo_s is not None:
-        cells += [
-            significant((outcome.tel_ms or 0.0) / 1e3),
-            units.format_count(outcome.violations or 0),
-        ]
-    cells.append(units.format_count(run.evictions))
-    if setting.capacity_model == "engine":
-        cells += [
-            units.format_count(run.preemptions or 0),
-            units.format_count(run.turned_away or 0),
-        ]
-    return tuple(cells)
-
-
-def ms_in_words(milliseconds: float) -> str:
-    """Return milliseconds in the unit that suits them: 392 ms, 1.29 s."""
-    return units.duration_in_words(milliseconds / 1e3)
-
-
-def difference(value: float, write: Callable[[float], str] = significant) -> str:
-    """Return a difference with its sign, a plain 0 where it rounds to nothing."""
-    size = write(abs(value))
-    if size == write(0.0):
-        return size
-    return f"{'-' if value < 0 else '+'}{size}"
+        columns |= {
+            "preempted": lambda run: count(run.preemptions or 0),
+            "rejected": lambda run: count(run.turned_away or 0),
+        }
+    return columns

@@ -1,15 +1,21 @@
-"""A section of a report: sentences, tables and plots, the same for terminal, HTML and dashboard."""
+"""Sections of a report: sentences, tables and plots, the same for terminal, HTML and dashboard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+PLOT_WIDTH = 60  # characters
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEVELS = "▁▂▃▄▅▆▇█"
+_SHADES = " ░▒▓█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +54,113 @@ class Section:
         return self.title.partition(":")[0].lower().replace(" ", "-")
 
 
-def select(
-    screen: Sequence[Section], sections: Sequence[Section], *, full: bool, names: Sequence[str]
-) -> list[Section]:
-    """Return what a command prints: its one screen, all `sections`, or those of these names.
+Columns = Mapping[str, Callable[[Any], str]]
+"""Titles of columns, each with the function that writes its cell of a row."""
 
-    Raises UsageError for a name that this report has not.
+
+def tabulate(
+    title: str, rows: Iterable[Any], columns: Columns, note: str = "", words: Sequence[str] = ()
+) -> Table:
+    """Return a table of `rows`, written by `columns`; those titled in `words` are aligned left."""
+    return Table(
+        title,
+        tuple(columns),
+        tuple(tuple(cell(row) for cell in columns.values()) for row in rows),
+        note,
+        tuple(at for at, name in enumerate(columns) if name in words),
+    )
+
+
+def select(
+    screen: Callable[[], Sequence[Section]],
+    sections: Callable[[], Sequence[Section]],
+    *,
+    full: bool,
+    names: Sequence[str],
+) -> Sequence[Section]:
+    """Return what a command prints: its one screen, all sections, or those of these names.
+
+    Names match without regard to case. Raises UsageError for one that this report does not have.
     """
+    if not full and not names:
+        return screen()
+    every = sections()
     if full:
-        return list(sections)
-    if not names:
-        return list(screen)
-    known = {section.name: section for section in sections}
-    if missing := [name for name in names if name not in known]:
+        return every
+    check_names(names, list(dict.fromkeys(section.name for section in every)))
+    return [section for name in names for section in every if section.name == name.lower()]
+
+
+def check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UsageError for a section that is not among the `known` ones, in any case."""
+    if unknown := [name for name in names if name.lower() not in known]:
         raise UsageError(
-            f"this report has no section {missing[0]!r}",
+            f"there is no section {unknown[0]!r}",
             where="--section",
             remedy=f"name one of {', '.join(known)}",
         )
-    return [known[name] for name in names]
+
+
+def bar(share: float, width: int = 24) -> str:
+    """Return a horizontal bar of `width` characters, filled for `share` (0–1) of it."""
+    eighths = round(max(0.0, min(share, 1.0)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def sparkline(values: Sequence[float | None], top: float | None = None) -> str:
+    """Return a character a value, its height the value's share of `top` (default: the largest).
+
+    More values than PLOT_WIDTH are thinned to their means.
+    """
+    values = thinned(values, PLOT_WIDTH)
+    highest = top if top is not None else max((value or 0.0 for value in values), default=0.0)
+    if highest <= 0:
+        return "▁" * len(values)
+    last = len(_LEVELS) - 1
+    return "".join(
+        " " if value is None else _LEVELS[min(last, max(0, round(value / highest * last)))]
+        for value in values
+    )
+
+
+def curve_plot(
+    at: Sequence[float], curves: Mapping[str, Sequence[float]], write: Callable[[float], str]
+) -> tuple[str, ...]:
+    """Return a sparkline for each named curve over `at`, and its ends as `write` puts them.
+
+    All have one scale; it begins where the first curve rises above 2% of its highest point.
+    """
+    first = next(iter(curves.values()), ())
+    top = max(first, default=0.0)
+    if top <= 0:
+        return ()
+    begin = next(number for number, value in enumerate(first) if value > 0.02 * top)
+    lines = {name: sparkline(values[begin:], top) for name, values in curves.items()}
+    low, high = write(at[begin]), write(at[-1])
+    width = max(len(at) - begin, len(low) + len(high) + 1)
+    rows = tuple(f"{name:<16} {line}" for name, line in lines.items())
+    return (*rows, f"{'':<16} {low:<{min(width, PLOT_WIDTH) - len(high)}}{high}")
+
+
+def heat_map(rows: Sequence[Sequence[float]], top: float | None = None) -> list[str]:
+    """Return a line a row, two characters a cell, darker for larger shares of `top`."""
+    highest = top if top is not None else max((max(row, default=0.0) for row in rows), default=0.0)
+    last = len(_SHADES) - 1
+    scale = highest if highest > 0 else 1.0
+    return [
+        "".join(2 * _SHADES[min(last, max(0, round(cell / scale * last)))] for cell in row)
+        for row in rows
+    ]
+
+
+def thinned(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Return at most `width` values: the mean of each segment of equal length."""
+    if len(values) <= width:
+        return list(values)
+    thin: list[float | None] = []
+    for column in range(width):
+        segment = values[column * len(values) // width : (column + 1) * len(values) // width]
+        known = [value for value in segment if value is not None]
+        thin.append(sum(known) / len(known) if known else None)
+    return thin

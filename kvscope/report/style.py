@@ -6,21 +6,28 @@ Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from math import log10
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
+    from plotly.graph_objects import Figure as Figure  # noqa: PLC0414  (exports it to the rooms' annotations)
+    from plotly.graph_objects import layout as plotly_layout
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
 SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = "Blues"
+SHOWN_CATEGORIES = 12  # more lines cannot be told apart
+HOURS = "time since the trace's start (h)"
+
 _PALE = "#EBF0F8"
-_FEW_DECADES = 2.6
+_FEW_DECADES = 3.2
+_COUNTS = ("(blocks)", "(tokens)", "conversations")
 
 
 def label(text: str) -> str:
@@ -41,7 +48,7 @@ def layout(title: str, *, height: int = 380) -> dict[str, object]:
     """Return what every chart's layout begins with; the legend lies below, so it clips nothing."""
     return {
         "title": {"text": title, "font": {"size": 16}},
-        "template": _template(),
+        "template": template(),
         "height": height,
         "margin": {"l": 60, "r": 20, "t": 50, "b": 60},
         "legend": {
@@ -55,32 +62,120 @@ def layout(title: str, *, height: int = 380) -> dict[str, object]:
     }
 
 
-def figure(title: str, x: str, y: str, *, height: int = 380) -> go.Figure:
+def figure(title: str, x: str, y: str, *, height: int = 380) -> Figure:
     """Return an empty chart with its title and the titles of its axes, units included."""
-    import plotly.graph_objects as go
+    from plotly.graph_objects import Figure
 
-    whole = layout(title, height=height)
-    return go.Figure(
-        layout=whole | {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    )
+    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    return Figure(layout=layout(title, height=height) | axes)
 
 
-def subplots(title: str, **options: object) -> go.Figure:
+def subplots(title: str, **options: object) -> Figure:
     """Return an empty chart of several plots; `options` are those of plotly's make_subplots."""
-    import plotly.graph_objects as go
+    from plotly.graph_objects import Figure
     from plotly.subplots import make_subplots
 
-    return make_subplots(figure=go.Figure(layout=layout(title)), **options)
+    return make_subplots(figure=Figure(layout=layout(title)), **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named line of a chart; without a `line` it has the next colour of the palette.
+
+    `options` are those of plotly's scatter trace. None in `y` is a gap.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    line: Mapping[str, object] | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def lines(
+    title: str,
+    x: str,
+    y: str,
+    series: Iterable[Series],
+    *,
+    log: str = "x",
+    shares: str = "y",
+    height: int = 380,
+) -> Figure:
+    """Build a chart of lines; axes named in `log` are logarithmic, in `shares` percentages."""
+    chart = figure(title, x, y, height=height)
+    for number, curve in enumerate(series):
+        look = {"mode": "lines", "line": curve.line or line(number)} | dict(curve.options)
+        chart.add_scatter(x=curve.x, y=curve.y, name=label(curve.name), **look)
+    for axis in log:
+        logarithmic(chart, axis)
+    for axis in shares:
+        chart.update_layout({f"{axis}axis": {"tickformat": ".0%"}})
+    if "y" not in log:
+        chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
+def heat_map(
+    title: str,
+    x: tuple[str, Sequence[object]],
+    y: tuple[str, Sequence[str]],
+    cells: Sequence[Sequence[float | None]],
+    hover: str,
+    **options: object,
+) -> Figure:
+    """Build a heat map of `cells`, a row for each value of `y`, the first one on top.
+
+    `x` and `y` are the titles of the axes and their values; `options` those of plotly's heatmap.
+    """
+    chart = figure(title, x[0], y[0], height=160 + 24 * len(y[1]))
+    chart.add_heatmap(
+        x=x[1],
+        y=[label(name) for name in y[1]],
+        z=cells,
+        colorscale=SHADES,
+        hovertemplate=f"{hover}<extra></extra>",
+        **options,
+    )
+    chart.update_yaxes(type="category", autorange="reversed")
+    return chart
+
+
+def bars(
+    title: str,
+    x: str,
+    y: str,
+    names: Sequence[str],
+    groups: Mapping[str, Sequence[float | None]],
+    *,
+    height: int = 380,
+    hover: str = "%{y}: %{x:.1%}",
+) -> Figure:
+    """Build horizontal bars: a bar of each group for each of `names`, the first one on top."""
+    chart = figure(title, x, y, height=height)
+    colours = (SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,)
+    for (name, values), colour in zip(groups.items(), colours, strict=False):
+        chart.add_bar(
+            y=[label(each) for each in names],
+            x=values,
+            name=name,
+            orientation="h",
+            marker_color=colour,
+            hovertemplate=f"{hover}<extra>{name}</extra>",
+        )
+    chart.update_yaxes(type="category", autorange="reversed")
+    chart.update_layout(legend_traceorder="normal")
+    return chart
 
 
 @cache
-def _template() -> go.layout.Template:
+def template() -> plotly_layout.Template:
     """Return axes and background as in plotly_white, which is large and copied for each chart."""
-    import plotly.graph_objects as go
+    from plotly.graph_objects import layout
 
     axis: dict[str, object] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), _PALE)
     axis |= {"automargin": True, "ticks": "", "zerolinewidth": 2, "title": {"standoff": 15}}
-    return go.layout.Template(
+    return layout.Template(
         layout={
             "font": {"color": "#2a3f5f"},
             "paper_bgcolor": "white",
@@ -93,8 +188,8 @@ def _template() -> go.layout.Template:
     )
 
 
-def logarithmic(chart: go.Figure, axis: str = "x", *, counts: bool = False) -> None:
-    """Make the axis logarithmic, every tick labelled in full; `counts` as 2k, others as 2,000.
+def logarithmic(chart: Figure, axis: str = "x") -> None:
+    """Make the axis logarithmic, every tick labelled in full; counts as 2k, others as 2,000.
 
     Call it once the series are there. Plotly labels nine ticks a decade where there are few
     decades, most of them by one small digit: here they are 1, 2 and 5.
@@ -105,17 +200,18 @@ def logarithmic(chart: go.Figure, axis: str = "x", *, counts: bool = False) -> N
     ]
     decades = log10(max(values) / min(values)) if values else 0.0
     few = {"dtick": "D2"} if 1 <= decades <= _FEW_DECADES else {}
+    counts = chart.layout[f"{axis}axis"].title.text.endswith(_COUNTS)
     ticks = {"type": "log", "tickformat": "~s" if counts else ",~g", **few}
     chart.update_layout({f"{axis}axis": ticks})
 
 
-def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
-    """Draw a vertical line at `x`, its text alongside, also on a logarithmic axis."""
+def mark(chart: Figure, x: float, text: str, *, at: float = 1.0) -> None:
+    """Draw a vertical line at `x` of a logarithmic axis, its text alongside, `at` (0-1) high."""
     chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
     chart.add_annotation(
-        x=log10(x) if log else x,
-        y=1,
+        x=log10(x),
+        y=at,
         yref="paper",
         text=text,
         showarrow=False,
@@ -124,7 +220,7 @@ def mark(chart: go.Figure, x: float, text: str, *, log: bool = True) -> None:
     )
 
 
-def level(chart: go.Figure, y: float, text: str) -> None:
+def level(chart: Figure, y: float, text: str) -> None:
     """Draw a horizontal line at `y`, its text above its left end."""
     chart.add_hline(
         y=y,
@@ -135,7 +231,7 @@ def level(chart: go.Figure, y: float, text: str) -> None:
     )
 
 
-def point(chart: go.Figure, x: float, y: float, name: str) -> None:
+def point(chart: Figure, x: float, y: float, name: str) -> None:
     """Mark a point with a circle of its own."""
     chart.add_scatter(
         x=[x],

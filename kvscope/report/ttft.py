@@ -6,29 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome, Run
 from kvscope.report import style
 from kvscope.report.runs import SYMBOLS, policy_line
-from kvscope.report.section import Section, Table
-from kvscope.report.words import FEWEST, listed, significant
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvscope.report.section import Section, tabulate
+from kvscope.report.words import count, large, left_out, listed, significant
 
 SHOWN_CATEGORIES = 10  # more bars cannot be read
 
 _UNCHANGED = 0.01  # of the time before: less is no change
 _NAMED = 6  # categories in a sentence
 _SHARES = np.concatenate([np.linspace(0, 0.9, 181), np.linspace(0.9, 1, 101)[1:]])
-_MARKED = (0.5, 0.9, 0.95, 0.99)
-_BARS = (("p50", style.SKY), ("p95", style.BLUE), ("p99", style.PURPLE))
+_MARKED = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _ROW_PX = 40
 _HOLLOW = {"dash": "circle-open", "longdash": "square-open"}
 _FILLED = {"solid": "circle", "dot": "square", "dashdot": "diamond"}
@@ -49,29 +43,28 @@ def category_section(
 ) -> Section:
     """Return TTFT by category under LRU (`before`) and another policy, most requests first.
 
-    `times` picks the view of TTFT.
+    Small categories are left out. `times` picks the view of TTFT.
     """
-    before = dict(sorted(before.items(), key=lambda item: -item[1].requests))
-    lru = {name: times(outcome) for name, outcome in before.items()}
-    other = {name: times(after[name]) for name in before}
-    rows = tuple(
-        (
-            name,
-            units.format_count(outcome.requests),
-            *(
-                significant(getattr(side[name], rank))
-                for rank in ("p50", "p95")
-                for side in (lru, other)
-            ),
-        )
-        for name, outcome in before.items()
+    shown = large(before, lambda name: before[name].requests)
+    lru = {name: times(before[name]) for name in shown}
+    other = {name: times(after[name]) for name in shown}
+    table = tabulate(
+        title,
+        shown,
+        {
+            "category": str,
+            "requests": lambda name: count(before[name].requests),
+            "p50 LRU (ms)": lambda name: significant(lru[name].p50),
+            "p50 then": lambda name: significant(other[name].p50),
+            "p95 LRU": lambda name: significant(lru[name].p95),
+            "p95 then": lambda name: significant(other[name].p95),
+        },
+        left_out(list(before), shown),
     )
-    columns = ("category", "requests", "p50 LRU (ms)", "p50 then", "p95 LRU", "p95 then")
-    note = f"p95 of fewer than {FEWEST} requests is mostly chance"
     return Section(
         "TTFT by category",
         tuple(_moves(rank, lru, other) for rank in ("p50", "p95")),
-        tables=(Table(title, columns, rows, note),),
+        (table,),
         figures=(partial(changes_chart, title, lru, other),),
     )
 
@@ -94,83 +87,105 @@ def _change(now: Percentiles, then: Percentiles, rank: str) -> float:
 
 def changes_chart(
     title: str, before: Mapping[str, Percentiles], after: Mapping[str, Percentiles]
-) -> go.Figure:
+) -> style.Figure:
     """Build the change of TTFT (ms) by category and percentile, of the first SHOWN_CATEGORIES.
 
     Bars to the left of 0 are faster, bars to the right are slower.
     """
     names = list(before)[:SHOWN_CATEGORIES]
-    height = 170 + _ROW_PX * len(names)
-    chart = style.figure(title, "change of TTFT (ms)", "type, turn", height=height)
-    for rank, colour in _BARS:
-        chart.add_bar(
-            y=[style.label(name) for name in names],
-            x=[getattr(after[name], rank) - getattr(before[name], rank) for name in names],
-            name=rank,
-            orientation="h",
-            marker_color=colour,
-            hovertemplate=f"%{{y}}: {rank} %{{x:+,.4~g}} ms<extra></extra>",
-        )
-    chart.update_yaxes(type="category", autorange="reversed", automargin=True)
-    chart.update_layout(legend_traceorder="normal")
-    return chart
+    return style.bars(
+        title,
+        "change of TTFT (ms)",
+        "type, turn",
+        names,
+        {
+            rank: [getattr(after[name], rank) - getattr(before[name], rank) for name in names]
+            for rank in ("p50", "p95", "p99")
+        },
+        height=170 + _ROW_PX * len(names),
+        hover="%{y}: %{x:+,.4~g} ms",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`value_ms[i]` is the least value that `share[i]` of the requests do not exceed."""
+    """`value_ms[i]` is the least value that the share _SHARES[i] of the requests do not exceed."""
 
     name: str
-    policy: str
-    share: tuple[float, ...]
+    line: Mapping[str, object]
     value_ms: tuple[float, ...]
 
 
-def distribution(name: str, policy: str, value_ms: NDArray[np.float64]) -> Distribution:
-    """Return the distribution of values, thinned to a few hundred points (nearest rank)."""
-    if not len(value_ms):
-        return Distribution(name, policy, (), ())
-    values = np.quantile(value_ms, _SHARES, method="inverted_cdf")
-    return Distribution(name, policy, tuple(_SHARES.tolist()), tuple(values.tolist()))
+def distribution(
+    name: str,
+    policy: str,
+    value_ms: NDArray[np.float64],
+    line: Mapping[str, object] | None = None,
+) -> Distribution:
+    """Return the distribution of values, thinned to a few hundred points (nearest rank).
+
+    Its line is that of `policy`, unless another one is given.
+    """
+    values = np.quantile(value_ms, _SHARES, method="inverted_cdf") if len(value_ms) else value_ms
+    return Distribution(name, line or policy_line(policy), tuple(values.tolist()))
+
+
+def distributions_chart(
+    title: str, distributions: Sequence[Distribution], slo_s: float | None, *, height: int = 380
+) -> style.Figure:
+    """Build the share of requests with a TTFT up to each value."""
+    chart = style.lines(
+        title,
+        "TTFT (ms)",
+        "share of requests",
+        [
+            style.Series(
+                spread.name,
+                spread.value_ms,
+                _SHARES[: len(spread.value_ms)].tolist(),
+                {**spread.line, "shape": "hv"},
+                {
+                    "legendgroup": spread.name,
+                    "hovertemplate": "%{y:.1%} of the requests within %{x:.3~g} ms",
+                },
+            )
+            for spread in distributions
+        ],
+        height=height,
+    )
+    if slo_s is not None:
+        style.mark(chart, slo_s * 1e3, "SLO")
+    return chart
 
 
 def cdf_chart(
     distributions: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
-) -> go.Figure:
+) -> style.Figure:
     """Build the share of requests with a TTFT up to each value, percentiles marked."""
     title = f"TTFT at {capacity_blocks:,} blocks"
-    chart = style.figure(title, "TTFT (ms)", "share of requests", height=430)
-    seen: Counter[str] = Counter()
+    chart = distributions_chart(title, distributions, slo_s, height=430)
+    alike: Counter[str] = Counter()
+    ranks = np.searchsorted(_SHARES, np.array(list(_MARKED.values())) - 1e-9)
     for spread in distributions:
-        line, symbol = policy_line(spread.policy), SYMBOLS[seen[spread.policy] % len(SYMBOLS)]
-        seen[spread.policy] += 1
-        chart.add_scatter(
-            x=spread.value_ms,
-            y=spread.share,
-            name=style.label(spread.name),
-            legendgroup=spread.name,
-            mode="lines",
-            line={**line, "shape": "hv"},
-            hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
-        )
-        if not spread.share:
+        if not spread.value_ms:
             continue
-        marked = [spread.value_ms[int(np.searchsorted(_SHARES, at - 1e-9))] for at in _MARKED]
+        look = str(spread.line)
         chart.add_scatter(
-            x=marked,
-            y=_MARKED,
-            name=style.label(spread.name),
+            x=[spread.value_ms[rank] for rank in ranks],
+            y=list(_MARKED.values()),
             legendgroup=spread.name,
             showlegend=False,
             mode="markers",
-            marker={"color": line["color"], "size": 8, "symbol": symbol},
-            text=[f"p{at:.0%}".rstrip("%") for at in _MARKED],
+            marker={
+                "color": spread.line["color"],
+                "size": 8,
+                "symbol": SYMBOLS[alike[look] % len(SYMBOLS)],
+            },
+            text=list(_MARKED),
+            name=style.label(spread.name),
             hovertemplate="%{text}: %{x:.3~g} ms",
         )
-    if slo_s is not None:
-        style.mark(chart, slo_s * 1e3, "SLO")
-    style.logarithmic(chart)
-    chart.update_yaxes(tickformat=".0%", range=[0, 1.01])
+        alike[look] += 1
     return chart
 
 
@@ -184,7 +199,7 @@ class Point:
     tail_ms: float
 
 
-def trade_off_chart(title: str, median: str, tail: str, points: Sequence[Point]) -> go.Figure:
+def trade_off_chart(title: str, median: str, tail: str, points: Sequence[Point]) -> style.Figure:
     """Build `tail` against `median`: a colour a policy, and the front that no point beats."""
     chart = style.figure(title, f"{median} (ms)", f"{tail} (ms)")
     for name in dict.fromkeys(point.policy for point in points):

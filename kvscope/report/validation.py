@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import format_value
-from kvscope.report import html, style
-from kvscope.report.runs import policy_line
-from kvscope.report.section import Section, Table
-from kvscope.report.words import NONE, counted, significant, trace_in_words
-from kvscope.validate.result import EngineFacts, Figures, Kept, RunFacts, Validation
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvscope.report import html, style, ttft
+from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.words import (
+    NONE,
+    count,
+    counted,
+    percentiles,
+    share,
+    significant,
+    trace_in_words,
+)
+from kvscope.validate.result import EngineFacts, RunFacts, StoredValidation, Validation
 
 _LISTED = 20  # mismatched requests
-_POINTS = 400
 _PREDICTED = {"color": style.GREY, "width": 5}  # below, in every policy's chart
 _MARKS = {True: "ok:", False: "NOT:", None: "?:"}
 _OPENING = {
@@ -43,7 +45,7 @@ def sections(validation: Validation) -> list[Section]:
     return [verdict, _runs(validation.runs, validation.slo_s, after), _engine(validation)]
 
 
-def stored(validation: Kept) -> list[Section]:
+def stored(validation: StoredValidation) -> list[Section]:
     """Return a validation of the store: the verdict, every run, and the engine."""
     words = (
         *_opening(validation.verdict, validation.ended),
@@ -67,67 +69,76 @@ def _opening(verdict: str, ended: str) -> list[str]:
 
 
 def _runs(runs: Sequence[RunFacts], slo_s: float | None, which: str) -> Section:
-    rows: list[tuple[str, ...]] = []
-    for run in runs:
-        rows += [_row(run, "predicted", run.predicted), _row(run, "measured", run.measured)]
-    columns = (
-        *("run", "hit tokens", "hit rate", "TTFT p50 (ms)", "p90", "p95", "p99"),
-        *("TEL (s)", "over SLO"),
-    )
     slo = "" if slo_s is None else f"; SLO {units.duration_in_words(slo_s)}"
-    compared = Table("Predicted and measured", columns, tuple(rows), note=f"{which}{slo}")
-    mismatches = Table(
+    sides = [
+        (f"{_called(run)} {side}", getattr(run, side))
+        for run in runs
+        for side in ("predicted", "measured")
+    ]
+    compared = tabulate(
+        "Predicted and measured",
+        sides,
+        {
+            "run": lambda row: row[0],
+            "hit tokens": lambda row: count(row[1].hit_tokens),
+            "hit rate": lambda row: share(row[1].token_hit_rate),
+            "TTFT p50 (ms)": lambda row: significant(row[1].ttft_ms.p50),
+            **percentiles("p90 p95 p99", lambda row: row[1].ttft_ms, significant),
+            "TEL (s)": lambda row: (
+                NONE if row[1].tel_ms is None else significant(row[1].tel_ms / 1e3)
+            ),
+            "over SLO": lambda row: count(row[1].violations),
+        },
+        note=f"{which}{slo}",
+    )
+
+    def as_predicted(run: RunFacts) -> str:
+        if run.mismatched_requests is None:
+            return "not reported"
+        return count(int(run.counted.sum()) - run.mismatched_requests)
+
+    by_request = tabulate(
         "Request by request",
-        ("run", "counted", "hits as predicted", "mismatched", "tokens off", "no answer"),
-        tuple(_mismatch(run) for run in runs),
+        runs,
+        {
+            "run": _called,
+            "counted": lambda run: count(int(run.counted.sum())),
+            "hits as predicted": as_predicted,
+            "mismatched": lambda run: count(run.mismatched_requests),
+            "tokens off": lambda run: count(run.mismatched_tokens),
+            "no answer": lambda run: count(len(run.failed)),
+        },
     )
     worst = _mismatches(runs)
     policies = dict.fromkeys(run.policy for run in runs if run.counted.any())
     figures = tuple(partial(distributions_chart, runs, slo_s, policy) for policy in policies)
-    tables = (compared, mismatches) if worst is None else (compared, mismatches, worst)
+    tables = (compared, by_request, worst) if worst.rows else (compared, by_request)
     return Section("Runs", tables=tables, figures=figures)
 
 
-def _mismatches(runs: Sequence[RunFacts]) -> Table | None:
+def _mismatches(runs: Sequence[RunFacts]) -> Table:
     """Return the requests whose hits differ from the prediction, the largest difference first."""
     differences = []
     for run in runs:
         if not run.mismatched_requests:
             continue
         predicted = run.predicted_hit_tokens[run.counted]
-        off = run.measured_hit_tokens[run.counted] - predicted
-        differences += [(int(off[at]), int(at), run) for at in np.flatnonzero(off)]
-    if not differences:
-        return None
-    differences.sort(key=lambda difference: -abs(difference[0]))
-    rows = [
-        (
-            _called(run),
-            units.format_count(at + 1),
-            units.format_count(int(run.predicted_hit_tokens[run.counted][at])),
-            units.format_count(int(run.measured_hit_tokens[run.counted][at])),
-            f"{off:+,d}",
-        )
-        for off, at, run in differences[:_LISTED]
-    ]
+        measured = run.measured_hit_tokens[run.counted]
+        for at in map(int, np.flatnonzero(measured - predicted)):
+            differences.append((_called(run), at, int(predicted[at]), int(measured[at])))
+    differences.sort(key=lambda row: -abs(row[3] - row[2]))
     more = f"; the {_LISTED} largest differences" if len(differences) > _LISTED else ""
-    return Table(
+    return tabulate(
         "Requests with other hits than predicted",
-        ("run", "request", "predicted hits", "measured hits", "off by"),
-        tuple(rows),
+        differences[:_LISTED],
+        {
+            "run": lambda row: row[0],
+            "request": lambda row: count(row[1] + 1),
+            "predicted hits": lambda row: count(row[2]),
+            "measured hits": lambda row: count(row[3]),
+            "off by": lambda row: f"{row[3] - row[2]:+,d}",
+        },
         note=f"request: its number among those counted; hits in tokens{more}",
-    )
-
-
-def _row(run: RunFacts, side: str, figures: Figures) -> tuple[str, ...]:
-    times = figures.ttft_ms
-    return (
-        f"{_called(run)} {side}",
-        units.format_count(figures.hit_tokens),
-        units.format_share(figures.token_hit_rate),
-        *(significant(value) for value in (times.p50, times.p90, times.p95, times.p99)),
-        NONE if figures.tel_ms is None else significant(figures.tel_ms / 1e3),
-        NONE if figures.violations is None else units.format_count(figures.violations),
     )
 
 
@@ -144,34 +155,21 @@ def _with_params(run: RunFacts) -> str:
     return " ".join([run.policy, f"leaves={run.leaves}", *params])
 
 
-def _mismatch(run: RunFacts) -> tuple[str, ...]:
-    total = int(run.counted.sum())
-    if run.mismatched_requests is None or run.mismatched_tokens is None:
-        cells = ("not reported", NONE, NONE)
-    else:
-        cells = (
-            units.format_count(total - run.mismatched_requests),
-            units.format_count(run.mismatched_requests),
-            units.format_count(run.mismatched_tokens),
-        )
-    return _called(run), units.format_count(total), *cells, units.format_count(len(run.failed))
-
-
 def _engine(validation: Validation) -> Section:
-    part = validation.part
+    sample = validation.sample
     sent = "would have been sent" if validation.ended else "were sent"
     words = [
         *_engine_in_words(validation.engine),
-        f"{len(part.prompts.leaf):,} of {part.of:,} requests {sent}, {validation.pace}.",
+        f"{len(sample.prompts.leaf):,} of {sample.total:,} requests {sent}, {validation.pace}.",
         f"TTFT predicted with the latency profile {validation.latency}.",
         _outputs_in_words(validation.forced_outputs).capitalize(),
     ]
     left_out = [
         f"{count:,} {why}"
         for count, why in (
-            (part.not_drawn, "in conversations outside the sample"),
-            (part.later, "beyond the request limit"),
-            (part.too_long, "too long for the engine"),
+            (sample.outside_sample, "in conversations outside the sample"),
+            (sample.beyond_limit, "beyond the request limit"),
+            (sample.too_long, "too long for the engine"),
         )
         if count
     ]
@@ -195,29 +193,15 @@ def _outputs_in_words(forced: bool) -> str:
     return "outputs were the engine's own; the tokens of them in later turns count as misses."
 
 
-def distributions_chart(runs: Sequence[RunFacts], slo_s: float | None, policy: str) -> go.Figure:
-    """Build the share of requests with a TTFT up to each value, as predicted and as measured.
-
-    At least one request of the policy was counted.
-    """
+def distributions_chart(runs: Sequence[RunFacts], slo_s: float | None, policy: str) -> style.Figure:
+    """Build the share of requests with a TTFT up to each value, as predicted and as measured."""
     runs = [run for run in runs if run.policy == policy]
-    chart = style.figure(f"TTFT with {policy}", "TTFT (ms)", "share of requests")
-    share = np.linspace(0, 1, _POINTS)
-    sides = (
-        ("predicted", [run.predicted_ttft_s[run.counted] for run in runs], _PREDICTED),
-        ("measured", [run.measured_ttft_s[run.counted] for run in runs], policy_line(policy)),
+    predicted, measured = (
+        np.concatenate([getattr(run, f"{side}_ttft_s")[run.counted] for run in runs]) * 1e3
+        for side in ("predicted", "measured")
     )
-    for name, times, line in sides:
-        chart.add_scatter(
-            x=(np.quantile(np.concatenate(times), share, method="inverted_cdf") * 1e3).tolist(),
-            y=share.tolist(),
-            name=name,
-            mode="lines",
-            line=line,
-            hovertemplate="%{y:.1%} of the requests within %{x:.3~g} ms",
-        )
-    if slo_s is not None:
-        style.mark(chart, slo_s * 1e3, "SLO")
-    style.logarithmic(chart)
-    chart.update_yaxes(tickformat=".0%")
-    return chart
+    sides = (
+        ttft.distribution("predicted", policy, predicted, _PREDICTED),
+        ttft.distribution("measured", policy, measured),
+    )
+    return ttft.distributions_chart(f"TTFT with {policy}", sides, slo_s)

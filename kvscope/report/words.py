@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, log10
+from typing import Any, TypeVar
 
 from kvscope.core import units
 from kvscope.core.hits import HitDefinition
+from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Trace
+from kvscope.report.section import Columns
+
+Row = TypeVar("Row")
 
 NONE = "–"
 """A cell without a value."""
 
 FEWEST = 30
 """Fewer requests than this have no row of their own: their figures would be noise."""
+
+WHATEVER_OPTIONS = ", whatever --compat, --outputs and --warmup say"
+DEFAULT_HITS = (
+    "Hits: infinite cache, default definition (full blocks only, last-token rule on,"
+    f" outputs carried){WHATEVER_OPTIONS}."
+)
+"""Stands where hits do not follow the definition that the options ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,7 @@ _TIME_UNITS = (
     (3 * 86400.0, TimeUnit("h", 3600.0)),
     (float("inf"), TimeUnit("days", 86400.0)),
 )
+MILLISECONDS, SECONDS = (unit for _, unit in _TIME_UNITS[:2])
 
 
 def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
@@ -45,6 +59,14 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
     return next(unit for below, unit in _TIME_UNITS if middle < below)
 
 
+def rate_unit(per_second: Iterable[float]) -> TimeUnit:
+    """Return the time over which to count events, so that the median rate is 1 or more."""
+    known = sorted(value for value in per_second if value)
+    middle = known[len(known) // 2] if known else 1.0
+    units_of_time = (SECONDS, TimeUnit("min", 1 / 60), TimeUnit("h", 1 / 3600))
+    return next((unit for unit in units_of_time if middle >= unit.seconds), units_of_time[-1])
+
+
 def significant(value: float) -> str:
     """Return three significant digits: 0.0469, 46.9, 1,290."""
     if not isfinite(value):
@@ -52,12 +74,40 @@ def significant(value: float) -> str:
     rounded = float(f"{value:.3g}")
     if rounded == 0:
         return "0"
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.{_decimals(rounded)}f}"
+    decimals = max(0, 2 - int(log10(abs(rounded)) // 1))
+    return f"{rounded:,.{decimals}f}"
 
 
-def _decimals(value: float) -> int:
-    """Return how many decimals make three significant digits."""
-    return 2 - int(log10(abs(value)) // 1)
+def ms_in_words(milliseconds: float) -> str:
+    """Return milliseconds in the unit that suits them: 392 ms, 1.29 s."""
+    return units.duration_in_words(milliseconds / 1e3)
+
+
+def difference(value: float, write: Callable[[float], str] = significant) -> str:
+    """Return a difference with its sign, a plain 0 where it rounds to nothing."""
+    size = write(abs(value))
+    if size == write(0.0):
+        return size
+    return f"{'-' if value < 0 else '+'}{size}"
+
+
+def points(value: float) -> str:
+    """Return a difference of shares in percentage points, with the decimals that show it."""
+    return difference(value, lambda size: units.format_pp(size, _decimals(size))[1:])
+
+
+def percent_change(value: float) -> str:
+    """Return a relative change with its sign: -24.1%, or +0.04% where one decimal would hide it."""
+    return difference(value, lambda size: units.format_share(size, _decimals(size)))
+
+
+def _decimals(share: float) -> int:
+    return 2 if 0.00005 <= share < 0.0005 else 1
+
+
+def count(value: float | None) -> str:
+    """Return a whole number with thousands separators, a dash where there is none."""
+    return NONE if value is None else units.format_count(value)
 
 
 def share(value: float | None) -> str:
@@ -65,9 +115,9 @@ def share(value: float | None) -> str:
     return NONE if value is None else units.format_share(value)
 
 
-def counted(count: int, thing: str, things: str = "") -> str:
+def counted(number: int, thing: str, things: str = "") -> str:
     """Return so many of a thing: 1 request, 12,031 requests."""
-    return f"{units.format_count(count)} {thing if count == 1 else things or thing + 's'}"
+    return f"{units.format_count(number)} {thing if number == 1 else things or thing + 's'}"
 
 
 def listed(names: Sequence[str], limit: int, rest: str = "more") -> str:
@@ -76,13 +126,45 @@ def listed(names: Sequence[str], limit: int, rest: str = "more") -> str:
     return f"{shown} and {more} {rest}" if more > 0 else shown
 
 
+def large(rows: Iterable[Row], size: Callable[[Row], int]) -> list[Row]:
+    """Return the rows of FEWEST requests or more, the largest first; all where none has as many."""
+    ranked = sorted(rows, key=size, reverse=True)
+    return [row for row in ranked if size(row) >= FEWEST] or ranked
+
+
+def left_out(rows: Sequence[object], shown: Sequence[object], things: str = "requests") -> str:
+    """Return how many of the `rows` are too small to be `shown`, as a note."""
+    few = len(rows) - len(shown)
+    return f"left out: {few} below {FEWEST} {things}" if few else ""
+
+
 def interval_in_words(interval: tuple[float, float] | None, write: Callable[[float], str]) -> str:
-    """Return an interval from low to high, `?` where the data cannot tell."""
+    """Return an interval from low to high, `?` where the data cannot tell.
+
+    An interval without width says that the estimate is at its bound.
+    """
     if interval is None:
         return "?"
     low, high = write(interval[0]), write(interval[1])
+    if interval[0] == interval[1]:
+        return f"at its bound, {high}"
+    if low == high:
+        return f"≈ {high}"
     unit = "%" if high.endswith("%") else ""
     return f"{low.removesuffix(unit)}–{high}" if unit else f"{low} to {high}"
+
+
+def percentiles(
+    names: str, summary: Callable[[Any], object], write: Callable[[float], str]
+) -> Columns:
+    """Return a column for each of the `names`, such as "mean p50 p99", in the summary of a row."""
+    return {name: partial(_percentile, name, summary, write) for name in names.split()}
+
+
+def _percentile(
+    name: str, summary: Callable[[Any], object], write: Callable[[float], str], row: object
+) -> str:
+    return write(getattr(summary(row), name))
 
 
 def definition_in_words(definition: HitDefinition) -> str:
@@ -117,9 +199,66 @@ def trace_in_words(trace: Trace) -> str:
     return f"{', '.join(parts)} ({trace.format})"
 
 
-WHATEVER_OPTIONS = ", whatever --compat, --outputs and --warmup say"
-DEFAULT_HITS = (
-    "Hits: infinite cache, default definition (full blocks only, last-token rule on,"
-    f" outputs carried){WHATEVER_OPTIONS}."
-)
-"""Stands where hits do not follow the definition that the options ask for."""
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of capacity, with the number of it that one block is."""
+
+    name: str
+    per_block: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How to write capacities of blocks of `block_size` tokens; in bytes where a model is known."""
+
+    block_size: int
+    model: ModelKv | None = None
+    hbm_bytes: int | None = None
+
+    def columns(self, blocks: Callable[[Any], int]) -> Columns:
+        """Return a column for each unit that is known, of the `blocks` of a row."""
+        names = ("blocks", "tokens")
+        if self.model is not None:
+            hbm = (f"× {units.format_size(self.hbm_bytes)} HBM",) if self.hbm_bytes else ()
+            names = (f"{self.model.name} {self.model.dtype}", *hbm, "blocks")
+        return {name: partial(self._cell, blocks, number) for number, name in enumerate(names)}
+
+    def _cell(self, blocks: Callable[[Any], int], number: int, row: object) -> str:
+        """Return the capacity of a row in the unit of the column `number`."""
+        tokens = blocks(row) * self.block_size
+        cells = [count(blocks(row)), count(tokens)]
+        if self.model is not None:
+            size = self.model.bytes_for(tokens)
+            hbm = [multiple(size / self.hbm_bytes)] if self.hbm_bytes else []
+            cells = [units.format_size(size), *hbm, cells[0]]
+        return cells[number]
+
+    def label(self, blocks: int) -> str:
+        """Return `20.1 GiB`, or `23,469 blocks` where no model is known."""
+        if self.model is None:
+            return counted(blocks, "block")
+        return units.format_size(self.model.bytes_for(blocks * self.block_size))
+
+    def in_words(self, blocks: int) -> str:
+        """Return `20.1 GiB (23,469 blocks)`, or `23,469 blocks` where no model is known."""
+        label = self.label(blocks)
+        return label if self.model is None else f"{label} ({counted(blocks, 'block')})"
+
+    @property
+    def hbm_blocks(self) -> int | None:
+        """The blocks that fit into the HBM; None where no model or no HBM is known."""
+        if self.model is None or not self.hbm_bytes:
+            return None
+        return self.model.blocks_in(self.hbm_bytes, self.block_size)
+
+    @property
+    def axis(self) -> Unit:
+        """The unit of a chart's axis: GiB where a model is known, else blocks."""
+        if self.model is None:
+            return Unit("blocks", 1.0)
+        return Unit("GiB", self.model.bytes_for(self.block_size) / units.GIB)
+
+
+def multiple(times: float) -> str:
+    """Return how many times over: 0.0612×, 6.4×, 24×, 1,200×."""
+    return f"{significant(times)}×"

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
-from kvscope.core.units import format_count
-from kvscope.replay.setting import profile_of
+from kvscope.replay.settings import setting_profile
 from kvscope.report import style
-from kvscope.report.runs import difference, ms_in_words, policy_line, run_cells, run_columns
-from kvscope.report.section import Section, Table
-from kvscope.report.words import significant
+from kvscope.report.runs import policy_line, run_columns
+from kvscope.report.section import Section, tabulate
+from kvscope.report.words import count, difference, ms_in_words, significant
 from kvscope.tuning.search import XI
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 Points = Sequence[tuple[float, float]]
 
@@ -41,21 +36,16 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     `percentile` is a field of `Percentiles`. One policy of the simulation has a xi, at one
     capacity.
     """
-    runs = by_xi(simulation.runs)
-    setting, profile = simulation.setting, profile_of(simulation.setting)
-    rows = tuple(
-        (
-            format_count(xi),
-            significant(float(profile.ttft_s(int(xi), 0)) * 1e3),
-            *run_cells(run),
-        )
-        for xi, run in runs.items()
-    )
-    policy = next(iter(runs.values())).policy
-    table = Table(
-        f"{policy} at {format_count(simulation.capacities[0])} blocks, by xi",
-        ("xi (tokens)", "xi (ms)", *run_columns(setting)[1:]),
-        rows,
+    runs = list(by_xi(simulation.runs).values())
+    profile = setting_profile(simulation.setting)
+    table = tabulate(
+        f"{runs[0].policy} at {count(simulation.capacities[0])} blocks, by xi",
+        runs,
+        {
+            "xi (tokens)": lambda run: count(run.params[XI]),
+            "xi (ms)": lambda run: significant(float(profile.ttft_s(int(run.params[XI]), 0)) * 1e3),
+            **run_columns(runs),
+        },
         note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
     )
     figure = partial(percentile_chart, simulation, percentile, at_xi)
@@ -67,12 +57,12 @@ def change_in_words(percentile: str, now: Percentiles, then: Percentiles) -> str
     return difference(getattr(then, percentile) - getattr(now, percentile), ms_in_words)
 
 
-def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> go.Figure:
+def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> style.Figure:
     """Build a percentile of TTFT against xi, with LRU and the SLO as levels."""
     runs = by_xi(simulation.runs)
     first = next(iter(runs.values()))
     points = [(xi, getattr(run.outcome.ttft_ms, percentile)) for xi, run in runs.items()]
-    title = f"{percentile} TTFT against xi at {format_count(first.capacity_blocks)} blocks"
+    title = f"{percentile} TTFT against xi at {count(first.capacity_blocks)} blocks"
     chart = sensitivity_chart(title, f"{percentile} TTFT", {first.policy: points})
     for run in simulation.runs:
         if run.policy == BASELINE:
@@ -84,17 +74,20 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> g
     return chart
 
 
-def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> go.Figure:
+def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> style.Figure:
     """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
-    chart = style.figure(title, "xi (tokens)", f"{measure} (ms)")
-    for name, points in by_policy.items():
-        chart.add_scatter(
-            x=[xi for xi, _ in points],
-            y=[ms for _, ms in points],
-            name=name,
-            mode="lines+markers",
-            line=policy_line(name),
-            hovertemplate=f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>",
+    series = [
+        style.Series(
+            name,
+            [xi for xi, _ in points],
+            [ms for _, ms in points],
+            policy_line(name),
+            {
+                "mode": "lines+markers",
+                "hovertemplate": f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms"
+                "<extra></extra>",
+            },
         )
-    style.logarithmic(chart, counts=True)
-    return chart
+        for name, points in by_policy.items()
+    ]
+    return style.lines(title, "xi (tokens)", f"{measure} (ms)", series, shares="")

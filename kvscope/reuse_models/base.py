@@ -1,10 +1,10 @@
-"""The contract of a reuse model: what one file a distribution has to provide.
+"""The contract of a reuse model: what the file of a distribution has to provide.
 
     model = Weibull().fit(observations)
     model.params_, model.interval_["shape"], model.survival(60.0)
 
-In the manner of scikit-learn: `fit` returns the model itself, what it learned ends in `_`, and
-fitting again forgets what was learned before.
+As in scikit-learn: `fit` returns the model itself, learned attributes end in `_`, and fitting
+again replaces them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ P = "reuse_probability"
 class ReuseModel:
     """A defective distribution of the wait for a reuse: S(t) = 1 - p F(t).
 
-    A subclass says what F is: `log_density`, `survival_of_wait`, where to start, and what its free
-    parameters (on the whole line) mean. Learned: `reuse_probability_` p; `params_` of F;
+    A subclass defines F: `log_density`, `wait_survival`, where to start, and what its free
+    parameters (unbounded) mean. Learned: `reuse_probability_` p; `params_` of F;
     `interval_` of p and each of them at 95 %, or None where the data do not tell; `n_` touched
     blocks, `censored_` of them not seen reused; `log_likelihood_` in blocks; `aic_` and `ks_`, see
     there; `converged_`.
@@ -51,29 +51,29 @@ class ReuseModel:
     covariance_: Floats | None
 
     def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
-        """The log f(t) of F, and its derivatives by the free parameters, K × N."""
+        """Return log f(t) and its derivatives by the free parameters, K × N."""
         raise NotImplementedError
 
     def wait_survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
-        """1 - F(t), and its derivatives by the free parameters, K × N."""
+        """Return 1 - F(t) and its derivatives by the free parameters, K × N."""
         raise NotImplementedError
 
     def start(self, of: Observations) -> Floats:
-        """Free parameters, logit of p first, to begin the search from."""
+        """Return the free parameters, logit of p first, to start the search from."""
         raise NotImplementedError
 
     def natural(self, free: Floats) -> Floats:
-        """The values of `parameters`; each rises with its own free parameter alone."""
+        """Return the values of `parameters`; each rises with its own free parameter alone."""
         raise NotImplementedError
 
     def ordered(self, free: Floats) -> Floats:
-        """The same model with exchangeable parts in their order."""
+        """Return the free parameters with exchangeable parts in their order."""
         return free
 
     def fit(
         self, of: Observations, reference: KaplanMeier | None = None, *, intervals: bool = True
     ) -> Self:
-        """Learn from `of` by maximum likelihood; `reference` saves fitting Kaplan-Meier again.
+        """Fit to `of` by maximum likelihood; `reference` saves fitting Kaplan-Meier again.
 
         Without `intervals`, which take half of the time, all of them are None. Raises InputError
         where no block was reused: then there is nothing to learn.
@@ -87,16 +87,16 @@ class ReuseModel:
         shape = _Shape(self)
         merged = of.merged()
         bounds = np.array(self.bounds)
-        found = likelihood.maximize(shape, merged, self.start(merged), bounds)
-        self.free_ = self.ordered(found.free)
-        self.converged_ = found.converged
+        maximum = likelihood.maximize(shape, merged, self.start(merged), bounds)
+        self.free_ = self.ordered(maximum.free)
+        self.converged_ = maximum.converged
         self.reuse_probability_ = likelihood.expit(self.free_[0])
         values = self.natural(self.free_[1:])
         self.params_ = dict(zip(self.parameters, values.tolist(), strict=True))
         self.n_ = round(of.total)
         self.censored_ = round(of.total - of.total_reused)
         self.effective_n_ = of.effective
-        self.log_likelihood_ = found.log_likelihood
+        self.log_likelihood_ = maximum.log_likelihood
         self.aic_ = self._aic(of)
         self.covariance_ = likelihood.covariance(shape, of, self.free_) if intervals else None
         self.interval_ = self._intervals(of)
@@ -105,26 +105,26 @@ class ReuseModel:
         return self
 
     def reuse_within(self, t: Floats) -> Floats:
-        """The p F(t): the probability that a touched block is reused within t seconds."""
+        """Return p F(t), the probability that a touched block is reused within t seconds."""
         left, _ = self.wait_survival(np.asarray(t, dtype=np.float64), self.free_[1:])
         within: Floats = self.reuse_probability_ * (1.0 - left)
         return within
 
     def survival(self, t: Floats) -> Floats:
-        """The S(t): the probability that a touched block still waits after t seconds."""
+        """Return S(t), the probability that a touched block is not reused within t seconds."""
         still: Floats = 1.0 - self.reuse_within(t)
         return still
 
     def hazard(self, t: Floats) -> Floats:
-        """Reuses per second of a block that has waited for t: p f(t) / S(t)."""
+        """Return the reuses per second of a block idle for t: p f(t) / S(t)."""
         log_f, _ = self.log_density(np.asarray(t, dtype=np.float64), self.free_[1:])
         rate: Floats = self.reuse_probability_ * np.exp(log_f) / self.survival(t)
         return rate
 
     def _aic(self, of: Observations) -> float:
-        """2 K - 2 log L, with log L as of so many blocks as are independent (`effective_n_`).
+        """Return 2 K - 2 log L, with log L scaled to the independent blocks (`effective_n_`).
 
-        All blocks would count each run as often as it has blocks, and let any difference decide.
+        Counting every block would weigh a run by its blocks, so that any difference would decide.
         """
         scale = of.effective / of.total
         return float(2 * len(self.free_) - 2 * self.log_likelihood_ * scale)
@@ -142,7 +142,7 @@ class ReuseModel:
 
 
 class _Shape:
-    """A model's F as the likelihood wants it."""
+    """A model's F under the likelihood's names."""
 
     def __init__(self, model: ReuseModel) -> None:
         self.log_density = model.log_density

@@ -1,4 +1,4 @@
-"""The conversation model: how often conversations begin, take turns, and die unseen."""
+"""The conversation model: rates at which conversations begin, take turns and end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvscope.reuse_models.observations import RESOLUTION_S, Floats, Observations
 
 
 def next_turn_s(parent: NDArray[np.integer], arrival_s: Floats) -> Floats:
-    """When the turn after each request arrives; of several the earliest, infinity for none."""
+    """Return the arrival of the turn after each request: the earliest, infinity without one."""
     child = np.flatnonzero(parent >= 0)
-    found = np.full(len(parent), np.inf)
-    np.minimum.at(found, parent[child], arrival_s[child])
-    return found
+    next_s = np.full(len(parent), np.inf)
+    np.minimum.at(next_s, parent[child], arrival_s[child])
+    return next_s
 
 
 def turn_waits(
@@ -30,7 +30,7 @@ def turn_waits(
     cluster: NDArray[np.integer] | None = None,
     resolution_s: float = RESOLUTION_S,
 ) -> Observations:
-    """The wait for the turn after each request, as seen at `end_s`, not included."""
+    """Return the wait for the turn after each request, censored at `end_s` (exclusive)."""
     reused = next_s < end_s
     waited_s = np.where(reused, next_s, end_s) - arrival_s
     return Observations.of(waited_s, reused, None, cluster, resolution_s)
@@ -40,11 +40,11 @@ VALUES = 16
 
 
 class NextPrompt:
-    """P(Q > q) is the share of the prompts seen that added more than q tokens: no shape is assumed.
+    """Empirical distribution of the tokens that a next prompt adds: P(Q > q) without a model.
 
-    Learned: `n_`, `mean_` and `values_`, `VALUES` equally likely ones, ascending, the nearest-rank
-    quantiles in the middle of sixteen equal parts. There is no hazard and no censoring: a prompt
-    is seen whole or not at all. Source: Tail-Optimized Caching for LLM Inference, section 4 (Q).
+    Learned: `n_`, `mean_` and `values_`, `VALUES` equally likely ones, ascending: the nearest-rank
+    quantiles in the middle of sixteen equal parts. No hazard, no censoring: a prompt is observed
+    whole or not at all. Source: Tail-Optimized Caching for LLM Inference, section 4 (Q).
     """
 
     n_: int
@@ -52,7 +52,7 @@ class NextPrompt:
     values_: Floats
 
     def fit(self, tokens: Floats) -> Self:
-        """Learn from one or more prompts."""
+        """Fit to the tokens added by one or more prompts."""
         ascending = np.sort(tokens)
         self.n_ = len(ascending)
         self.mean_ = float(ascending.mean())
@@ -62,7 +62,7 @@ class NextPrompt:
         return self
 
     def quantile(self, rank: float) -> float:
-        """The nearest-rank quantile."""
+        """Return the nearest-rank quantile in tokens."""
         return float(self._ascending[max(int(np.ceil(rank * self.n_)), 1) - 1])
 
 
@@ -72,7 +72,7 @@ def added_tokens(
     input_tokens: NDArray[np.integer],
     history_tokens: NDArray[np.integer],
 ) -> Floats:
-    """Tokens that each turn `child` added to the history of `before`; 0 where that was cut."""
+    """Return the tokens that turn `child` added to the history of `before`; 0 if that was cut."""
     added: Floats = input_tokens[child].astype(np.float64) - history_tokens[before]
     return np.maximum(added, 0.0)
 
@@ -87,14 +87,14 @@ class Rates(NamedTuple):
 class ConversationModel:
     """S(t) = 1 - L / (L + M) (1 - exp(-(L + M) t)): no turn within t of the last one.
 
-    Conversations are born at `birth_rate_per_s_`, take turns at L = `turn_rate_per_s_` while they
-    are alive and die at M = `death_rate_per_s_`, which nobody sees. Hazard of a turn after a
-    silence t: L times the chance to be alive still. Log-likelihood: log L - (L + M) g of each gap g
-    between turns, log S(t) of each silence t that the window's end leaves open. So a turn's wait is
-    a defective exponential with p = L / (L + M) and rate L + M, and its estimates give these.
-    Births are a Poisson process: their number over the time. `next_turn_probability_` is p,
-    `turns_` 1 + L / M, the turns that a conversation takes on average; `ks_` how far the gaps are
-    from this model. Source: Tail-Optimized Caching for LLM Inference, section 5.
+    Conversations begin at `birth_rate_per_s_`, take turns at L = `turn_rate_per_s_` while alive and
+    end at M = `death_rate_per_s_`, unobserved. Hazard of a turn after an idle time t: L times the
+    probability of being alive. Log-likelihood: log L - (L + M) g of each gap g between turns,
+    log S(t) of each idle time t censored by the window's end. So a turn's wait is a defective
+    exponential with p = L / (L + M) and rate L + M, whose estimates give L and M. Births are a
+    Poisson process: their number over the time. `next_turn_probability_` is p, `turns_` the mean
+    turns of a conversation, 1 + L / M; `ks_` the distance of the gaps from this model.
+    Source: Tail-Optimized Caching for LLM Inference, section 5.
     """
 
     birth_rate_per_s_: float
@@ -106,7 +106,7 @@ class ConversationModel:
     interval_: Mapping[str, Interval | None]
 
     def fit(self, turns: Observations, births: int, watched_s: float) -> Self:
-        """Learn from each turn's wait for the next one and from births within `watched_s` seconds.
+        """Fit to each turn's wait for the next and to births within `watched_s` seconds.
 
         Raises InputError where no turn was followed by another.
         """
@@ -130,7 +130,7 @@ class ConversationModel:
     def _interval(
         waits: Exponential, turns: Observations, value: float, by_logit: float
     ) -> Interval | None:
-        """By the delta method, of the logarithm, whose derivative by log(L + M) is 1."""
+        """Return the interval by the delta method on the logarithm (derivative 1 by log(L + M))."""
         if waits.covariance_ is None:
             return None
         slope = np.array([by_logit, 1.0])
@@ -139,11 +139,11 @@ class ConversationModel:
 
 
 def turn_and_death_rates(turns: Observations) -> Rates | None:
-    """L and M alone, without what intervals cost; None where no turn was followed by another."""
+    """Return L and M without intervals; None where no turn was followed by another."""
     if not turns.reused_runs:
         return None
     waiting = ~turns.reused
-    found = exponentials(
+    estimates = exponentials(
         Sums(
             reused=np.array([turns.total_reused]),
             waited_s=np.array([turns.weight[turns.reused] @ turns.waited_s[turns.reused]]),
@@ -151,12 +151,12 @@ def turn_and_death_rates(turns: Observations) -> Rates | None:
             since_s=turns.waited_s[waiting][None],
         )
     )
-    p, rate = float(found.p[0]), float(found.rate_per_s[0])
+    p, rate = float(estimates.p[0]), float(estimates.rate_per_s[0])
     return Rates(p * rate, (1.0 - p) * rate)
 
 
 def _of_poisson(count: int, watched_s: float) -> Interval:
-    """Garwood's exact interval for the rate of a Poisson process."""
+    """Return Garwood's exact interval for the rate of a Poisson process, per second."""
     from scipy.special import gammaincinv
 
     tail = (1.0 - LEVEL) / 2

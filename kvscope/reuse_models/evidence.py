@@ -1,4 +1,4 @@
-"""What a stored trace shows of waits and turns within any window of time, and nothing after it."""
+"""Waits and turns in any time window of a stored trace, censored at the window's end."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class Span:
 
     @property
     def length_s(self) -> float:
-        """How long it is."""
+        """Length in seconds."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Waits for the next turn, of R requests, and whose they are."""
+    """Waits of R requests for their next turn, with their category and turn number."""
 
     waits: Observations
     category: Ints
     turn: Ints
 
     def of(self, picked: NDArray[np.bool_]) -> Observations:
-        """Those of some of them."""
-        all_ = self.waits
+        """Return the waits of the picked requests."""
+        waits = self.waits
         return Observations.of(
-            all_.waited_s[picked],
-            all_.reused[picked],
+            waits.waited_s[picked],
+            waits.reused[picked],
             None,
-            all_.cluster[picked],
-            all_.resolution_s,
+            waits.cluster[picked],
+            waits.resolution_s,
         )
 
 
 class Evidence:
-    """R requests in order of arrival, the blocks that they touched, and who took these over.
+    """R requests in order of arrival, the blocks they touched, and the next touch of each.
 
-    A block that is touched waits, in the category of the request that touched it, until another
-    prompt touches it. Blocks are those a cache keeps: full ones of the prompt and of the output.
-    Output that no later turn carries is never reused, and counts as waiting; what only another
-    request's output touches again is left out. Runs of one conversation's requests are a cluster.
+    A touched block waits, in the category of its request, until another prompt touches it. Blocks
+    are the full ones of prompt and output. Output that no later turn carries is never reused and
+    counts as waiting; blocks touched again only by another request's output are left out. Runs of
+    one conversation are a cluster.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Evidence:
         self.conversation = conversation.astype(np.int64)
         self.turn = turn.astype(np.int64)
         order = np.argsort(history.prev, kind="stable")
-        self._giver = history.prev[order].astype(np.int64)
-        self._taken_s = history.arrival_s[history.request[order]]
+        self._previous = history.prev[order].astype(np.int64)
+        self._reused_s = history.arrival_s[history.request[order]]
         self._blocks = history.gap.weight[order].astype(np.float64)
-        kept = np.bincount(
+        last_touches = np.bincount(
             history.last.astype(np.int64), history.lifespan_blocks, minlength=requests
         )
-        self._never = kept + anonymous_blocks
+        self._never = last_touches + anonymous_blocks
         self.child = np.flatnonzero(parent >= 0)
         self.parent = parent[self.child].astype(np.int64)
         self.added = added_tokens(self.child, self.parent, input_tokens, history_tokens)
@@ -92,31 +92,31 @@ class Evidence:
 
     @property
     def whole(self) -> Span:
-        """All of the trace, its last request included."""
+        """The span of the trace, its last request included."""
         last = float(self.arrival_s[-1]) if len(self.arrival_s) else 0.0
         return Span(0.0, float(np.nextafter(last, np.inf)))
 
     def after(self, share: float) -> Span:
-        """The trace without the first `share` of its requests."""
+        """Return the span without the first `share` of the requests."""
         first = int(len(self.arrival_s) * share)
         begin = float(self.arrival_s[first]) if first < len(self.arrival_s) else 0.0
         return Span(begin, self.whole.end_s)
 
     def waits(self, span: Span) -> list[Observations]:
-        """By category, the waits of the blocks touched within `span`, as seen at its end."""
+        """Return the waits, by category, of blocks touched within `span`, censored at its end."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
-        low, high = np.searchsorted(self._giver, (first, last))
-        giver, taken_s = self._giver[low:high], self._taken_s[low:high]
-        reused = taken_s < span.end_s
-        touchers = np.arange(first, last)
+        low, high = np.searchsorted(self._previous, (first, last))
+        previous, reused_s = self._previous[low:high], self._reused_s[low:high]
+        reused = reused_s < span.end_s
+        requests = np.arange(first, last)
         end_s = np.concatenate(
-            (np.where(reused, taken_s, span.end_s), np.full(len(touchers), span.end_s))
+            (np.where(reused, reused_s, span.end_s), np.full(len(requests), span.end_s))
         )
-        who = np.concatenate((giver, touchers))
-        hit = np.concatenate((reused, np.zeros(len(touchers), dtype=np.bool_)))
-        blocks = np.concatenate((self._blocks[low:high], self._never[touchers]))
-        waited = end_s - self.arrival_s[who]
-        category, cluster = self.category[who], self.conversation[who]
+        request = np.concatenate((previous, requests))
+        hit = np.concatenate((reused, np.zeros(len(requests), dtype=np.bool_)))
+        blocks = np.concatenate((self._blocks[low:high], self._never[requests]))
+        waited = end_s - self.arrival_s[request]
+        category, cluster = self.category[request], self.conversation[request]
         order = np.argsort(category, kind="stable")
         edges = np.searchsorted(category[order], np.arange(len(self.categories) + 1))
         parts = (order[a:b] for a, b in pairwise(edges.tolist()))
@@ -124,35 +124,34 @@ class Evidence:
         return [Observations.of(waited[k], hit[k], blocks[k], cluster[k], tick) for k in parts]
 
     def turns(self, span: Span) -> Turns:
-        """Of each request within `span`, the wait for the turn after it, as seen at its end."""
+        """Return the wait of each request within `span` for its next turn, censored at its end."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
-        some = slice(int(first), int(last))
+        part = slice(int(first), int(last))
         waits = turn_waits(
-            self.arrival_s[some],
-            self._next_s[some],
+            self.arrival_s[part],
+            self._next_s[part],
             span.end_s,
-            self.conversation[some],
+            self.conversation[part],
             self.resolution_s,
         )
-        return Turns(waits, self.category[some], self.turn[some])
+        return Turns(waits, self.category[part], self.turn[part])
 
     def births(self, span: Span) -> int:
-        """Conversations that begin within `span`."""
+        """Return the number of conversations that begin within `span`."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
         return int(np.count_nonzero(self._roots[first:last]))
 
     def next_prompts(self, span: Span) -> tuple[Floats, Ints]:
-        """Tokens that each turn within `span` added, and the category of the turn before it."""
+        """Return the tokens that turns within `span` added, and the category of the turn before."""
         at_s = self.arrival_s[self.child]
-        seen = (at_s >= span.start_s) & (at_s < span.end_s)
-        return self.added[seen], self.category[self.parent[seen]]
+        inside = (at_s >= span.start_s) & (at_s < span.end_s)
+        return self.added[inside], self.category[self.parent[inside]]
 
 
 def tick_s(arrival_s: Floats) -> float:
-    """The shortest time that the clock of these arrivals, ascending, tells.
+    """Return the resolution in seconds of the clock of these arrivals (ascending).
 
-    The smallest distance of two that differ, where many do, as clocks jitter about their ticks;
-    never less than a millisecond.
+    The smallest difference where there are many, as clocks jitter about their ticks; at least 1 ms.
     """
     times = np.unique(arrival_s)
     if len(times) < _MANY_TIMES:
@@ -161,6 +160,6 @@ def tick_s(arrival_s: Floats) -> float:
 
 
 def load_evidence(store: Store, trace: Trace) -> Evidence:
-    """The evidence in a stored trace with hashes."""
+    """Load the evidence of a stored trace with hashes."""
     columns = store.columns("model/requests", trace_id=trace.trace_id)
     return Evidence(load_history(store, trace), **columns)

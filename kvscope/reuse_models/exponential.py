@@ -37,7 +37,7 @@ class Exponential(ReuseModel):
 
     def start(self, of: Observations) -> Floats:
         """From where expectation and maximization have settled."""
-        found = exponentials(
+        estimates = exponentials(
             Sums(
                 reused=np.array([of.total_reused]),
                 waited_s=np.array([of.weight[of.reused] @ of.waited_s[of.reused]]),
@@ -45,7 +45,7 @@ class Exponential(ReuseModel):
                 since_s=of.waited_s[~of.reused][None],
             )
         )
-        return np.array([logit(float(found.p[0])), np.log(found.rate_per_s[0])])
+        return np.array([logit(float(estimates.p[0])), np.log(estimates.rate_per_s[0])])
 
     def natural(self, free: Floats) -> Floats:
         """See `ReuseModel`."""

@@ -28,15 +28,15 @@ from kvscope.reuse_models.selection import Choice, choose, enough, tolerance
 from kvscope.reuse_models.windows import default_length_s, over_windows
 from kvscope.store.db import Store
 
-_TURNS = 10  # numbers of turns whose next turn is told one by one
+_TURNS = 10  # turns with a row of their own
 
 
 def fit(store: Store, trace: Trace, *, window_s: float | None = None, warmup: float = 0.0) -> Fit:
     """Fit models to `trace` without the first `warmup` of its requests.
 
     Windows are `window_s` long; by default an hour, or a fifth of a shorter trace. A length-only
-    trace has nothing but conversations to fit, and those only if it tells them. Raises UsageError
-    for a window longer than the trace.
+    trace has only conversations to fit, if its lineage is known. Raises UsageError for a window
+    longer than the trace.
     """
     evidence = load_evidence(store, trace)
     return fit_to(evidence, trace, window_s=window_s, warmup=warmup)
@@ -50,15 +50,15 @@ def fit_to(
     warmup: float = 0.0,
     step: Callable[[str], None] = lambda _: None,
 ) -> Fit:
-    """The same without a store. `step` is told what is fitted next; what it raises ends the fit."""
+    """Fit models to `evidence`. `step` is called before each part; what it raises ends the fit."""
     span = evidence.after(warmup)
     if window_s is not None and window_s > span.length_s:
         raise UsageError(
-            "longer than what is left of the trace",
+            "longer than the trace after the warmup",
             where="--window",
             remedy=f"give at most {span.length_s:.0f}s",
         )
-    told = trace.lineage != "none"
+    has_lineage = trace.lineage != "none"
     turns = evidence.turns(span)
     waits = evidence.waits(span) if trace.has_hashes else []
     named = list(zip(evidence.categories, waits, strict=False))
@@ -82,9 +82,9 @@ def fit_to(
             for model in _models(name, of, span, choices[name])
         ),
         windows=over_windows(evidence, span, length_s, use, step) if use else None,
-        conversation=_conversation(evidence, span, turns) if told else None,
-        next_turns=tuple(_next_turns(evidence, turns)) if told else (),
-        next_prompts=tuple(_next_prompts(evidence, span)) if told else (),
+        conversation=_conversation(evidence, span, turns) if has_lineage else None,
+        next_turns=tuple(_next_turns(evidence, turns)) if has_lineage else (),
+        next_prompts=tuple(_next_prompts(evidence, span)) if has_lineage else (),
     )
 
 
@@ -145,18 +145,18 @@ def _conversation(evidence: Evidence, span: Span, turns: Turns) -> Conversation 
     if not enough(turns.waits):
         return None
     births = evidence.births(span)
-    found = ConversationModel().fit(turns.waits, births, span.length_s)
+    model = ConversationModel().fit(turns.waits, births, span.length_s)
     return Conversation(
-        birth_rate_per_s=found.birth_rate_per_s_,
-        death_rate_per_s=found.death_rate_per_s_,
-        turn_rate_per_s=found.turn_rate_per_s_,
-        next_turn_probability=found.next_turn_probability_,
-        turns=found.turns_,
+        birth_rate_per_s=model.birth_rate_per_s_,
+        death_rate_per_s=model.death_rate_per_s_,
+        turn_rate_per_s=model.turn_rate_per_s_,
+        next_turn_probability=model.next_turn_probability_,
+        turns=model.turns_,
         births=births,
         requests=len(turns.turn),
-        ks=found.ks_,
-        fits=found.ks_ <= tolerance(turns.waits),
-        interval=found.interval_,
+        ks=model.ks_,
+        fits=model.ks_ <= tolerance(turns.waits),
+        interval=model.interval_,
     )
 
 
@@ -192,6 +192,6 @@ def _next_prompts(evidence: Evidence, span: Span) -> Iterator[NextPromptFit]:
 
 
 def _next_prompt(category: str | None, tokens: Floats) -> NextPromptFit:
-    found = NextPrompt().fit(tokens)
-    quantiles = Quantiles(*(found.quantile(rank) for rank in (0.5, 0.8, 0.9, 0.99)))
-    return NextPromptFit(category, found.n_, found.mean_, quantiles, _tuple(found.values_))
+    prompt = NextPrompt().fit(tokens)
+    quantiles = Quantiles(*(prompt.quantile(rank) for rank in (0.5, 0.8, 0.9, 0.99)))
+    return NextPromptFit(category, prompt.n_, prompt.mean_, quantiles, _tuple(prompt.values_))

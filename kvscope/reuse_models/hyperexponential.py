@@ -12,7 +12,7 @@ from kvscope.reuse_models.likelihood import expit, logit
 from kvscope.reuse_models.observations import Floats, Observations
 
 _ROUNDS = 25
-_SPREADS = (3.0, 30.0)  # how far apart the two rates are where a search begins
+_SPREADS = (3.0, 30.0)  # ratio of the two rates at the start of a search
 
 
 class Hyperexponential(ReuseModel):
@@ -46,11 +46,11 @@ class Hyperexponential(ReuseModel):
         return a * fast + (1.0 - a) * slow, slope
 
     def start(self, of: Observations) -> Floats:
-        """The best of a few searches by expectation and maximization around the exponential."""
+        """Return the best of a few expectation-maximization searches around the exponential."""
         begin = Exponential().start(of)
         p, rate = expit(begin[0]), float(np.exp(begin[1]))
-        found = [_expected(of, p, 0.5, rate * far**0.5, rate / far**0.5) for far in _SPREADS]
-        _, free = max(found, key=lambda one: one[0])
+        searches = [_expected(of, p, 0.5, rate * far**0.5, rate / far**0.5) for far in _SPREADS]
+        _, free = max(searches, key=lambda search: search[0])
         return free
 
     def natural(self, free: Floats) -> Floats:
@@ -58,12 +58,12 @@ class Hyperexponential(ReuseModel):
         return np.array([expit(free[0]), np.exp(free[1]), np.exp(free[2])])
 
     def ordered(self, free: Floats) -> Floats:
-        """The fast kind first."""
+        """Return the free parameters with the fast kind first."""
         return free if free[2] >= free[3] else np.array([free[0], -free[1], free[3], free[2]])
 
 
 def _expected(of: Observations, p: float, a: float, u: float, v: float) -> tuple[float, Floats]:
-    """Log-likelihood and free parameters after some rounds of expectation and maximization."""
+    """Return log-likelihood and free parameters after some rounds of EM."""
     hit, t = of.reused, of.waited_s
     for _ in range(_ROUNDS):
         fast = np.where(hit, u, 1.0) * a * np.exp(-u * t)

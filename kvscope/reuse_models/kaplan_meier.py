@@ -1,4 +1,4 @@
-"""Kaplan-Meier: what share of blocks waits for how long, without a model."""
+"""Kaplan-Meier: the distribution of waits without a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.reuse_models.observations import Floats, Observations
 
-_AT_RISK = 5.0  # so many independent blocks have to be watched for the curve to count
+_AT_RISK = 5.0  # the curve counts where at least this many independent blocks are at risk
 
 
 class KaplanMeier:
@@ -27,7 +27,7 @@ class KaplanMeier:
     horizon_: int
 
     def fit(self, of: Observations, effective: float | None = None) -> Self:
-        """Learn from `of`; `effective` is how many of its blocks are independent of each other."""
+        """Fit to `of`; `effective` is its number of independent blocks."""
         order = np.argsort(of.waited_s, kind="stable")
         times, first = np.unique(of.waited_s[order], return_index=True)
         weight = of.weight[order]
@@ -42,31 +42,31 @@ class KaplanMeier:
         return self
 
     def survival(self, t: Floats) -> Floats:
-        """S(t)."""
+        """Return S(t)."""
         steps = np.concatenate(([1.0], self.survival_))
         still: Floats = steps[np.searchsorted(self.times_s_, t, side="right")]
         return still
 
     def reuse_within(self, t: Floats) -> Floats:
-        """1 - S(t): the share of blocks that is reused within t."""
+        """Return 1 - S(t), the share of blocks reused within t."""
         within: Floats = 1.0 - self.survival(t)
         return within
 
     @property
     def reach_s(self) -> float:
-        """Up to where the curve counts."""
+        """Time in seconds up to which the curve counts."""
         return float(self.times_s_[max(self.horizon_, 1) - 1])
 
     @property
     def reached(self) -> float:
-        """The share of blocks that is reused by then."""
+        """Share of blocks reused by `reach_s`."""
         return float(1.0 - self.survival_[max(self.horizon_, 1) - 1])
 
     def distance(self, reuse_within: Callable[[Floats], Floats]) -> float:
-        """Kolmogorov-Smirnov: the largest distance of p F(t) from this curve, as a share of it.
+        """Return the Kolmogorov-Smirnov distance of p F(t), as a share of the blocks reused.
 
-        That is, of the blocks that are reused up to where the curve counts, the share that comes
-        too early or too late; so that a rarely reused category is not called well fitted for it.
+        Of the blocks reused up to `reach_s`, the share that comes too early or too late: a rarely
+        reused category does not count as well fitted for being rare.
         """
         counted = max(self.horizon_, 1)
         model = reuse_within(self.times_s_[:counted])

@@ -1,9 +1,8 @@
-"""The likelihood of a defective model under right-censoring, maximized; and how sure that is.
+"""Maximum likelihood of a defective model under right-censoring, and its covariance.
 
-Of a touched block the probability of a reuse, ever, is p, and F the distribution of the wait if
-there is one: S(t) = 1 - p F(t). A block reused after t gives log p + log f(t), one still waiting
-after t gives log S(t). Parameters are free here, on the whole line: first the logit of p, then
-those of F as its shape wants them.
+A touched block is ever reused with probability p, after a wait distributed by F: S(t) = 1 - p F(t).
+A block reused after t contributes log p + log f(t), a block still waiting after t log S(t).
+Parameters are unbounded here: first the logit of p, then those of F as its shape defines them.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from kvscope.reuse_models.observations import Floats, Observations
 LEVEL = 0.95
 _LOGIT_BOUND = 15.0  # p within 3e-7 of 0 or 1 is 0 or 1
 _NEWTON_STEPS = 6
-_LEAST = 1e-15  # a probability is at least that, so that it has a logarithm
-_STEP = 1e-4  # of the differences that make second derivatives
-_FLAT = 5.0  # a standard deviation of a free parameter beyond this says that nothing is known
+_LEAST = 1e-15  # least probability, so that it has a logarithm
+_STEP = 1e-4  # of the central differences
+_FLAT = 5.0  # a free parameter with a larger standard deviation is unknown
 
 
 class Shape(Protocol):
     """A distribution of waits with K free parameters, at N times t."""
 
     def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
-        """The log f(t), and its derivatives, K × N."""
+        """Return log f(t) and its derivatives, K × N."""
         ...
 
     def survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
-        """1 - F(t), and its derivatives, K × N."""
+        """Return 1 - F(t) and its derivatives, K × N."""
         ...
 
 
@@ -48,19 +47,19 @@ class Maximum:
 
 
 def expit(x: float) -> float:
-    """The probability whose logit is x."""
+    """Return the probability whose logit is x."""
     return float(1.0 / (1.0 + np.exp(-x)))
 
 
 def logit(p: float) -> float:
-    """The inverse of `expit`, bounded."""
+    """Return the inverse of `expit`, bounded."""
     edge = expit(-_LOGIT_BOUND)
     inside = min(max(p, edge), 1.0 - edge)
     return float(np.log(inside / (1.0 - inside)))
 
 
 def scores(shape: Shape, of: Observations, free: Floats) -> tuple[Floats, Floats]:
-    """Of one block of each run: its log-likelihood, and the derivatives of that, (1 + K) × N."""
+    """Return a block's log-likelihood by run, N, and its derivatives, (1 + K) × N."""
     p = expit(free[0])
     value, slope = np.empty(len(of.weight)), np.empty((len(free), len(of.weight)))
     hit, waiting, soon = of.reused & ~of.at_once, ~of.reused, of.at_once
@@ -81,7 +80,7 @@ def scores(shape: Shape, of: Observations, free: Floats) -> tuple[Floats, Floats
 
 
 def maximize(shape: Shape, of: Observations, start: Floats, bounds: Floats) -> Maximum:
-    """The maximum from `start` within `bounds` (K × 2, of the shape's own parameters)."""
+    """Return the maximum from `start` within `bounds` (K × 2, of the shape's own parameters)."""
     from scipy.optimize import minimize
 
     box = np.vstack(([[-_LOGIT_BOUND, _LOGIT_BOUND]], bounds))
@@ -95,8 +94,10 @@ def maximize(shape: Shape, of: Observations, start: Floats, bounds: Floats) -> M
 
     # Not L-BFGS-B: its tiny BLAS calls wait for each other's threads on a busy machine.
     begin = np.clip(start, box[:, 0], box[:, 1])
-    found = minimize(loss, begin, jac=True, method="BFGS", options={"maxiter": 200, "gtol": 1e-6})
-    near = np.clip(np.asarray(found.x, dtype=np.float64), box[:, 0], box[:, 1])
+    solution = minimize(
+        loss, begin, jac=True, method="BFGS", options={"maxiter": 200, "gtol": 1e-6}
+    )
+    near = np.clip(np.asarray(solution.x, dtype=np.float64), box[:, 0], box[:, 1])
     free = _polished(shape, of, near, box)
     least, slope = loss(free)
     inside = (free > box[:, 0]) & (free < box[:, 1])
@@ -105,7 +106,7 @@ def maximize(shape: Shape, of: Observations, start: Floats, bounds: Floats) -> M
 
 
 def _polished(shape: Shape, of: Observations, free: Floats, box: Floats) -> Floats:
-    """Newton's last steps, as long as each raises the likelihood; not where a bound is met."""
+    """Take Newton's last steps while each raises the likelihood; none where a bound is met."""
     if np.any((free <= box[:, 0]) | (free >= box[:, 1])):
         return free
     value = float(of.weight @ scores(shape, of, free)[0])
@@ -128,7 +129,7 @@ def _polished(shape: Shape, of: Observations, free: Floats, box: Floats) -> Floa
 
 
 def information(shape: Shape, of: Observations, free: Floats) -> Floats:
-    """Minus the second derivatives of the log-likelihood, by central differences of the first."""
+    """Return minus the second derivatives of the log-likelihood, by central differences."""
     columns = []
     for at in range(len(free)):
         step = np.zeros(len(free))
@@ -141,29 +142,29 @@ def information(shape: Shape, of: Observations, free: Floats) -> Floats:
 
 
 def covariance(shape: Shape, of: Observations, free: Floats) -> Floats | None:
-    """Covariance of the free parameters, None where the data do not tell them.
+    """Return the covariance of the free parameters, None where the data do not identify them.
 
     Blocks of one run share their wait, and runs of one cluster may be alike, so the inverse of the
-    information says too little. This is the sandwich: the scores are summed by cluster, and their
-    spread between clusters is what counts.
+    information is too small. This is the sandwich: scores are summed by cluster, and their spread
+    between clusters counts.
     Source: Liang and Zeger, Longitudinal data analysis using generalized linear models (1986).
     """
     bread = information(shape, of, free)
     if of.clusters < 2 or not _positive(bread):
         return None
     slope = scores(shape, of, free)[1] * of.weight
-    by_cluster = np.array([np.bincount(of.cluster, one, minlength=of.clusters) for one in slope])
+    by_cluster = np.array([np.bincount(of.cluster, row, minlength=of.clusters) for row in slope])
     by_cluster -= by_cluster.mean(axis=1, keepdims=True)
     filling = by_cluster @ by_cluster.T * of.clusters / (of.clusters - 1)
     inverse = np.linalg.inv(bread)
-    found: Floats = inverse @ filling @ inverse
-    if not np.all(np.isfinite(found)) or np.any(np.diag(found) > _FLAT**2):
+    sandwich: Floats = inverse @ filling @ inverse
+    if not np.all(np.isfinite(sandwich)) or np.any(np.diag(sandwich) > _FLAT**2):
         return None
-    return found
+    return sandwich
 
 
 def quantile(clusters: int) -> float:
-    """So many standard deviations to either side make an interval of `LEVEL` (Student's t)."""
+    """Return the half-width of an interval of `LEVEL` in standard deviations (Student's t)."""
     from scipy.special import stdtrit
 
     return float(stdtrit(max(clusters - 1, 1), 0.5 + LEVEL / 2))

@@ -1,4 +1,4 @@
-"""Lognormal: waits whose logarithms are normal, as of people who come back when they can."""
+"""Lognormal: waits whose logarithms are normal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lognormal(ReuseModel):
         return ndtr(-z), np.stack((dense / sigma, z * dense))
 
     def start(self, of: Observations) -> Floats:
-        """From the logarithms of the waits that ended."""
+        """Start from the logarithms of the uncensored waits."""
         hit = of.reused
         share = of.weight[hit] / of.total_reused
         logs = np.log(of.waited_s[hit])

@@ -1,4 +1,4 @@
-"""What reuse models are fitted to: touches of blocks, and how long each was watched."""
+"""Observations for reuse models: touches of blocks with their wait, censored or not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-RESOLUTION_S = 1e-3  # what clocks of traces tell at best
-_LEAST_S = 1e-6  # a shorter wait that goes on counts as this
+RESOLUTION_S = 1e-3  # resolution of a trace's clock at best
+_LEAST_S = 1e-6  # a shorter censored wait counts as this
 BIN_WIDTH = 0.01  # relative: waits that lie closer than that may be taken together
 
 
@@ -41,7 +41,7 @@ class Observations:
         cluster: NDArray[np.integer] | None = None,
         resolution_s: float = RESOLUTION_S,
     ) -> Self:
-        """Runs in any order and of any weight; each a cluster of its own unless told otherwise."""
+        """Return runs in any order and of any weight; by default each is its own cluster."""
         least_s = np.where(reused, resolution_s, _LEAST_S)
         waited = np.maximum(np.asarray(waited_s, dtype=np.float64), least_s)
         weights = np.ones(len(waited)) if weight is None else np.asarray(weight, dtype=np.float64)
@@ -63,49 +63,48 @@ class Observations:
 
     @cached_property
     def total_reused(self) -> float:
-        """Those of them that were touched again in time."""
+        """Touched blocks that were reused."""
         return float(self.weight[self.reused].sum())
 
     @cached_property
     def reused_runs(self) -> int:
-        """Runs that were touched again."""
+        """Runs that were reused."""
         return int(np.count_nonzero(self.reused))
 
     @cached_property
     def clusters(self) -> int:
-        """Parts of the data that do not depend on each other."""
+        """Number of independent parts of the data."""
         return int(self.cluster.max()) + 1 if len(self.cluster) else 0
 
     @cached_property
     def effective(self) -> float:
-        """So many independent blocks would tell as much: Kish's size, by clusters."""
+        """Number of independent blocks with as much evidence: Kish's effective size, by cluster."""
         by_cluster = np.bincount(self.cluster, self.weight)
         squares = float(by_cluster @ by_cluster)
         return self.total**2 / squares if squares else 0.0
 
     @cached_property
     def effective_reused(self) -> float:
-        """The same of the reused blocks."""
+        """Kish's effective size of the reused blocks."""
         by_cluster = np.bincount(self.cluster[self.reused], self.weight[self.reused])
         squares = float(by_cluster @ by_cluster)
         return self.total_reused**2 / squares if squares else 0.0
 
     @cached_property
     def at_once(self) -> NDArray[np.bool_]:
-        """Runs that were touched again before the clock could tell when."""
+        """Runs reused within the clock's resolution."""
         return self.reused & (self.waited_s <= self.resolution_s * (1 + 1e-9))
 
     def merged(self) -> Observations:
-        """The same with waits closer than `BIN_WIDTH` as one, at their mean; without clusters.
+        """Return the runs binned by wait (`BIN_WIDTH`, at the bin's mean); without clusters.
 
-        A likelihood is smooth over so short a stretch, so what this changes is of the second order:
-        about a part in 100,000.
+        A likelihood is smooth within a bin, so the change is of the second order: about 1e-5.
         """
         place = np.floor(np.log(self.waited_s / _LEAST_S) / BIN_WIDTH).astype(np.int64)
         key = np.where(self.at_once, 1, 2 * (place + 1) + self.reused)
         blocks: Floats = np.bincount(key, self.weight).astype(np.float64)
         seconds = np.bincount(key, self.weight * self.waited_s)
-        found = np.flatnonzero(blocks)
-        mean_s: Floats = seconds[found] / blocks[found]
-        numbered = np.arange(len(found), dtype=np.int64)
-        return Observations(mean_s, found % 2 == 1, blocks[found], numbered, self.resolution_s)
+        bins = np.flatnonzero(blocks)
+        mean_s: Floats = seconds[bins] / blocks[bins]
+        numbered = np.arange(len(bins), dtype=np.int64)
+        return Observations(mean_s, bins % 2 == 1, blocks[bins], numbered, self.resolution_s)

@@ -1,4 +1,4 @@
-"""A fit as the rows that the store keeps."""
+"""Results of a fit, and their rows in the store."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """One model of one category over one stretch of time.
+    """One model of one category in one span of time.
 
     `params` are those of F in S(t) = 1 - p F(t), `reuse_probability` is p, `interval` has both at
-    95 %, None where the data do not tell. `n` touched blocks were watched, `censored` of them not
-    seen reused, in `runs` runs of reuse; `effective_n` independent blocks would tell as much. `ks`
+    95 %, None where the data do not identify it. `n` touched blocks, `censored` of them not seen
+    reused, in `runs` runs of reuse; `effective_n` independent blocks have as much evidence. `ks`
     is the largest distance from Kaplan-Meier as a share of the reuse, `aic` is by `effective_n`.
     """
 
@@ -52,7 +52,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CategoryFit:
-    """Which model to use for a category, and why; without one where its gaps are too few."""
+    """The model to use for a category, and why; None where it has too few gaps."""
 
     category: str
     n: int
@@ -72,7 +72,7 @@ class WindowFit:
 
     `ks` is the exponential's distance from the window's own reuse, `next_ks` from that of the next
     window that shares no time with it; `distance` that of the two windows' observed curves.
-    `observed` follows the grid of `Windows.at_s`. What a window cannot tell is None.
+    `observed` follows the grid of `Windows.at_s`. None where the window has too little evidence.
     """
 
     category: str
@@ -95,10 +95,10 @@ class WindowFit:
 class StabilityFit:
     """How alike a category's windows are, `pairs` of them: neighbours, or a day apart.
 
-    `distance` is that between the observed curves of the two, as a share of the reuse; `by_chance`
-    what two samples of one distribution of that size would show; `next_ks` the distance of the
-    exponential fitted to the one from what the other shows. The others are coefficients of
-    variation between all windows. `stable` is None where chance alone differs by more than matters.
+    `distance` is that between the two observed curves, as a share of the reuse; `by_chance` that
+    expected between two samples of one distribution; `next_ks` the distance of the exponential
+    fitted to the first from the curve of the second. The others are coefficients of variation
+    between all windows. `stable` is None where chance alone exceeds the tolerance.
     """
 
     category: str
@@ -128,7 +128,7 @@ class Windows:
 class Conversation:
     """The conversation model: births a second, turns and deaths a second while alive.
 
-    `ks` is how far the waits for a next turn are from it.
+    `ks` is the distance of the waits for a next turn from it.
     """
 
     birth_rate_per_s: float
@@ -145,10 +145,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class NextTurnFit:
-    """Probability that another turn follows, unseen ones included: of a category, or of a turn.
+    """Probability that another turn follows, beyond the trace included: by category or by turn.
 
-    `continued` of `requests` were seen to go on. The interval is at 95 %. With too few turns that
-    were continued, the probability is None.
+    A next turn of `continued` of `requests` is in the trace. The interval is at 95 %. With too few
+    of them, the probability is None.
     """
 
     category: str | None
@@ -189,12 +189,12 @@ class Fit:
     next_prompts: tuple[NextPromptFit, ...]
 
     def model_of(self, category: str) -> ModelFit | None:
-        """The model chosen for a category."""
+        """Return the model chosen for a category."""
         return next((m for m in self.models if m.chosen and m.category == category), None)
 
 
 def keep(store: Store, fit: Fit) -> int:
-    """Store `fit`; its number there."""
+    """Store `fit` and return its number."""
     windows = fit.windows
     about = {
         "warmup": fit.warmup,
@@ -204,13 +204,16 @@ def keep(store: Store, fit: Fit) -> int:
         "conversations": _conversation(fit),
     }
     parts: Mapping[str, results.Rows] = {
-        "models": [_model(one) for one in fit.models],
-        "windows": [_window(one) for one in windows.fits] if windows else [],
-        "next_prompts": [
-            {"category": one.category, "n": one.n, "mean": one.mean, "values": list(one.values)}
-            for one in fit.next_prompts
+        "models": [
+            _without(model, "interval") | {"intervals": _intervals(model.interval)}
+            for model in fit.models
         ],
-        "next_turns": [_next_turn(one) for one in fit.next_turns],
+        "windows": [_without(window, "observed") for window in windows.fits] if windows else [],
+        "next_prompts": [
+            _without(prompt, "tokens") | {"values": list(prompt.values)}
+            for prompt in fit.next_prompts
+        ],
+        "next_turns": [_without(turn, "interval") for turn in fit.next_turns],
     }
     return results.add_fit(store, fit.trace, about, parts)
 
@@ -218,30 +221,23 @@ def keep(store: Store, fit: Fit) -> int:
 def _conversation(fit: Fit) -> dict[str, Any] | None:
     if fit.conversation is None:
         return None
-    row = asdict(fit.conversation)
-    intervals = _intervals(row.pop("interval"))
+    intervals = _intervals(fit.conversation.interval)
+    row = _without(fit.conversation, "interval")
     return row | {"intervals": {"key": list(intervals), "value": list(intervals.values())}}
 
 
-def _model(one: ModelFit) -> dict[str, Any]:
-    row = asdict(one)
-    return row | {"intervals": _intervals(row.pop("interval"))}
+def _without(
+    row: ModelFit | WindowFit | NextTurnFit | NextPromptFit | Conversation, name: str
+) -> dict[str, Any]:
+    columns = asdict(row)
+    del columns[name]
+    return columns
 
 
-def _window(one: WindowFit) -> dict[str, Any]:
-    row = asdict(one)
-    del row["observed"]
-    return row
-
-
-def _next_turn(one: NextTurnFit) -> dict[str, Any]:
-    row = asdict(one)
-    del row["interval"]
-    return row
-
-
-def _intervals(found: Mapping[str, Interval | None]) -> dict[str, dict[str, float] | None]:
+def _intervals(
+    by_parameter: Mapping[str, Interval | None],
+) -> dict[str, dict[str, float] | None]:
     return {
         name: None if interval is None else {"low": interval[0], "high": interval[1]}
-        for name, interval in found.items()
+        for name, interval in by_parameter.items()
     }

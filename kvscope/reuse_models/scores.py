@@ -1,6 +1,6 @@
-"""How good predicted probabilities are: do they order the outcomes, and do they mean what they say.
+"""Quality of predicted probabilities: ranking (AUC) and calibration.
 
-`chance` are predicted probabilities, `came` whether it happened; N entries each.
+`chance` are predicted probabilities, `came` whether the event happened; N entries each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBin:
-    """Predictions in [low, high): how many, what they say on average, and how often it came."""
+    """Predictions in [low, high): their number, their mean, and the observed frequency."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class CalibrationBin:
 
 
 def auc(chance: Floats, came: Booleans) -> float | None:
-    """The probability that of one that came and one that did not, the former was given more.
+    """Return the area under the ROC curve: P(an event ranks above a non-event).
 
     Ties count half; None where all came or none did. Source: Hanley and McNeil, The meaning and use
     of the area under a receiver operating characteristic (ROC) curve (1982).
@@ -44,32 +44,29 @@ def auc(chance: Floats, came: Booleans) -> float | None:
 
 
 def brier(chance: Floats, came: Booleans) -> float:
-    """The mean squared error. Source: Brier, Verification of forecasts (1950)."""
+    """Return the mean squared error. Source: Brier, Verification of forecasts (1950)."""
     return float(np.mean((chance - came) ** 2))
 
 
 def calibration(chance: Floats, came: Booleans) -> tuple[CalibrationBin, ...]:
-    """What happened after predictions of like probability, in `BINS` bins; empty ones left out."""
+    """Return the observed frequency by predicted probability, in `BINS` bins without empty ones."""
     at = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
-    found = []
-    for one in np.unique(at).tolist():
-        some = at == one
-        found.append(
-            CalibrationBin(
-                low=one / BINS,
-                high=(one + 1) / BINS,
-                n=int(some.sum()),
-                predicted=float(chance[some].mean()),
-                observed=float(came[some].mean()),
-            )
+    return tuple(
+        CalibrationBin(
+            low=place / BINS,
+            high=(place + 1) / BINS,
+            n=int(np.count_nonzero(at == place)),
+            predicted=float(chance[at == place].mean()),
+            observed=float(came[at == place].mean()),
         )
-    return tuple(found)
+        for place in np.unique(at).tolist()
+    )
 
 
 def calibration_error(bins: tuple[CalibrationBin, ...]) -> float:
-    """The mean distance of what was said from what came, over all predictions (ECE).
+    """Return the expected calibration error: mean distance of prediction and frequency.
 
     Source: Naeini, Cooper and Hauskrecht, Obtaining well calibrated probabilities (2015).
     """
-    total = sum(one.n for one in bins)
-    return sum(one.n * abs(one.predicted - one.observed) for one in bins) / total
+    total = sum(place.n for place in bins)
+    return sum(place.n * abs(place.predicted - place.observed) for place in bins) / total

@@ -1,4 +1,4 @@
-"""Which model of the waits to use, and why, in plain words."""
+"""Choice of the model of waits, with its reason."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kvscope.reuse_models.observations import Observations
 from kvscope.reuse_models.weibull import Weibull
 
 MODELS: tuple[type[ReuseModel], ...] = (Exponential, Hyperexponential, Weibull, Lognormal)
-FEWEST_RUNS = 30  # of reuse; fewer are not fitted
-FEWEST_EFFECTIVE = 10.0  # reused blocks that are independent of each other; likewise
-CLOSE = 0.05  # a model that misplaces no more of the reuse than that fits, however much data says
-_CRITICAL = 1.094  # of the KS distance times sqrt(n), at 5 % and with the rate estimated
+FEWEST_RUNS = 30  # runs of reuse that a fit needs
+FEWEST_EFFECTIVE = 10.0  # independent reused blocks that a fit needs
+CLOSE = 0.05  # a model that misplaces at most this share of the reuse fits, whatever n
+_CRITICAL = 1.094  # critical KS distance times sqrt(n), at 5 %, rate estimated
 
 
 @dataclass(frozen=True)
 class Choice:
-    """All models of one category beside the curve, the one to use, and why.
+    """All models of one category, the chosen one, whether it `fits`, and why.
 
-    `fits` tells whether the chosen one does; `reference` is Kaplan-Meier.
+    `reference` is Kaplan-Meier.
     """
 
     models: tuple[ReuseModel, ...]
@@ -41,12 +41,12 @@ class Choice:
 
 
 def enough(of: Observations) -> bool:
-    """Whether there is enough reuse to fit models to, and not all of it in a few conversations."""
+    """Return whether there is enough reuse to fit, and not only in a few conversations."""
     return of.reused_runs >= FEWEST_RUNS and of.effective_reused >= FEWEST_EFFECTIVE
 
 
 def tolerance(of: Observations) -> float:
-    """Up to which KS distance a model fits: what is too small to matter, or to be seen.
+    """Return the KS distance up to which a model fits: too small to matter, or to be detected.
 
     Source: Lilliefors, On the Kolmogorov-Smirnov test for the exponential distribution (1969).
     """
@@ -54,9 +54,9 @@ def tolerance(of: Observations) -> float:
 
 
 def choose(of: Observations) -> Choice:
-    """Fit every model; take the exponential if it fits, else of those that do the least AIC.
+    """Fit every model; choose the exponential if it fits, else the least AIC among those that fit.
 
-    Where none fits it is the nearest: AIC also looks where hardly any reuse is.
+    Where none fits, choose the nearest by KS: AIC also weighs times with hardly any reuse.
     """
     reference = KaplanMeier().fit(of.merged(), of.effective)
     models = tuple(kind().fit(of, reference) for kind in MODELS)
@@ -78,7 +78,7 @@ def _words(models: tuple[ReuseModel, ...], best: ReuseModel, fits: bool) -> str:
 
 
 def _trouble(models: tuple[ReuseModel, ...]) -> str:
-    """What keeps the exponential from fitting: a Weibull's shape of 1 would be one."""
+    """Say why the exponential does not fit: a Weibull of shape 1 would be one."""
     weibull = next(model for model in models if isinstance(model, Weibull))
     interval = weibull.interval_["shape"]
     if interval is not None and interval[1] < 1:

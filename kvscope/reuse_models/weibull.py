@@ -39,7 +39,7 @@ class Weibull(ReuseModel):
         return left, np.stack((k * steep, -k * log_ratio * steep))
 
     def start(self, of: Observations) -> Floats:
-        """From the exponential's place, a little heavier in the tail."""
+        """Start from the exponential, with a slightly heavier tail."""
         hit = of.reused
         mean = float(of.weight[hit] @ of.waited_s[hit]) / of.total_reused
         share = of.total_reused / of.total

@@ -1,4 +1,4 @@
-"""Models over sliding windows: are they what they were an hour, and a day, before."""
+"""Models over sliding windows: their change from one window, and one day, to the next."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from kvscope.reuse_models.selection import MODELS, enough
 
 DEFAULT_LENGTH_S = 3_600.0
 _PER_WINDOW = 2  # a new window begins every half window
-_LEAST_COUNT = 5  # so many windows' lengths fit into a trace if nobody chose a length
+_LEAST_COUNT = 5  # windows of default length that fit into a trace
 _MOST = 96
 _ALIKE = 0.1  # of the reuse: windows that differ by less are called stable
-_SURELY = 1.5  # so many times what chance does is a change
+_SURELY = 1.5  # a change is this many times what chance gives
 _CHANCE = 0.8687  # mean of the two-sample KS distance times sqrt(n m / (n + m))
 
 _KINDS: Mapping[str, type[ReuseModel]] = {kind.name: kind for kind in MODELS}
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """One category in one window that shows enough of it."""
+class _WindowSample:
+    """One category in one window with enough reuse."""
 
     span: Span
     waits: Observations
@@ -45,12 +45,12 @@ class _Seen:
 
 
 def default_length_s(span: Span) -> float:
-    """An hour, as in the paper, or a fifth of a shorter trace."""
+    """Return an hour, as in the paper, or a fifth of a shorter trace."""
     return min(DEFAULT_LENGTH_S, span.length_s / _LEAST_COUNT)
 
 
 def sliding(span: Span, length_s: float) -> list[Span]:
-    """Windows of that length that lie in `span`, one every half of it or rarer if too many."""
+    """Return windows within `span`, one every half length, or fewer if too many."""
     halves = int((span.length_s - length_s) / length_s * _PER_WINDOW * (1 + 1e-12)) + 1
     every = max(-(-halves // _MOST), 1)
     step_s = every * length_s / _PER_WINDOW
@@ -67,81 +67,82 @@ def over_windows(
 ) -> Windows:
     """Fit every window on its own; `use` names the model of each category that has one.
 
-    `step` is told of each window before it is fitted.
-
-    A window is fitted to what was touched in it and seen before its end. Source: KVCache Cache in
+    `step` is called before each window. A window is fitted to the touches in it, censored at its
+    end. Source: KVCache Cache in
     the Wild (ATC'25), Figures 15, 23 and 29.
     """
     spans = sliding(span, length_s)
     grid = log_grid(length_s)
-    seen: dict[str, list[_Seen | None]] = {name: [] for name in use}
-    for number, one in enumerate(spans, start=1):
+    samples: dict[str, list[_WindowSample | None]] = {name: [] for name in use}
+    for number, window in enumerate(spans, start=1):
         step(f"window {number} of {len(spans)}")
-        for name, waits in zip(evidence.categories, evidence.waits(one), strict=True):
+        for name, waits in zip(evidence.categories, evidence.waits(window), strict=True):
             if name in use:
-                seen[name].append(_seen(one, waits, use[name]))
+                samples[name].append(_sample(window, waits, use[name]))
     step_s = spans[1].start_s - spans[0].start_s if len(spans) > 1 else length_s
     ahead = max(round(length_s / step_s), 1)
     fits: list[WindowFit] = []
     stability: list[StabilityFit] = []
-    for name, row in seen.items():
+    for name, row in samples.items():
         fits += _fits(name, row, ahead, grid)
         stability += _stability(name, row, ahead, step_s)
     return Windows(length_s, step_s, tuple(grid.tolist()), tuple(fits), tuple(stability))
 
 
-def _seen(span: Span, waits: Observations, use: str) -> _Seen | None:
+def _sample(span: Span, waits: Observations, use: str) -> _WindowSample | None:
     if not enough(waits):
         return None
     merged = waits.merged()
     curve = KaplanMeier().fit(merged, waits.effective)
     exponential = Exponential().fit(waits, curve, intervals=False)
     if use == Exponential.name:
-        return _Seen(span, waits, curve, exponential, exponential)
+        return _WindowSample(span, waits, curve, exponential, exponential)
     chosen = _KINDS[use]().fit(waits, curve, intervals=False)
-    return _Seen(span, waits, curve, exponential, chosen)
+    return _WindowSample(span, waits, curve, exponential, chosen)
 
 
-def _fits(name: str, row: Sequence[_Seen | None], ahead: int, grid: Floats) -> Iterator[WindowFit]:
-    for at, one in enumerate(row):
-        if one is None:
+def _fits(
+    name: str, row: Sequence[_WindowSample | None], ahead: int, grid: Floats
+) -> Iterator[WindowFit]:
+    for at, sample in enumerate(row):
+        if sample is None:
             continue
         later = row[at + ahead] if at + ahead < len(row) else None
         yield WindowFit(
             category=name,
-            start_s=one.span.start_s,
-            end_s=one.span.end_s,
-            n=one.exponential.n_,
-            censored=one.exponential.censored_,
-            runs=one.waits.reused_runs,
-            effective_n=one.waits.effective,
-            reuse_probability=one.exponential.reuse_probability_,
-            rate_per_s=one.exponential.params_["rate_per_s"],
-            ks=one.exponential.ks_,
-            next_ks=later.curve.distance(one.exponential.reuse_within) if later else None,
-            distance=later.curve.distance(one.curve.reuse_within) if later else None,
-            params={"reuse_probability": one.chosen.reuse_probability_, **one.chosen.params_},
-            observed=tuple(one.curve.reuse_within(grid).tolist()),
+            start_s=sample.span.start_s,
+            end_s=sample.span.end_s,
+            n=sample.exponential.n_,
+            censored=sample.exponential.censored_,
+            runs=sample.waits.reused_runs,
+            effective_n=sample.waits.effective,
+            reuse_probability=sample.exponential.reuse_probability_,
+            rate_per_s=sample.exponential.params_["rate_per_s"],
+            ks=sample.exponential.ks_,
+            next_ks=later.curve.distance(sample.exponential.reuse_within) if later else None,
+            distance=later.curve.distance(sample.curve.reuse_within) if later else None,
+            params={"reuse_probability": sample.chosen.reuse_probability_, **sample.chosen.params_},
+            observed=tuple(sample.curve.reuse_within(grid).tolist()),
         )
 
 
 def _stability(
-    name: str, row: Sequence[_Seen | None], ahead: int, step_s: float
+    name: str, row: Sequence[_WindowSample | None], ahead: int, step_s: float
 ) -> Iterator[StabilityFit]:
-    if found := _alike(name, "window", row, ahead):
-        yield found
+    if by_window := _alike(name, "window", row, ahead):
+        yield by_window
     day = round(DAY_S / step_s)
-    if day < len(row) and (found := _alike(name, "day", row, day)):
-        yield found
+    if day < len(row) and (by_day := _alike(name, "day", row, day)):
+        yield by_day
 
 
 def _alike(
-    name: str, between: Literal["window", "day"], row: Sequence[_Seen | None], ahead: int
+    name: str, between: Literal["window", "day"], row: Sequence[_WindowSample | None], ahead: int
 ) -> StabilityFit | None:
     pairs = [(a, b) for a, b in zip(row, row[ahead:], strict=False) if a and b]
     if not pairs:
         return None
-    known = [one for one in row if one]
+    known = [sample for sample in row if sample]
     distances = [b.curve.distance(a.curve.reuse_within) for a, b in pairs]
     distance, chance = float(np.mean(distances)), float(np.mean([_chance(a, b) for a, b in pairs]))
     return StabilityFit(
@@ -159,14 +160,14 @@ def _alike(
 
 
 def _stable(distance: float, chance: float) -> bool | None:
-    """None where windows show so little that they differ by chance alone."""
+    """Return whether windows agree; None where they differ by chance alone."""
     if distance <= _ALIKE:
         return True
     return None if distance <= _SURELY * chance else False
 
 
-def _chance(a: _Seen, b: _Seen) -> float:
-    """What the curves of two such samples differ by on average if nothing has changed."""
+def _chance(a: _WindowSample, b: _WindowSample) -> float:
+    """Return the mean distance between the curves of two such samples of one distribution."""
     rate = 1.0 / a.waits.effective_reused + 1.0 / b.waits.effective_reused
     return float(_CHANCE * rate**0.5)
 

@@ -120,7 +120,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     """Store `run` in the place of what older sources made of the same request; return it dated."""
     dated = replace(run, **_stamp())
     with store.transaction():
-        older = store.rows("runs/same_asked", trace_id=trace.trace_id, asked=digest_of(run))
+        older = store.rows("runs/same_request", trace_id=trace.trace_id, asked=digest_of(run))
         _remove_runs(store, [row["run_id"] for row in older])
         run_id = store.row(
             "runs/add_run",

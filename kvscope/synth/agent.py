@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -11,17 +10,17 @@ from kvscope.synth.base import (
     Counts,
     Ids,
     Lognormal,
+    Profile,
     Record,
     Thread,
     arrivals,
-    check_parameters,
     in_order,
 )
 
 
 @dataclass(slots=True)
 class _Session:
-    """A session under way: its conversation, the head it falls back to, the turns it takes."""
+    """An open session: its conversation, the head it falls back to, its number of turns."""
 
     thread: Thread
     head: range
@@ -29,29 +28,23 @@ class _Session:
 
 
 @dataclass(frozen=True)
-class Agent:
+class Agent(Profile):
     """Sessions of coding agents on a few clients, each with its own system and tools prompt.
 
-    A session adds a tool's answer a turn, after seconds, and now and then waits for its
-    person (`think_share`). When its history passes `context_limit_tokens` the next prompt is the
-    head and a summary: same conversation, another path. Sub-agents are conversations of their own,
-    of type `subagent`. What was running before time 0 goes on in the trace. Gaps are
-    (median in s, sigma) of a lognormal. Expected (ranges over seeds at 5,000 and 20,000 requests):
+    A session adds a tool's answer per turn, after seconds, and now and then waits for its user
+    (`think_share`). When its history passes `context_limit_tokens` the next prompt is the head and
+    a summary: same conversation, another path. Sub-agents are conversations of their own, of type
+    `subagent`. Sessions that run before time 0 continue in the trace. Gaps are (median in s, sigma)
+    of a lognormal.
 
-    | quantity | expected |
-    |---|---|
-    | ideal hit rate (as in `ToC`) | 97 % |
-    | input tokens, mean / max | 70,000-74,000 / 174,000-185,000 |
-    | turns seen of a conversation, p50 / p90 | 21-31 / 70-101 |
-    | reuse gap, p50 / p90 / p99 | 19 s / 62-64 s / 1,080-1,350 s |
-    | requests of sub-agents | 5-6 % |
+    sample_traces/README.md has the figures to expect.
 
     Source: no published characterization; sizes and gaps are of the order seen in public traces
     of coding agents (weka format: heads of 15,000 tokens, median gap 19 s, steps of some
     hundred to some thousand tokens, compaction near 160,000).
     """
 
-    name: ClassVar[str] = "agent"
+    name = "agent"
 
     lead_in_s: float = 14_400.0
     session_rate_per_s: float = 1 / 300
@@ -70,10 +63,6 @@ class Agent:
     summary_tokens: Counts = Lognormal(25_000, 0.6, 80_000)
     users: int = 12
     block_size: int = 64
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a parameter out of range."""
-        check_parameters(self)
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield `requests` records, each with its `block_size`."""
@@ -108,19 +97,19 @@ class Agent:
         return in_order(births(), serve, requests)
 
     def _open(self, user_id: int, type_: str, head: range, turns: int) -> _Session:
-        """A session at the end of its head, before its first request."""
+        """Return a session at the end of its head, before its first request."""
         tokens = len(head) * self.block_size
         return _Session(Thread(user_id, type_, self.block_size, list(head), tokens), head, turns)
 
     def _new_tokens(self, session: _Session) -> Counts:
-        """What the next turn adds; a full context is first cut back to the head (compaction)."""
+        """Return what the next turn adds; cut a full context back to the head."""
         if session.thread.history_tokens > self.context_limit_tokens:
             session.thread.restart(session.head)
             return self.summary_tokens
         return self.step_tokens if session.thread.turn else self.task_tokens
 
     def _gap_s(self, type_: str, rng: Generator) -> float:
-        """Time to the next request: a tool's answer, or now and then a person's."""
+        """Return the s to the next request: to a tool's answer, or now and then to a user's."""
         thinks = type_ == "agent" and rng.random() < self.think_share
         median_s, sigma = self.think_gap_s if thinks else self.tool_gap_s
         return median_s * float(rng.lognormal(0.0, sigma))

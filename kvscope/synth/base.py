@@ -1,10 +1,11 @@
-"""Arrival order: merges conversations as they are born with the later turns of those alive."""
+"""What profiles of traffic are made of: distributions, records, conversations, arrival order."""
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,21 +13,18 @@ from numpy.random import Generator
 
 from kvscope.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 
 class Counts(Protocol):
     """A distribution of counts."""
 
     def draw(self, rng: Generator) -> int:
-        """One count."""
+        """Return one count."""
         ...
 
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Skewed around `mean`: what prompts and answers of people look like.
+    """Skewed around `mean`, as the lengths of prompts and answers are.
 
     `sigma` is the standard deviation of ln(count); `mean` is the mean before the values
     are cut off at `maximum`.
@@ -37,7 +35,7 @@ class Lognormal:
     maximum: int = 32_768
 
     def draw(self, rng: Generator) -> int:
-        """One count in [1, maximum]."""
+        """Return one count in [1, maximum]."""
         mu = math.log(self.mean) - self.sigma**2 / 2
         return max(1, min(self.maximum, round(rng.lognormal(mu, self.sigma))))
 
@@ -49,7 +47,7 @@ class Geometric:
     mean: float
 
     def draw(self, rng: Generator) -> int:
-        """One count of at least 1."""
+        """Return one count of at least 1."""
         return int(rng.geometric(1 / self.mean))
 
 
@@ -60,7 +58,7 @@ class Fixed:
     value: int
 
     def draw(self, rng: Generator) -> int:
-        """The count."""
+        """Return the count."""
         return self.value
 
 
@@ -93,43 +91,42 @@ class Record(msgspec.Struct, frozen=True):
     block_size: int | UnsetType = UNSET
 
 
-class Profile(Protocol):
-    """A kind of traffic: a frozen dataclass of parameters that can produce a trace of any length.
+@dataclass(frozen=True)
+class Profile(ABC):
+    """A kind of traffic: parameters that can produce a trace of any length.
 
     The same parameters, `requests` and `seed` give the same records (for one NumPy release:
     its generators may change between releases, see NEP 19).
+
+    The unit in a parameter's name bounds it: shares and swings lie in 0-1, seconds are at least 0,
+    rates are above 0, counts at least 1. Raises ValueError for any other value.
     """
 
     name: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a parameter out of range."""
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if not isinstance(value, int | float):
+                continue
+            if name.endswith(("_share", "_swing")):
+                allowed, fits = "between 0 and 1", 0 <= value <= 1
+            elif name.endswith("_per_s"):
+                allowed, fits = "above 0", value > 0
+            elif name.endswith("_s"):
+                allowed, fits = "at least 0", value >= 0
+            else:
+                allowed, fits = "at least 1", value >= 1
+            if not (fits and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}; it has to be {allowed}")
+
+    @abstractmethod
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield `requests` records in arrival order; memory grows with live conversations only.
 
         Raises UsageError, at the first record, if `requests` is negative.
         """
-        ...
-
-
-def check_parameters(profile: "DataclassInstance") -> None:
-    """Refuse numbers that the profile cannot work with, by the unit in the parameter's name.
-
-    Shares and swings lie in 0-1, seconds are at least 0, rates are above 0, counts at least 1.
-    Raises ValueError with the parameter's name, its value and what it may be.
-    """
-    for field in fields(profile):
-        name, value = field.name, getattr(profile, field.name)
-        if not isinstance(value, int | float):
-            continue
-        if name.endswith(("_share", "_swing")):
-            allowed, fits = "between 0 and 1", 0 <= value <= 1
-        elif name.endswith("_per_s"):
-            allowed, fits = "above 0", value > 0
-        elif name.endswith("_s"):
-            allowed, fits = "at least 0", value >= 0
-        else:
-            allowed, fits = "at least 1", value >= 1
-        if not (fits and math.isfinite(value)):
-            raise ValueError(f"{name} is {value}; it has to be {allowed}")
 
 
 class Ids:
@@ -140,12 +137,12 @@ class Ids:
         self._blocks = 0
 
     def chat(self) -> int:
-        """The next chat id."""
+        """Return the next chat id."""
         self._chats += 1
         return self._chats
 
     def blocks(self, count: int) -> range:
-        """The next `count` block ids. Consecutive, so that a compressed trace stays small."""
+        """Return the next `count` block ids, consecutive so that a compressed trace is small."""
         first = self._blocks
         self._blocks += count
         return range(first, self._blocks)
@@ -153,7 +150,7 @@ class Ids:
 
 @dataclass(slots=True)
 class Thread:
-    """A conversation under way: what its next prompt repeats, and where it stands.
+    """An open conversation: what its next prompt repeats, and its state.
 
     `blocks` are the full blocks that the next prompt starts with, `history_tokens` is the length
     that it starts with (parent's prompt and output); the difference is tokens whose blocks
@@ -169,7 +166,7 @@ class Thread:
     chat_id: int = ROOT
 
     def request(self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int) -> Record:
-        """The next turn: history and `new_tokens` as prompt. Changes the thread to after it."""
+        """Return the next turn, history and `new_tokens` as prompt, and advance the thread."""
         input_tokens = self.history_tokens + new_tokens
         missing = -(-input_tokens // self.block_size) - len(self.blocks)
         hash_ids = [*self.blocks, *ids.blocks(missing)]
@@ -194,7 +191,7 @@ class Thread:
     def take_turn(
         self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int
     ) -> Record | None:
-        """The next turn as in `request`; before time 0 it happens without a record.
+        """Return the next turn as `request` does; before time 0 advance without a record.
 
         Such a turn leaves its length and chat id, so that a trace can begin in the middle of a
         conversation, as a window of real traffic does.
@@ -214,8 +211,8 @@ class Thread:
 
 State = TypeVar("State")
 Serve = Callable[[float, State], tuple[Record | None, Iterable[tuple[float, State]]]]
-"""Answers an arrival: its record (None before the trace begins, and for what is not a request
-itself), and the later arrivals (time in s, state) that follow from it."""
+"""Returns the record of an arrival (None before the trace begins, and for what is no request), and
+the later arrivals (time in s, state) that follow from it."""
 
 DAY_S = 86_400.0
 
@@ -223,7 +220,7 @@ DAY_S = 86_400.0
 def arrivals(
     rng: Generator, rate_per_s: float, *, start_s: float = 0.0, daily_swing: float = 0.0
 ) -> Iterator[float]:
-    """Endless Poisson arrival times in s, from `start_s`, at a mean of `rate_per_s`.
+    """Yield Poisson arrival times in s from `start_s` on, at a mean of `rate_per_s`.
 
     The rate follows a sine of period one day, `daily_swing` (0-1) above and below the mean;
     at time 0 it is at the mean, on its way up.
@@ -241,9 +238,10 @@ def arrivals(
 def in_order(
     births: Iterator[tuple[float, State]], serve: Serve[State], requests: int
 ) -> Iterator[Record]:
-    """The first `requests` records of all conversations, by time.
+    """Yield the first `requests` records of all conversations, by time.
 
-    `births` are first arrivals in order of time; `serve` is called once an arrival, in order.
+    Conversations are merged as they are born with the later turns of those alive: `births` are
+    first arrivals in order of time; `serve` is called once per arrival, in order.
     Raises UsageError, at the first record, if `requests` is negative.
     """
     if requests < 0:

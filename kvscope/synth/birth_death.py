@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,16 +10,16 @@ from kvscope.synth.base import (
     Counts,
     Geometric,
     Ids,
+    Profile,
     Record,
     Thread,
     arrivals,
-    check_parameters,
     in_order,
 )
 
 
 @dataclass(frozen=True)
-class BirthDeath:
+class BirthDeath(Profile):
     """Conversations born at λ_conv, dying at μ, taking turns at λ while alive; nothing is shared.
 
     Births are a Poisson process of `birth_rate_per_s`, and the first turn comes with the birth
@@ -43,7 +42,7 @@ class BirthDeath:
     the prompt length of its ShareGPT experiment (3.5 turns, 100 tokens).
     """
 
-    name: ClassVar[str] = "birth-death"
+    name = "birth-death"
 
     birth_rate_per_s: float = 0.2
     death_rate_per_s: float = 1 / 150
@@ -51,10 +50,6 @@ class BirthDeath:
     prompt_tokens: Counts = Geometric(100)
     output_tokens: Counts = Geometric(250)
     block_size: int = BAILIAN_BLOCK_TOKENS
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a parameter out of range."""
-        check_parameters(self)
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield the first `requests` turns; every conversation is its own user."""

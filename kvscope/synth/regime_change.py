@@ -1,8 +1,7 @@
-"""Traffic that changes its mind: who comes back and who does not trade places half-way."""
+"""Traffic in which the conversations that continue and those that end swap roles half-way."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -11,23 +10,23 @@ from kvscope.synth.base import (
     Counts,
     Ids,
     Lognormal,
+    Profile,
     Record,
     Thread,
     arrivals,
-    check_parameters,
     in_order,
 )
 
 
 @dataclass(frozen=True)
-class RegimeChange:
-    """Chats and documents; up to `change_s` chats go on and documents do not, then the reverse.
+class RegimeChange(Profile):
+    """Chats and documents: up to `change_s` chats continue and documents end, then the reverse.
 
     A conversation is a document with `document_share`: it begins with a long prompt, a chat with a
     short one; what follows is short. Until `change_s` a chat's turn is followed by another one with
     `returning_share`, a document's with `leaving_share`; from then on it is the other way round,
-    also for those under way. So whatever a policy has learned of one kind is then as wrong as can
-    be, until it learns anew. Expected (ranges over eight seeds at 5,000 requests):
+    also for open conversations. So what a policy has learned of one kind is wrong until it learns
+    again. Expected (ranges over eight seeds at 5,000 requests):
 
     | quantity | expected |
     |---|---|
@@ -39,7 +38,7 @@ class RegimeChange:
     apart as those of chats and single questions in KVCache Cache in the Wild (ATC'25), section 3.
     """
 
-    name: ClassVar[str] = "regime-change"
+    name = "regime-change"
 
     change_s: float = 3_600.0
     conversation_rate_per_s: float = 0.18
@@ -52,10 +51,6 @@ class RegimeChange:
     step_tokens: Counts = Lognormal(250, 0.8, 4_000)
     output_tokens: Counts = Lognormal(300, 0.7, 4_000)
     block_size: int = 512
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a parameter out of range."""
-        check_parameters(self)
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield the first `requests` turns; every conversation is its own user."""
@@ -70,7 +65,7 @@ class RegimeChange:
         def serve(time_s: float, thread: Thread) -> tuple[Record, list[tuple[float, Thread]]]:
             prompt = self._prompt(thread).draw(rng)
             record = thread.request(ids, time_s, prompt, self.output_tokens.draw(rng))
-            if rng.random() >= self._goes_on(thread, time_s):
+            if rng.random() >= self._continues(thread, time_s):
                 return record, []
             return record, [(time_s + self._gap_s(rng), thread)]
 
@@ -81,8 +76,8 @@ class RegimeChange:
             return self.step_tokens
         return self.document_tokens if thread.type == "document" else self.chat_tokens
 
-    def _goes_on(self, thread: Thread, time_s: float) -> float:
-        """The probability of a turn after the one at `time_s`."""
+    def _continues(self, thread: Thread, time_s: float) -> float:
+        """Return the probability of a turn after the one at `time_s`."""
         returns = (thread.type == "chat") == (time_s < self.change_s)
         return self.returning_share if returns else self.leaving_share
 

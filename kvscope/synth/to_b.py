@@ -1,8 +1,7 @@
-"""Business traffic: programs that call an API with the same system prompt, over and over."""
+"""Business traffic: programs that call an API repeatedly with the same system prompt."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -14,10 +13,10 @@ from kvscope.synth.base import (
     Geometric,
     Ids,
     Lognormal,
+    Profile,
     Record,
     Thread,
     arrivals,
-    check_parameters,
     in_order,
 )
 
@@ -67,7 +66,7 @@ BATCH = Program(
     fan_out_gap_median_s=0.22,
     fan_out_gap_sigma=1.2,
 )
-"""Many questions about each of many documents, as fast as answers come."""
+"""Many questions about each of many documents, as fast as answers arrive."""
 
 ASSISTANT = Program(
     run_rate_per_s=0.0055,
@@ -77,7 +76,7 @@ ASSISTANT = Program(
     own_tokens=Lognormal(600, 0.8),
     output_tokens=Lognormal(250, 0.8),
 )
-"""A product with long instructions that passes on what its own users ask."""
+"""A product with long instructions that forwards the questions of its own users."""
 
 SCRIPT = Program(
     run_rate_per_s=0.16,
@@ -97,7 +96,7 @@ TRIAL = Program(
     own_tokens=Lognormal(830, 0.8),
     output_tokens=Lognormal(200, 0.8),
 )
-"""Somebody tries the API once."""
+"""A single try of the API."""
 
 PROGRAMS = (BATCH, ASSISTANT, SCRIPT, TRIAL)
 
@@ -113,7 +112,7 @@ DIALOGUE = Dialogue(
 
 @dataclass(slots=True)
 class _Pending:
-    """A request about to arrive: `thread` holds what it shares with others. And its later turns."""
+    """A future request and its later turns; `thread` holds what it shares with others."""
 
     thread: Thread
     new_tokens: int
@@ -122,8 +121,8 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Run:
-    """A program at work: whose it is, its system prompt, the calls it will still make."""
+class _ProgramRun:
+    """A running program: its user, its system prompt, and its remaining calls."""
 
     program: Program
     user_id: int
@@ -133,10 +132,10 @@ class _Run:
 
     def call(
         self, time_s: float, ids: Ids, rng: Generator, block_size: int
-    ) -> list[tuple[float, "_Run | _Pending"]]:
-        """The requests of one call, sharing system prompt and document, and the next call."""
+    ) -> list[tuple[float, "_ProgramRun | _Pending"]]:
+        """Return the requests of one call, which share prompt and document, and the next call."""
         program = self.program
-        later: list[tuple[float, _Run | _Pending]] = []
+        later: list[tuple[float, _ProgramRun | _Pending]] = []
         tokens = self.system_tokens + program.document_tokens.draw(rng)
         shared = [*self.system_blocks, *ids.blocks(tokens // block_size - len(self.system_blocks))]
         request_s = time_s
@@ -152,39 +151,20 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class ToB:
+class ToB(Profile):
     """Programs calling an API: nearly every request is single-turn and shares a system prompt.
 
     Batch jobs fan questions out over documents, assistants repeat long instructions, scripts and
-    trials share little; dialogues are rare. What was running before time 0 goes on in the trace.
-    Expected (ranges over six seeds at 20,000 and two at 50,000 requests, none of them used to
-    choose the parameters; ideal hit rate as in `ToC`):
+    trials share little; dialogues are rare. Programs that run before time 0 continue in the trace.
+    97 % of hits from 99.9 % of requests needs multi-turn requests that hit some 30 times as much
+    as others: they start at about 40,000 tokens.
 
-    | quantity | published | this profile |
-    |---|---|---|
-    | ideal hit rate | 54 % | 53-56 % |
-    | hits from single-turn requests | 97 % | 97-100 % |
-    | multi-turn share of requests | < 0.1 % | 0.04 % on average, up to 0.08 % |
-    | reuse gaps within 10 s | 80 % | 79-87 % |
-    | blocks living at most 0.3 s / at most 97 s | 90 % / 99 % | 90-91 % / 98.9-99.4 % |
-    | users making 90 % of hits | 4 % | 2.7-4.9 % |
-    | users making 90 % of requests | 15 % | 14-19 % |
-    | requests per second | > 10 | 11-15 |
-
-    Lifetimes are better compared as these shares than as quantiles: next to nothing is reused
-    after more than a fan-out (seconds) and before a program's end (minutes), so that a share that
-    is half a point off moves p99 anywhere between 10 and 110 s, and p90 between 0.2 and 0.4 s.
-
-    97 % of hits from 99.9 % of requests needs multi-turn requests that hit some 30 times as
-    much as others: they start at about 40,000 tokens. Traces shorter than the programs that they
-    show (half an hour) see too few of the users that come and go: at 2,000 requests 10-20 %
-    of users make 90 % of hits, 33-39 % make 90 % of requests, and 95-98 % of blocks live at most
-    97 s.
+    sample_traces/README.md compares this profile with the published figures.
 
     Source: KVCache Cache in the Wild (ATC'25), Trace B, sections 3.2-3.5.
     """
 
-    name: ClassVar[str] = "to-b"
+    name = "to-b"
 
     lead_in_s: float = 3_600.0
     programs: tuple[Program, ...] = PROGRAMS
@@ -193,30 +173,26 @@ class ToB:
     recent_users: int = 20
     block_size: int = BAILIAN_BLOCK_TOKENS
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a parameter out of range."""
-        check_parameters(self)
-
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield `requests` records; memory grows with programs and requests under way."""
         rng = np.random.default_rng(seed)
         ids = Ids()
         rates = [program.run_rate_per_s for program in self.programs]
         upper = np.cumsum([*rates, self.dialogue.rate_per_s])
-        crowd = _Crowd(self, ids, rng)
+        users = _Users(self, ids, rng)
 
-        def births() -> Iterator[tuple[float, _Run | _Pending]]:
+        def births() -> Iterator[tuple[float, _ProgramRun | _Pending]]:
             for time_s in arrivals(rng, float(upper[-1]), start_s=-self.lead_in_s):
                 which = int(np.searchsorted(upper, rng.random() * upper[-1]))
                 if which < len(self.programs):
-                    yield time_s, crowd.start(which)
+                    yield time_s, users.start(which)
                 else:
-                    yield time_s, crowd.talk()
+                    yield time_s, users.talk()
 
         def serve(
-            time_s: float, state: _Run | _Pending
-        ) -> tuple[Record | None, list[tuple[float, _Run | _Pending]]]:
-            if isinstance(state, _Run):
+            time_s: float, state: _ProgramRun | _Pending
+        ) -> tuple[Record | None, list[tuple[float, _ProgramRun | _Pending]]]:
+            if isinstance(state, _ProgramRun):
                 return None, state.call(time_s, ids, rng, self.block_size)
             if time_s < 0:
                 return None, []
@@ -231,16 +207,16 @@ class ToB:
         return in_order(births(), serve, requests)
 
 
-class _Crowd:
-    """Users: a run is a new user's or that of a recent one, who brings the system prompt again."""
+class _Users:
+    """Users: a run is a new user's, or a recent one's with the same system prompt."""
 
     def __init__(self, profile: ToB, ids: Ids, rng: Generator) -> None:
         self._profile, self._ids, self._rng = profile, ids, rng
         self._users: list[list[tuple[int, range, int]]] = [[] for _ in profile.programs]
-        self._seen = 0
+        self._count = 0
 
-    def start(self, which: int) -> _Run:
-        """A program's run, about to make its first call."""
+    def start(self, which: int) -> _ProgramRun:
+        """Return a program's run before its first call."""
         profile, rng, users = self._profile, self._rng, self._users[which]
         program = profile.programs[which]
         if not users or rng.random() < profile.new_user_share:
@@ -248,15 +224,15 @@ class _Crowd:
             users.append((self._new_user(), self._ids.blocks(tokens // profile.block_size), tokens))
             del users[: -profile.recent_users]
         user_id, blocks, tokens = users[int(rng.integers(len(users)))]
-        return _Run(program, user_id, blocks, tokens, program.calls.draw(rng))
+        return _ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
 
     def talk(self) -> _Pending:
-        """A dialogue over the API, about to start."""
+        """Return a dialogue over the API before its first turn."""
         dialogue, rng = self._profile.dialogue, self._rng
         thread = Thread(self._new_user(), "api", self._profile.block_size, [], 0)
         first = dialogue.first_tokens.draw(rng)
         return _Pending(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
 
     def _new_user(self) -> int:
-        self._seen += 1
-        return self._seen
+        self._count += 1
+        return self._count

@@ -1,8 +1,7 @@
-"""Consumer traffic: people chatting, asking about files, images and search results."""
+"""Consumer traffic: chats, and questions about files, images and search results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -12,10 +11,10 @@ from kvscope.synth.base import (
     Counts,
     Ids,
     Lognormal,
+    Profile,
     Record,
     Thread,
     arrivals,
-    check_parameters,
     in_order,
 )
 
@@ -23,15 +22,15 @@ FIRST_TURN_OF_BUCKET = (1, 2, 3, 4, 7)
 
 
 def bucket(turn: int) -> int:
-    """Index of the turn bucket (1, 2, 3, 4-6, 7+) of a turn, which counts from 1."""
+    """Return the index of the turn bucket (1, 2, 3, 4-6, 7+) of a turn, which counts from 1."""
     return sum(turn >= first for first in FIRST_TURN_OF_BUCKET) - 1
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A request type: how often, how it goes on, how long people think, how much they send.
+    """A request type: its share, the gaps between its turns, and the tokens of a turn.
 
-    `share` is of the conversations. Tuples have an entry a turn bucket (1, 2, 3, 4-6, 7+):
+    `share` is of the conversations. Tuples have an entry per turn bucket (1, 2, 3, 4-6, 7+):
     `gap_mean_s` is the mean time from a turn in the bucket to the next turn,
     `prompt_tokens` what a turn in the bucket adds. `closing_tokens` replaces it in a
     conversation's last turn. `second_turn_scale` multiplies the probability of a second turn.
@@ -49,12 +48,12 @@ class Kind:
 
 
 def gaps(scale: float) -> tuple[float, ...]:
-    """Mean s to the next turn, a bucket each, as multiples of a text conversation's."""
+    """Return the mean s to the next turn by bucket, as multiples of a text conversation's."""
     return tuple(scale * mean_s for mean_s in (130.0, 145.0, 165.0, 200.0, 490.0))
 
 
 def prompts(first: float, follow_up: float) -> tuple[Counts, ...]:
-    """Tokens that a turn adds: a question, up to five meatier follow-ups, then small talk."""
+    """Return the tokens that a turn adds: a question, up to five longer follow-ups, small talk."""
     middle = Lognormal(follow_up, 1.0)
     return (Lognormal(first, 0.6), middle, middle, middle, Lognormal(340, 0.8))
 
@@ -77,14 +76,14 @@ KINDS = (
 
 @dataclass(slots=True)
 class _Chat:
-    """A conversation under way and how many turns its person will take."""
+    """An open conversation and the number of turns it will have."""
 
     thread: Thread
     kind: Kind
     turns: int
 
     def answer(self, ids: Ids, time_s: float, rng: Generator) -> Record | None:
-        """The next turn; None before the trace begins."""
+        """Return the next turn, None before the trace begins."""
         turn = self.thread.turn + 1
         closing = turn > 1 and turn == self.turns
         law = self.kind.closing_tokens if closing else self.kind.prompt_tokens[bucket(turn)]
@@ -93,48 +92,22 @@ class _Chat:
 
 
 @dataclass(frozen=True)
-class ToC:
+class ToC(Profile):
     """People using a chat product: half of the requests continue a conversation.
 
     The trace is a window of traffic that began `lead_in_s` earlier: some parents lie before it.
-    Expected (ranges over eight seeds at 20,000 and two at 50,000 requests, none of them used to
-    choose the parameters; ideal hit rate: token-weighted, whole trace, full blocks, last-token
-    rule, outputs carried):
+    The published figures cannot all hold at once: 47-51 % of requests with a parent and 0.5 and 0.8
+    for a next turn after turn 1 and later would need 71 % with a parent. Met are the shares, the
+    turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of reuse from a tenth of the
+    blocks needs few conversations that last for hours (`engaged_share`). These are spread evenly,
+    and their turns vary little, because chance would otherwise decide every figure.
 
-    | quantity | published | this profile |
-    |---|---|---|
-    | ideal hit rate | 62 % | 61-65 %, mean 62 % |
-    | hits from single-turn requests | minority | 1 % |
-    | multi-turn share, text / file, search | 47-51 % | 52-54 % / 49-57 % |
-    | multi-turn share, multimodal | lower | 34-45 % |
-    | turns per conversation, p50 / p90 / max | 1 / 5 / 232 | 1 / 5 / 59-118, never over 232 |
-    | single-turn conversations | 54 % | 53-54 % |
-    | next turn after turn 1 / later turns | 0.5 / 0.8 | 0.46 / 0.58, see below |
-    | reuse gaps within 10 min | 80 % | 79-82 % |
-    | lifetime p90 | 612 s | 583-667 s |
-    | users making 90 % of hits / of requests | 19 % / 72 % | 15-18 % / 71-72 % |
-    | reuse from the top 10 % of blocks | 77 % | 75-79 % |
-    | mean tokens, single- / multi-turn | 973 / 5,953 | 1,027 / 6,000-6,500 |
-
-    The published figures cannot all hold at once. A share s of requests with a parent means
-    that at most s of the requests have a next turn; with probabilities 0.5 after turn 1 and 0.8
-    later that is (1 - s) · 0.5 + s · 0.8 <= s, so s >= 71 %, not 47-51 %. 54 % single-turn
-    conversations mean 0.46 after turn 1. Chosen: the shares, the turns and 0.46. Counted by
-    request the later probability is then 0.58; it varies with the turn (0.39, 0.77, 0.55, 0.91 in
-    the buckets 2, 3, 4-6, 7+), and its mean over turn numbers, one vote each, is 0.88-0.90. p90 = 5
-    with a mean of 2 turns forces the dip after turn 2 and the drop after turn 5; 77 % of reuse from
-    a tenth of the blocks needs material that is used once (the large closing prompts) beside few
-    conversations that go on for hours (`engaged_share`).
-
-    Those few weigh so much that they are spread evenly and that their turns vary little; the
-    price is a longest conversation well below 232 turns. Short traces still see too few of them:
-    2,000 requests (under two hours) have an ideal hit rate of 49-56 %, 63-68 % of reuse
-    from the top 10 % of blocks, 80-90 % of gaps within 10 min, and a lifetime p90 of 540-980 s.
+    sample_traces/README.md compares this profile with the published figures.
 
     Source: KVCache Cache in the Wild (ATC'25), Trace A, sections 3.2-3.5.
     """
 
-    name: ClassVar[str] = "to-c"
+    name = "to-c"
 
     conversation_rate_per_s: float = 0.15
     daily_swing: float = 0.3
@@ -153,15 +126,11 @@ class ToC:
     product_prompt_tokens: int = 64
     block_size: int = BAILIAN_BLOCK_TOKENS
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a parameter out of range."""
-        check_parameters(self)
-
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
         """Yield `requests` records; memory grows with live conversations and with users."""
         rng = np.random.default_rng(seed)
         ids = Ids()
-        people = _People(self, ids, rng)
+        prompts_of_users = _UserPrompts(self, ids, rng)
         upper = np.cumsum([kind.share for kind in self.kinds])
         times = arrivals(
             rng,
@@ -174,7 +143,7 @@ class ToC:
             for number, time_s in enumerate(times):
                 kind = self.kinds[int(np.searchsorted(upper, rng.random() * upper[-1]))]
                 turns = self._draw_turns(number, kind, rng)
-                yield time_s, _Chat(people.open(kind), kind, turns)
+                yield time_s, _Chat(prompts_of_users.open(kind), kind, turns)
 
         def serve(time_s: float, chat: _Chat) -> tuple[Record | None, list[tuple[float, _Chat]]]:
             record = chat.answer(ids, time_s, rng)
@@ -186,18 +155,18 @@ class ToC:
         return in_order(births(), serve, requests)
 
     def _draw_turns(self, number: int, kind: Kind, rng: Generator) -> int:
-        """Turns that conversation `number` will take, unless the trace ends first."""
-        # Evenly spread, not drawn: so few carry so much that chance would decide every figure.
+        """Return the turns that conversation `number` has, unless the trace ends first."""
+        # Evenly spread, not drawn: see the class.
         if int((number + 1) * self.engaged_share) > int(number * self.engaged_share):
             return min(self.max_turns, self.engaged_turns.draw(rng))
-        turn, go_on = 1, self.next_turn[0] * kind.second_turn_scale
-        while turn < self.max_turns and rng.random() < go_on:
+        turn, probability = 1, self.next_turn[0] * kind.second_turn_scale
+        while turn < self.max_turns and rng.random() < probability:
             turn += 1
-            go_on = self.next_turn[min(turn, len(self.next_turn)) - 1]
+            probability = self.next_turn[min(turn, len(self.next_turn)) - 1]
         return turn
 
 
-class _People:
+class _UserPrompts:
     """Users and the system prompts in front of their conversations.
 
     Every conversation comes from a new user or, evenly, from one of the `recent_users`. So the
@@ -213,7 +182,7 @@ class _People:
         }
 
     def open(self, kind: Kind) -> Thread:
-        """A new conversation: its user, and the system prompt that it starts with."""
+        """Return a new conversation: its user, and the system prompt that it starts with."""
         profile, rng = self._profile, self._rng
         user_id = len(self._prompt_of_user)
         if user_id == 0 or rng.random() < profile.new_user_share:
@@ -226,7 +195,7 @@ class _People:
         return Thread(user_id, kind.type, profile.block_size, list(blocks), tokens)
 
     def _new_prompt(self) -> tuple[range, int]:
-        """A new user's own system prompt: its full blocks and its tokens, often none."""
+        """Return a new user's own system prompt: its full blocks and its tokens, often none."""
         profile, rng = self._profile, self._rng
         if rng.random() >= profile.personal_prompt_share:
             return range(0), 0

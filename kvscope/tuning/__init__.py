@@ -1,1 +1,1 @@
-"""From a trace and an SLO to a recommendation: chosen on one part, judged on the next."""
+"""From a trace and an SLO to a recommendation, chosen on one window and measured on the next."""

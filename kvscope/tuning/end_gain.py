@@ -1,4 +1,4 @@
-"""What foreseeing the ends of conversations is worth: T-LRU that learned them beside one told."""
+"""The gain of predicting the ends of conversations: learned T-LRU against plain and oracle."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from kvscope.core.trace import Prompts
 from kvscope.latency.profile import PRESETS
 from kvscope.learning.ends.offline import Ends, Floats
 from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
-from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, history, replay
+from kvscope.replay.replay import NO_TABLES, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.replay.variants import bind, found_values
-from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Drawn
+from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Resampled
 from kvscope.tuning.target import Target
 
 WARMUP = 0.4  # of the requests, which do not count
-LEVELS = (0.25, 0.5, 0.75)  # of the infinite cache's hit rate: capacities where LRU has so much
+LEVELS = (0.25, 0.5, 0.75)  # LRU's hit rate at the capacities compared, as a share of the ideal
 XI_TOKENS = 8192
-_LRU, _PLAIN, _LEARNED, _TOLD = POLICIES = ("lru", "tlru", "tlru-learned", "tlru-end")
-_TEL = -1  # its place among the figures of `Bootstrap`
+_LRU, _PLAIN, _LEARNED, _ORACLE = POLICIES = ("lru", "tlru", "tlru-learned", "tlru-end")
+_TEL = -1  # its index among the figures of `Bootstrap`
 
 
 @dataclass(frozen=True, slots=True)
 class EndGain:
     """TEL in tokens beyond xi by policy, at a capacity where LRU has `level` of the ideal hit rate.
 
-    `share` is how far tlru-learned goes of the way from tlru to tlru-end, with its 95 % interval:
-    below 0 it does worse than tlru. All three are None where the end of conversations is worth
-    nothing, or too few conversations lose anything.
+    `share` is tlru-learned's share of the improvement from tlru to tlru-end, with its 95 %
+    interval: below 0 it does worse than tlru. All three are None where tlru-end improves nothing,
+    or too few conversations have a TTFT beyond xi.
     """
 
     level: float
@@ -49,7 +48,7 @@ class EndGain:
 
 @dataclass(frozen=True, slots=True)
 class EndsFit:
-    """How well ends are foreseen, and what that is worth at xi."""
+    """How well ends are predicted, and what that gains at xi."""
 
     foreseen: Foreseen
     xi_tokens: float
@@ -60,71 +59,74 @@ class EndsFit:
 def fit_ends(
     prompts: Prompts, *, horizon_s: float = HORIZON.default, xi_tokens: float = XI_TOKENS
 ) -> EndsFit:
-    """Predict a trace's ends as an engine could have, and replay the three policies."""
-    of = traffic(prompts, standard())
-    ends = Ends(of)
-    gains = _Gains(prompts, of, ends, horizon_s, xi_tokens)
+    """Predict a trace's ends as an engine could have, and replay the policies."""
+    requests = traffic(prompts, standard())
+    ends = Ends(requests)
+    replays = _Replays(prompts, requests, ends, horizon_s, xi_tokens)
     curve = lru_curve(prompts, replace(standard(), warmup=WARMUP))
     levels = LEVELS if curve.ideal > 0 else ()
-    told = tuple(gains.at(level, curve.capacity_for(level * curve.ideal)) for level in levels)
-    return EndsFit(foreseen(ends, horizon_s), xi_tokens, WARMUP, told)
+    gains = tuple(replays.gain(level, curve.capacity_for(level * curve.ideal)) for level in levels)
+    return EndsFit(foreseen(ends, horizon_s), xi_tokens, WARMUP, gains)
 
 
-class _Gains:
+class _Replays:
     """Replays of one trace, compared by conversation."""
 
     def __init__(
-        self, prompts: Prompts, of: Traffic, ends: Ends, horizon_s: float, xi_tokens: float
+        self, prompts: Prompts, requests: Traffic, ends: Ends, horizon_s: float, xi_tokens: float
     ) -> None:
-        self._of, self._past, self._tables = of, history(of), ends.tables()
-        self._first = int(len(of.leaf) * WARMUP)
-        self._xi_tokens = xi_tokens
-        self._chosen = {"xi_tokens": xi_tokens, "horizon_s": horizon_s}
-        self._found = found_values(of, PRESETS["llama2-7b-a100"], None)
+        self._traffic, self._past, self._tables = requests, touch_history(requests), ends.tables()
+        self._first = int(len(requests.leaf) * WARMUP)
+        self._given = {"xi_tokens": xi_tokens, "horizon_s": horizon_s}
+        self._estimates = estimate_parameters(requests, PRESETS["llama2-7b-a100"], None)
         self._conversation = prompts.conversation[self._first :]
         self._bootstrap = Bootstrap(self._conversation, Target(slo_s=xi_tokens))
 
-    def at(self, level: float, capacity: int) -> EndGain:
-        """The gain at one capacity."""
-        left = {name: self._uncached(name, capacity) for name in POLICIES}
+    def gain(self, level: float, capacity: int) -> EndGain:
+        """Return the gain at one capacity."""
+        xi_tokens = self._given["xi_tokens"]
+        uncached = {name: self._uncached(name, capacity) for name in POLICIES}
         tel = {
-            name: float(np.maximum(one - self._xi_tokens, 0.0).sum()) for name, one in left.items()
+            name: float(np.maximum(tokens - xi_tokens, 0.0).sum())
+            for name, tokens in uncached.items()
         }
-        losing = self._conversation[left[_PLAIN] > self._xi_tokens]
+        losing = self._conversation[uncached[_PLAIN] > xi_tokens]
         share = None
-        if tel[_PLAIN] > tel[_TOLD] and len(np.unique(losing)) >= FEWEST:
-            plain, told, own = (
-                self._bootstrap.figures(left[name]) for name in (_PLAIN, _TOLD, _LEARNED)
+        if tel[_PLAIN] > tel[_ORACLE] and len(np.unique(losing)) >= FEWEST:
+            figures = (
+                self._bootstrap.figures(uncached[name]) for name in (_PLAIN, _ORACLE, _LEARNED)
             )
-            share = _share(plain, told, own)
+            share = _share(*figures)
         return EndGain(level, capacity, tel, *(share or (None, None, None)))
 
     def _uncached(self, name: str, capacity: int) -> Floats:
-        policy = self._bound(name)
+        kind = by_name(name)
+        takes = {parameter.name for parameter in kind.parameters}
+        given = {name: value for name, value in self._given.items() if name in takes}
+        policy = bind(Variant(kind, given), self._estimates)
         tables = self._tables if policy.table else NO_TABLES
-        done = replay(self._of, policy, capacity, past=self._past, tables=tables)
-        hits = done.hit_blocks[self._first :].astype(np.int64) * self._of.block_size
-        left = self._of.input_tokens[self._first :] - hits
+        done = replay(self._traffic, policy, capacity, history=self._past, tables=tables)
+        hits = done.hit_blocks[self._first :].astype(np.int64) * self._traffic.block_size
+        left = self._traffic.input_tokens[self._first :] - hits
         uncached: Floats = np.maximum(left, 0).astype(np.float64)
         return uncached
 
-    def _bound(self, name: str) -> Policy:
-        kind = by_name(name)
-        takes = {one.name for one in kind.parameters}
-        given = {name: value for name, value in self._chosen.items() if name in takes}
-        return bind(Variant(kind, given), self._found)
 
+def _share(
+    plain: Resampled, oracle: Resampled, learned: Resampled
+) -> tuple[float, float, float] | None:
+    """Return the share of the TEL improvement from `plain` to `oracle` that `learned` reaches.
 
-def _share(plain: Drawn, told: Drawn, own: Drawn) -> tuple[float, float, float] | None:
-    """How far `own` goes from `plain` to `told` in TEL; of both ways to draw the wider ends."""
-    way, gone = (
-        np.concatenate((plain.told[None, _TEL], plain.drawn[..., _TEL].ravel()))
-        - np.concatenate((one.told[None, _TEL], one.drawn[..., _TEL].ravel()))
-        for one in (told, own)
+    With its 95 % interval, the wider ends of both kinds of resamples.
+    """
+    possible, reached = (
+        np.concatenate((plain.value[None, _TEL], plain.resamples[..., _TEL].ravel()))
+        - np.concatenate((other.value[None, _TEL], other.resamples[..., _TEL].ravel()))
+        for other in (oracle, learned)
     )
-    shares = np.where(way > 0, gone / np.where(way > 0, way, 1.0), np.nan)
-    drawn = shares[1:].reshape(plain.drawn.shape[:2])
-    if np.isnan(drawn).all(axis=1).any():
+    shares = np.where(possible > 0, reached / np.where(possible > 0, possible, 1.0), np.nan)
+    resampled = shares[1:].reshape(plain.resamples.shape[:2])
+    if np.isnan(resampled).all(axis=1).any():
         return None
-    low, high = np.nanquantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
+    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
     return float(shares[0]), float(low.min()), float(high.max())

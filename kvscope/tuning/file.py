@@ -1,6 +1,6 @@
 """Recommendations and policies as files: `recommendation.toml` and `policy.toml`.
 
-An engine's plugin reads `[policy]`, and the table that was fitted for it (kvscope.learning). The
+The engine's plugin reads `[policy]`, and the table that was fitted for it (kvscope.learning). The
 rest is for `kvscope validate`, and for people.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,9 +29,18 @@ from kvscope.learning.fitted import Fit, fit_in
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
 from kvscope.tuning.flags import Flags
-from kvscope.tuning.objective import times_ms
-from kvscope.tuning.result import Judged, Tuning, Verdict
 from kvscope.tuning.target import Measure, Target, View
+from kvscope.tuning.trial import Trial, times_ms
+from kvscope.tuning.tuner import TuningResult, Verdict
+
+_COMMENTS = (
+    "verdict: switch, keep-lru, add-capacity or unreachable.",
+    "[target]: at least a share `percentile` of the requests within slo_ms.",
+    "[capacity]: idle cached blocks. Add KV memory for running requests.",
+    "[latency]: the profile that the figures were computed with.",
+    "[gain]: share by which a figure is below LRU's: value, low and high of its 95 % CI.",
+    "[flags]: for an engine that has the policy.",
+)
 
 
 class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,7 +65,7 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
     bytes: Count | None = None
 
 
-class RecommendationFile(msgspec.Struct):
+class RecommendationTable(msgspec.Struct):
     """recommendation.toml. Figures are of held-out requests; a gain is value, low and high."""
 
     schema: int
@@ -87,7 +96,7 @@ class PolicyFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation(PolicyFile):
+class RecommendationFile(PolicyFile):
     """What `kvscope tune` recommends."""
 
     verdict: Verdict
@@ -98,7 +107,7 @@ class Recommendation(PolicyFile):
 
 def write_recommendation(
     path: Path,
-    tuning: Tuning,
+    result: TuningResult,
     *,
     trace: str,
     block_size: int,
@@ -107,43 +116,29 @@ def write_recommendation(
     capacity_bytes: int | None = None,
     fitted: Fit | None = None,
 ) -> None:
-    """Write what `tuning` recommends, so that reading it returns the same policy."""
-    best, target = tuning.recommended, tuning.target
-    blocks = best.trial.capacity_blocks
-    document = RecommendationFile(
+    """Write what `result` recommends, so that reading it returns the same policy."""
+    best, target = result.recommended, result.target
+    blocks = best.capacity_blocks
+    table = RecommendationTable(
         schema=SCHEMA,
         trace=trace,
-        verdict=tuning.verdict,
+        verdict=result.verdict,
         target=TargetTable(Seconds(target.slo_s), target.percentile, target.measure, target.view),
-        policy=PolicyTable.of(best.trial.policy),
+        policy=PolicyTable.of(best.policy),
         capacity=CapacityTable(blocks * block_size, blocks, block_size, capacity_bytes),
         latency=LatencyTable.of(profile),
         expected={
-            "lru": _figures(tuning.baseline, target.view),
+            "lru": _figures(result.baseline, target.view),
             "recommended": _figures(best, target.view),
         },
         gain={name: (gain.value, gain.low, gain.high) for name, gain in best.gains.items()},
-        flags={
-            engine: text
-            for engine, text in (("sglang", flags.sglang), ("vllm", flags.vllm))
-            if text is not None
-        },
+        flags={engine: text for engine, text in asdict(flags).items() if text is not None},
     )
-    _write(
-        path,
-        document,
-        fitted,
-        "verdict: switch, keep-lru, add-capacity or unreachable.",
-        "[target]: at least a share `percentile` of the requests within slo_ms.",
-        "[capacity]: idle cached blocks. Add KV memory for running requests.",
-        "[latency]: the profile that the figures were computed with.",
-        f"[expected]: {tuning.split.judged_requests} held-out requests.",
-        "[gain]: share by which a figure is below LRU's: value, low and high of its 95 % CI.",
-        "[flags]: for an engine that has the policy.",
-    )
+    held_out = f"[expected]: {result.split.judged_requests} held-out requests."
+    _write(path, msgspec.structs.asdict(table), fitted, *_COMMENTS, held_out)
 
 
-def read_recommendation(path: Path) -> Recommendation:
+def read_recommendation(path: Path) -> RecommendationFile:
     """Return the recommendation in the file at `path`.
 
     Raises InputError with the file, the key, the value and the remedy.
@@ -161,16 +156,16 @@ def read_policy_file(path: Path) -> PolicyFile:
     return PolicyFile(trace=trace, policy=policy, fitted=fit_in(document, policy, where))
 
 
-def _recommendation(document: Mapping[str, Any], where: str) -> Recommendation:
-    file = table_as(document, RecommendationFile, where, REMEDY)
-    policy, target = policy_in(document, where), file.target
-    return Recommendation(
-        trace=file.trace,
-        verdict=file.verdict,
+def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFile:
+    table = table_as(document, RecommendationTable, where, REMEDY)
+    policy, target = policy_in(document, where), table.target
+    return RecommendationFile(
+        trace=table.trace,
+        verdict=table.verdict,
         policy=policy,
-        capacity_tokens=file.capacity.tokens,
+        capacity_tokens=table.capacity.tokens,
         target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
-        profile=file.latency.profile(f"{where}: latency"),
+        profile=table.latency.profile(f"{where}: latency"),
         fitted=fit_in(document, policy, where),
     )
 
@@ -188,23 +183,14 @@ def write_policy(
     _write(path, document, fitted, "block_size: tokens, of the trace. An engine may differ.")
 
 
-def _write(
-    path: Path, document: msgspec.Struct | dict[str, object], fitted: Fit | None, *comments: str
-) -> None:
-    plain: dict[str, Any] = (
-        document if isinstance(document, dict) else msgspec.structs.asdict(document)
-    )
-    write_toml(path, plain | (tomllib.loads("\n".join(fitted.lines())) if fitted else {}), comments)
+def _write(path: Path, document: dict[str, Any], fitted: Fit | None, *comments: str) -> None:
+    fit = tomllib.loads("\n".join(fitted.lines())) if fitted else {}
+    write_toml(path, document | fit, comments)
 
 
-def _figures(judged: Judged, view: View) -> dict[str, float]:
-    outcome = judged.trial.outcome
-    times = times_ms(outcome, view)
-    return {
-        "p50_ms": times.p50,
-        "p90_ms": times.p90,
-        "p95_ms": times.p95,
-        "p99_ms": times.p99,
-        "violation_share": judged.trial.violation_share,
-        "token_hit_rate": outcome.token_hit_rate,
+def _figures(trial: Trial, view: View) -> dict[str, float]:
+    times = asdict(times_ms(trial.outcome, view))
+    return {f"{name}_ms": value for name, value in times.items()} | {
+        "violation_share": trial.violation_share,
+        "token_hit_rate": trial.outcome.token_hit_rate,
     }

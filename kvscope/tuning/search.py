@@ -1,154 +1,28 @@
-"""The best parameters of every policy at one capacity, by replaying the part to choose on."""
+"""Search the best parameters of every policy at one capacity, on the training window."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Event
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvscope.core.errors import Stopped
 from kvscope.policies.base import Parameter, Policy
-from kvscope.replay.capacity_models import replayed
+from kvscope.policies.lru import Lru
+from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import Served
-from kvscope.replay.variants import Found, bind
-from kvscope.replay.workload import Asked, Workload, cores
-from kvscope.tuning.objective import Trial, tried
+from kvscope.replay.workload import Workload
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Advance, Evaluator, Trial
 
-_AROUND = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 XI = "xi_tokens"
+REFINEMENTS = 3
+_AROUND = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+_HINTS = (0.5, 0.75, 0.9, 0.95, 0.99)
 
 Values = Mapping[str, Sequence[float]]
-
-
-def values_to_try(
-    variant: Variant, found: Mapping[str, Found], hints: Values
-) -> dict[str, list[float]]:
-    """The values of each parameter that nobody fixed, ascending; those without any are left out.
-
-    The policy's own, fractions and multiples of xi as the SLO has it, and `hints` by name.
-    """
-    chosen: dict[str, list[float]] = {}
-    for parameter in variant.policy.parameters:
-        if parameter.name in variant.given:
-            continue
-        values = [*parameter.search, *hints.get(parameter.name, ())]
-        if parameter.name == XI and XI in found:
-            values += [share * found[XI].value for share in _AROUND]
-        if values:
-            chosen[parameter.name] = sorted({_rounded(parameter, one) for one in values})
-    return chosen
-
-
-def coarse(variant: Variant, found: Mapping[str, Found], values: Values) -> list[Policy]:
-    """The policy as it comes, and with each parameter changed alone."""
-    start = bind(variant, found)
-    return [start, *(changed(start, name, one) for name in values for one in values[name])]
-
-
-def finer(best: Policy, tried: Mapping[str, Sequence[float]]) -> Iterator[Policy]:
-    """`best` with one parameter half-way to the next values on either side that were tried."""
-    for parameter in best.parameters:
-        if parameter.name not in tried:
-            continue
-        at = best.values[parameter.name]
-        below = max((one for one in tried[parameter.name] if one < at), default=None)
-        above = min((one for one in tried[parameter.name] if one > at), default=None)
-        for other in (below, above):
-            if other is not None:
-                between = _rounded(parameter, _between(at, other))
-                if between not in {at, other}:
-                    yield changed(best, parameter.name, between)
-
-
-def changed(policy: Policy, name: str, value: float) -> Policy:
-    """The same policy with another value of one parameter."""
-    return type(policy)(dict(policy.values) | {name: value}, policy.evicts)
-
-
-def _between(one: float, other: float) -> float:
-    """Half-way by factors, as the values are spaced; by differences next to 0."""
-    return math.sqrt(one * other) if one > 0 and other > 0 else (one + other) / 2
-
-
-def _rounded(parameter: Parameter, value: float) -> float:
-    """A value that the parameter may have: whole tokens, else three significant digits."""
-    kept = float(round(value)) if parameter.name.endswith("_tokens") else float(f"{value:.3g}")
-    return min(max(kept, parameter.low), parameter.high)
-
-
-PolicyAt = tuple[Policy, int]
-Key = tuple[str, str, tuple[tuple[str, float], ...], int]
-Advance = Callable[[int], None]
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class Evaluator:
-    """Answers which TTFT a policy gives at a capacity, over one workload.
-
-    `tried` holds every trial made, in the order of the questions. Once `stop` is set, questions
-    raise Stopped. To be closed.
-    """
-
-    def __init__(self, workload: Workload, target: Target, *, stop: Event | None = None) -> None:
-        self.workload = workload
-        self.target = target
-        self.tried: dict[Key, Trial] = {}
-        self._stop = stop or Event()
-        self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="tune")
-
-    def close(self) -> None:
-        """Drop what has not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def trials(self, questions: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
-        """A trial for each question, in their order; `advance` is told of each replay made."""
-        new = {_key(*one): one for one in questions if _key(*one) not in self.tried}
-        self.workload.prepare([policy for policy, _ in new.values()])
-        made = self.each(lambda one: self._try(*one), list(new.values()), advance)
-        self.tried |= zip(new, made, strict=True)
-        return [self.tried[_key(*one)] for one in questions]
-
-    def each(
-        self, work: Callable[[T], R], items: Sequence[T], advance: Advance | None = None
-    ) -> list[R]:
-        """What `work` makes of each item, on all cores; it must not come back here itself."""
-        futures = [self._pool.submit(work, item) for item in items]
-        made = []
-        for future in futures:
-            made.append(future.result())
-            if advance is not None:
-                advance(1)
-        return made
-
-    def trial(self, policy: Policy, capacity_blocks: int) -> Trial:
-        """The trial of one question."""
-        return self.trials([(policy, capacity_blocks)])[0]
-
-    def served(self, policy: Policy, capacity_blocks: int) -> Served:
-        """How each request fares, which no trial keeps."""
-        if self._stop.is_set():
-            raise Stopped("stopped before the search was finished")
-        return replayed(self.workload, Asked(policy, capacity_blocks)).served
-
-    def _try(self, policy: Policy, capacity_blocks: int) -> Trial:
-        served = self.served(policy, capacity_blocks)
-        return tried(policy, capacity_blocks, served, self.target)
-
-
-def _key(policy: Policy, capacity_blocks: int) -> Key:
-    return policy.name, policy.evicts, tuple(policy.values.items()), capacity_blocks
-
-
-REFINEMENTS = 3
-_HINTS = (0.5, 0.75, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,65 +34,140 @@ class Contender:
 
     @property
     def best(self) -> Trial:
-        """With the parameters that did best."""
+        """Return the trial with the best parameters."""
         return self.trials[0]
 
 
 def search(
     evaluator: Evaluator,
     variants: Sequence[Variant],
-    found: Mapping[str, Found],
+    estimates: Estimates,
     hints: Values,
     capacity_blocks: int,
     advance: Advance | None = None,
 ) -> list[Contender]:
-    """Each variant with its best parameters, the best variant first.
+    """Return each variant with its best parameters, the best variant first.
 
     First every parameter's values one at a time, then REFINEMENTS times half-way between the best
-    one and its neighbours. Trials of all variants are made side by side.
+    one and its neighbours. Trials of all variants run in parallel.
     """
-    values = [values_to_try(variant, found, hints) for variant in variants]
-    asked = [coarse(variant, found, space) for variant, space in zip(variants, values, strict=True)]
-    known = _evaluated(evaluator, asked, capacity_blocks, advance)
+
+    def evaluate(groups: Sequence[Sequence[Policy]]) -> list[list[Trial]]:
+        points = [(policy, capacity_blocks) for group in groups for policy in group]
+        trials = iter(evaluator.evaluate(points, advance))
+        return [_ranked([next(trials) for _ in group], evaluator.target) for group in groups]
+
+    values = [search_values(variant, estimates, hints) for variant in variants]
+    groups = [
+        coarse(variant, estimates, space) for variant, space in zip(variants, values, strict=True)
+    ]
+    ranked = evaluate(groups)
     for _ in range(REFINEMENTS):
-        more: list[list[Policy]] = []
-        for trials, space in zip(known, values, strict=True):
-            more.append(list(finer(trials[0].policy, space)))
-            for policy in more[-1]:
+        groups = []
+        for trials, space in zip(ranked, values, strict=True):
+            groups.append(list(finer(trials[0].policy, space)))
+            for policy in groups[-1]:
                 for name in space:
                     space[name] = sorted({*space[name], policy.values[name]})
-        if not any(more):
+        if not any(groups):
             break
-        for trials, new in zip(
-            known, _evaluated(evaluator, more, capacity_blocks, advance), strict=True
-        ):
-            trials.extend(new)
-            trials.sort(key=lambda trial: trial.rank(evaluator.target))
+        ranked = [
+            _ranked([*trials, *new], evaluator.target)
+            for trials, new in zip(ranked, evaluate(groups), strict=True)
+        ]
     contenders = [
-        Contender(variant, tuple(trials)) for variant, trials in zip(variants, known, strict=True)
+        Contender(variant, tuple(trials)) for variant, trials in zip(variants, ranked, strict=True)
     ]
-    return sorted(contenders, key=lambda one: one.best.rank(evaluator.target))
+    return sorted(contenders, key=lambda contender: contender.best.rank(evaluator.target))
 
 
-def hints_from(evaluator: Evaluator, lru: Policy, capacity_blocks: int) -> dict[str, list[float]]:
-    """Values of xi near what LRU leaves uncached, where the paper found the gains to peak.
+def _ranked(trials: Sequence[Trial], target: Target) -> list[Trial]:
+    return sorted(trials, key=lambda trial: trial.rank(target))
+
+
+def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict[str, list[float]]:
+    """Return the values to try of each parameter that is not given, ascending.
+
+    They are the policy's own, fractions and multiples of the SLO's xi, and `hints` by name;
+    parameters without any are left out.
+    """
+    chosen: dict[str, list[float]] = {}
+    for parameter in variant.policy.parameters:
+        if parameter.name in variant.given:
+            continue
+        values = [*parameter.search, *hints.get(parameter.name, ())]
+        if parameter.name == XI and XI in estimates:
+            values += [share * estimates[XI].value for share in _AROUND]
+        if values:
+            chosen[parameter.name] = sorted({_rounded(parameter, value) for value in values})
+    return chosen
+
+
+def coarse(variant: Variant, estimates: Estimates, values: Values) -> list[Policy]:
+    """Return the policy with its usual parameters, and with each of them changed alone."""
+    start = bind(variant, estimates)
+    return [start, *(with_value(start, name, value) for name in values for value in values[name])]
+
+
+def finer(best: Policy, tried: Values) -> Iterator[Policy]:
+    """Yield `best` with one parameter half-way to the next values tried on either side."""
+    for parameter in best.parameters:
+        if parameter.name not in tried:
+            continue
+        value = best.values[parameter.name]
+        below = max((other for other in tried[parameter.name] if other < value), default=None)
+        above = min((other for other in tried[parameter.name] if other > value), default=None)
+        for other in (below, above):
+            if other is not None:
+                between = _rounded(parameter, _between(value, other))
+                if between not in {value, other}:
+                    yield with_value(best, parameter.name, between)
+
+
+def with_value(policy: Policy, name: str, value: float) -> Policy:
+    """Return the policy with another value of one parameter."""
+    return type(policy)(dict(policy.values) | {name: value}, policy.evicts)
+
+
+def _between(value: float, other: float) -> float:
+    """Return the middle by factors, as the values are spaced; by differences next to 0."""
+    return math.sqrt(value * other) if value > 0 and other > 0 else (value + other) / 2
+
+
+def _rounded(parameter: Parameter, value: float) -> float:
+    """Return the nearest permitted value: whole tokens, else three significant digits."""
+    whole = parameter.name.endswith("_tokens")
+    rounded = float(round(value)) if whole else float(f"{value:.3g}")
+    return min(max(rounded, parameter.low), parameter.high)
+
+
+def xi_hints(evaluator: Evaluator, capacity_blocks: int) -> dict[str, list[float]]:
+    """Return values of xi near the tokens that LRU leaves uncached, where gains peak.
 
     Source: Tail-Optimized Caching for LLM Inference, section 6.2.
     """
-    served = evaluator.served(lru, capacity_blocks)
+    served = evaluator.served(Lru(), capacity_blocks)
     uncached = np.sort(served.uncached_tokens[served.first :])
     ranks = np.ceil(np.array([*_HINTS, evaluator.target.percentile]) * len(uncached)) - 1
-    return {XI: [float(one) for one in uncached[ranks.astype(np.int64)]]}
+    return {XI: [float(tokens) for tokens in uncached[ranks.astype(np.int64)]]}
 
 
-def _evaluated(
-    evaluator: Evaluator,
-    asked: Sequence[Sequence[Policy]],
-    capacity_blocks: int,
-    advance: Advance | None,
-) -> list[list[Trial]]:
-    """The trials of each group, the best first."""
-    questions = [(policy, capacity_blocks) for group in asked for policy in group]
-    answers = iter(evaluator.trials(questions, advance))
-    groups = [[next(answers) for _ in group] for group in asked]
-    return [sorted(group, key=lambda trial: trial.rank(evaluator.target)) for group in groups]
+def has_xi(policy: type[Policy]) -> bool:
+    """Return whether a policy has a xi."""
+    return any(parameter.name == XI for parameter in policy.parameters)
+
+
+def over_xi(
+    workload: Workload, variant: Variant, capacity_blocks: int, target: Target
+) -> list[Policy]:
+    """Return the variant with every xi to try, ascending; other parameters as a replay binds them.
+
+    A xi that the variant gives is ignored. Its policy must have one (`has_xi`).
+    """
+    given = {name: value for name, value in variant.given.items() if name != XI}
+    free = replace(variant, given=given)
+    estimates = estimate_parameters(workload.request_traffic, workload.profile, target.slo_s)
+    with closing(Evaluator(workload, target)) as evaluator:
+        hints = xi_hints(evaluator, capacity_blocks)
+    start = bind(free, estimates)
+    return [with_value(start, XI, xi) for xi in search_values(free, estimates, hints)[XI]]

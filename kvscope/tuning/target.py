@@ -1,9 +1,11 @@
-"""The target of a tuning: which share of the requests has to meet the SLO."""
+"""The target of a tuning: the share of requests that must meet the SLO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from kvscope.core.units import format_percentile
 
 Measure = Literal["percentile", "violations"]
 View = Literal["unloaded", "queued"]
@@ -13,11 +15,16 @@ View = Literal["unloaded", "queued"]
 class Target:
     """At least a share `percentile` of the requests has a TTFT within `slo_s`, in a view.
 
-    At most a share 1 - percentile may violate the SLO, which is the same. `measure` is what makes
-    one replay better than another: the TTFT at the percentile, or the share of violations.
+    Equally: at most a share 1 - percentile violates the SLO. `measure` ranks replays: by the TTFT
+    at the percentile, or by the share of violations.
     """
 
     slo_s: float
     percentile: float = 0.95
     measure: Measure = "percentile"
     view: View = "unloaded"
+
+    @property
+    def objective(self) -> str:
+        """Return the name of the figure that ranks policies, as in kvscope.tuning.bootstrap."""
+        return self.measure if self.measure == "violations" else format_percentile(self.percentile)

@@ -1,1 +1,1 @@
-"""Is it true? A trace replayed on a real engine, measurement beside the simulator's prediction."""
+"""A trace replayed on a real engine: measurements next to the simulator's predictions."""

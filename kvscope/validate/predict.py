@@ -1,9 +1,9 @@
-"""Prediction and measurement of one run, side by side."""
+"""Predict a run on the simulated engine, and compare the prediction with the measurement."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.fitted import Fit
 from kvscope.learning.offline.single_fit import plugin_tables
 from kvscope.policies.base import Policy
-from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import traffic
 from kvscope.validate.replay import Measurement, Pace
 from kvscope.validate.result import Figures, RunFacts
@@ -27,12 +26,14 @@ _NO_TIME_S = 1e-15  # lost in a time of seconds
 _SPEEDS = np.geomspace(1 / 16, 16, 33).tolist()
 _ROUNDS = 2
 
+_Simulator = Callable[[StepCost], EngineReplay]
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of each request: the tokens that it finds cached, and its TTFT in seconds.
+    """The tokens that each request finds cached, and its TTFT in seconds.
 
-    TTFT is nan for a request that an engine with so few blocks would turn away.
+    TTFT is nan for a request that an engine with so few blocks would reject.
     """
 
     hit_tokens: NDArray[np.int64]
@@ -49,76 +50,65 @@ def predict(
     *,
     fitted: Fit | None = None,
 ) -> Prediction:
-    """The prediction for `sent`, requests in the engine's own blocks.
+    """Return the prediction for `sent`, requests in the engine's own blocks.
 
-    One after the other, requests come and go at once at their times in the trace, which a policy's
-    clock follows, and TTFT is the profile's of what was not hit.
-    At the recorded times the model's own steps say which requests meet. So many at once, the next
-    one is sent when an answer ends: arrivals are then those that `measured` has, and hits are what
-    follows from them on a model that is as fast as the engine was just then. `fitted` is the table
-    that the policy's file brings; one after the other, classes, fits and guard are those of the
-    plugin, and else as near as its clock and the order of the answers allow.
+    In sequence, requests take no time and arrive at the trace's times, which a policy's clock
+    follows, and TTFT is the profile's of what was not hit. At the recorded times the simulated
+    steps decide which requests overlap. With so many in flight, the next one is sent when an answer
+    ends: arrivals are then `measured`, and hits are those of a simulation as fast as the engine was
+    in that run. `fitted` is the table of the policy's file; in sequence, classes, fits and guard
+    are those of the plugin, else as near as its clock and the order of the answers allow.
     """
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)
-        how = _how(sent, policy, alone, fitted)
-        found = _replayed(sent, how, alone, StepCost(base_s=_NO_TIME_S))
-        hit_tokens = found.hit_blocks.astype(np.int64) * sent.block_size
+        run = _simulator(sent, policy, alone, fitted)(StepCost(base_s=_NO_TIME_S))
+        hit_tokens = run.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
-        return Prediction(hit_tokens, np.where(found.oversized, np.nan, ttft_s))
+        return Prediction(hit_tokens, np.where(run.oversized, np.nan, ttft_s))
     if pace.kind == "in-flight" and measured is not None:
-        known = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
-        sent = replace(sent, arrival_s=np.maximum.accumulate(known))
-        how = _how(sent, policy, settings, fitted)
-        alike = _as_fast(sent, how, settings, profile, measured)
+        sent_s = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
+        sent = replace(sent, arrival_s=np.maximum.accumulate(sent_s))
+        simulate = _simulator(sent, policy, settings, fitted)
+        hit_run = simulate(_step_cost(_as_fast(sent, simulate, profile, measured)))
+        run = simulate(_step_cost(profile))
     else:
         sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
-        how = _how(sent, policy, settings, fitted)
-        alike = profile
-    found = _served(sent, how, settings, profile)
-    hits = (found if alike is profile else _served(sent, how, settings, alike)).hit_blocks
-    ttft_s = np.where(found.oversized, np.nan, found.ttft_s)
-    return Prediction(hits.astype(np.int64) * sent.block_size, ttft_s)
+        run = hit_run = _simulator(sent, policy, settings, fitted)(_step_cost(profile))
+    ttft_s = np.where(run.oversized, np.nan, run.ttft_s)
+    return Prediction(hit_run.hit_blocks.astype(np.int64) * sent.block_size, ttft_s)
 
 
-class _How(NamedTuple):
-    """A policy, and what it is told."""
-
-    policy: Policy
-    tables: Tables
-
-
-def _how(sent: Prompts, policy: Policy, settings: EngineSettings, fitted: Fit | None) -> _How:
-    """The same with the tables that the plugin would go by."""
+def _simulator(
+    sent: Prompts, policy: Policy, settings: EngineSettings, fitted: Fit | None
+) -> _Simulator:
+    """Return the simulated engine for these requests, with the tables that the plugin would use."""
     tables = plugin_tables(traffic(sent, standard()), policy, fitted)
-    return _How(policy, tables.chosen(policy, settings.usable_blocks))
+    tables = tables.chosen(policy, settings.usable_blocks)
+    return lambda cost: replay_engine(sent, policy, settings, cost, tables=tables)
 
 
-def _served(
-    sent: Prompts, how: _How, settings: EngineSettings, profile: LatencyProfile
-) -> EngineReplay:
-    """What the model of the engine does with the requests."""
-    cost = StepCost.of(replace(profile, base_s=max(profile.base_s, _LEAST_STEP_S)))
-    return _replayed(sent, how, settings, cost)
+def _step_cost(profile: LatencyProfile, step: float = 1.0, tokens: float = 1.0) -> StepCost:
+    """Return the cost of steps by a profile, the parts of a step and of tokens scaled."""
+    return StepCost.of(_scaled(profile, step, tokens))
 
 
-def _replayed(sent: Prompts, how: _How, settings: EngineSettings, cost: StepCost) -> EngineReplay:
-    """The same, a step taking what `cost` says."""
-    return replay_engine(sent, how.policy, settings, cost, tables=how.tables)
+def _scaled(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfile:
+    return replace(
+        profile,
+        base_s=max(max(profile.base_s, _LEAST_STEP_S) * step, _LEAST_STEP_S),
+        per_token_s=profile.per_token_s * tokens,
+        per_token_pair_s=profile.per_token_pair_s * tokens,
+    )
 
 
 def _as_fast(
-    sent: Prompts,
-    how: _How,
-    settings: EngineSettings,
-    profile: LatencyProfile,
-    measured: Measurement,
+    sent: Prompts, simulate: _Simulator, profile: LatencyProfile, measured: Measurement
 ) -> LatencyProfile:
-    """The profile, its cost of a step and that of tokens so many times as high as fits best.
+    """Return the profile with its costs of a step and of tokens scaled to the measured speed.
 
-    First of all as few turns as can be come before the answer to the one before them: on the engine
-    none did. Then answers end between the same two requests as they did there: that decides what
-    each one finds. Both factors together first, then one after the other.
+    First of all as few turns as possible arrive before the answer to the one before them: on the
+    engine none did. Then answers end between the same two arrivals as measured, which decides the
+    hits. Both factors together first, then one after the other.
     """
     answered = measured.answered
     ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])
@@ -126,31 +116,22 @@ def _as_fast(
     before = sent.parent[later]
     known: dict[tuple[float, float], tuple[int, float]] = {}
 
-    def off(times: tuple[float, float]) -> tuple[int, float]:
-        if times not in known:
-            finish_s = _served(sent, how, settings, _slower(profile, *times)).finish_s
+    def error(factors: tuple[float, float]) -> tuple[int, float]:
+        if factors not in known:
+            finish_s = simulate(_step_cost(profile, *factors)).finish_s
             early = int(np.count_nonzero(finish_s[before] > sent.arrival_s[later]))
             ends = np.searchsorted(sent.arrival_s, finish_s[answered])
-            known[times] = early, float(np.abs(ends - ended).mean())
-        return known[times]
+            known[factors] = early, float(np.abs(ends - ended).mean())
+        return known[factors]
 
-    step, tokens = min(((one, one) for one in _SPEEDS), key=off)
+    step, tokens = min(((speed, speed) for speed in _SPEEDS), key=error)
     for _ in range(_ROUNDS):
-        step, tokens = min(((step, one) for one in _SPEEDS), key=off)
-        step, tokens = min(((one, tokens) for one in _SPEEDS), key=off)
-    return _slower(profile, step, tokens)
+        step, tokens = min(((step, speed) for speed in _SPEEDS), key=error)
+        step, tokens = min(((speed, tokens) for speed in _SPEEDS), key=error)
+    return _scaled(profile, step, tokens)
 
 
-def _slower(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfile:
-    return replace(
-        profile,
-        base_s=max(profile.base_s, _LEAST_STEP_S) * step,
-        per_token_s=profile.per_token_s * tokens,
-        per_token_pair_s=profile.per_token_pair_s * tokens,
-    )
-
-
-def compared(
+def compare_run(
     sent: Prompts,
     policy: Policy,
     predicted: Prediction,
@@ -161,7 +142,7 @@ def compared(
     repeat: int,
     flags: tuple[str, ...] = (),
 ) -> RunFacts:
-    """The facts of one run; the first `warmup` requests are not counted.
+    """Return the facts of one run; the first `warmup` requests are not counted.
 
     Raises EngineError where no counted request was answered.
     """
@@ -170,11 +151,11 @@ def compared(
     if not counted.any():
         why = measured.ended or next(iter(measured.errors.values()), "")
         raise EngineError(
-            f"no request was answered that counts{f' ({why})' if why else ''}",
+            f"no request after the warm-up was answered{f' ({why})' if why else ''}",
             where=f"the run of {policy.name}",
-            remedy="replay more of the trace, or see what the engine says",
+            remedy="replay more of the trace, or see the engine's log",
         )
-    told = bool((measured.hit_tokens[counted] >= 0).all())
+    reported = bool((measured.hit_tokens[counted] >= 0).all())
     off = np.abs(measured.hit_tokens - predicted.hit_tokens)[counted]
     return RunFacts(
         policy=policy.name,
@@ -185,8 +166,8 @@ def compared(
         predicted=_figures(sent, predicted.hit_tokens, predicted.ttft_s, counted, slo_s),
         measured=_figures(sent, measured.hit_tokens, measured.ttft_s, counted, slo_s),
         counted=counted,
-        mismatched_requests=int(np.count_nonzero(off)) if told else None,
-        mismatched_tokens=int(off.sum()) if told else None,
+        mismatched_requests=int(np.count_nonzero(off)) if reported else None,
+        mismatched_tokens=int(off.sum()) if reported else None,
         predicted_hit_tokens=predicted.hit_tokens,
         measured_hit_tokens=measured.hit_tokens,
         predicted_ttft_s=predicted.ttft_s,
@@ -205,11 +186,11 @@ def _figures(
 ) -> Figures:
     hits = int(np.maximum(hit_tokens[counted], 0).sum())
     times = ttft_s[counted]
-    beyond = None if slo_s is None else times[times > slo_s] - slo_s
+    excess = None if slo_s is None else times[times > slo_s] - slo_s
     return Figures(
         hit_tokens=hits,
         token_hit_rate=hits / int(sent.input_tokens[counted].sum(dtype=np.int64)),
         ttft_ms=percentiles(times * 1e3),
-        tel_ms=None if beyond is None else float(beyond.sum()) * 1e3,
-        violations=None if beyond is None else len(beyond),
+        tel_ms=None if excess is None else float(excess.sum()) * 1e3,
+        violations=None if excess is None else len(excess),
     )

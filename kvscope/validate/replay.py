@@ -1,4 +1,4 @@
-"""A trace sent to an engine: one after the other, so many at once, or at the trace's own times."""
+"""Send a trace to an engine: in sequence, so many requests in flight, or at the trace's times."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvscope.core.vllm_xargs import ARRIVAL, OUTPUTS, TURN, TYPE
 from kvscope.serving.client import Answer, Endpoint, Pending, completion
 from kvscope.validate.tokens import TokenTrace
 
-MOST_AT_ONCE = 512
-HOPELESS = 5  # so many refusals from the first request on: none will be served
+MOST_IN_FLIGHT = 512
+HOPELESS = 5  # failures of all requests so far, from which on none will succeed
 _STEP_S = 0.05
 _SHORT_S = 0.001
 
@@ -27,7 +27,7 @@ _SHORT_S = 0.001
 class Pace:
     """When requests are sent: `sequential`, `in-flight` (so many at once), or as `recorded`.
 
-    In flight, a turn waits for the answer to the one before it, as whoever takes it would.
+    In flight, a turn waits for the answer to the one before it, as a user does.
     """
 
     kind: Literal["sequential", "in-flight", "recorded"]
@@ -36,12 +36,12 @@ class Pace:
 
     @property
     def at_once(self) -> int:
-        """How many requests are under way at the most."""
-        return {"sequential": 1, "in-flight": self.in_flight}.get(self.kind, MOST_AT_ONCE)
+        """Return the most requests in flight."""
+        return {"sequential": 1, "in-flight": self.in_flight}.get(self.kind, MOST_IN_FLIGHT)
 
     @property
     def in_words(self) -> str:
-        """As people call it."""
+        """Return the pace for a report."""
         if self.kind == "sequential":
             return "one after the other"
         if self.kind == "in-flight":
@@ -54,8 +54,8 @@ class Measurement:
     """What an engine did with R requests; every array has R entries.
 
     Times are in seconds, `sent_s` from the first request on; nan where there was no answer.
-    `hit_tokens` are -1 where there was none or the server does not tell. `errors` says what went
-    wrong, by request; `ended` why the replay ended early, empty where it did not.
+    `hit_tokens` are -1 without an answer, or where the server does not report them. `errors` are by
+    request; `ended` is why the replay ended early, or empty.
     """
 
     sent_s: NDArray[np.float64]
@@ -68,7 +68,7 @@ class Measurement:
 
     @property
     def answered(self) -> NDArray[np.bool_]:
-        """Which requests got all of their answer."""
+        """Return which requests got a complete answer."""
         return np.isfinite(self.finish_s)
 
 
@@ -83,8 +83,8 @@ def replay(
 ) -> Measurement:
     """Send every request of the trace and wait for the answers.
 
-    Never raises for what the engine does: what was measured is kept, and `ended` says why there is
-    no more.
+    Never raises for what the engine does: measurements are kept, and `ended` says why there are no
+    more.
     """
     return _Replay(endpoint, model, trace, pace, advance, stop).run()
 
@@ -111,27 +111,29 @@ class _Replay:
         with ThreadPoolExecutor(self._pace.at_once, thread_name_prefix="answers") as readers:
             try:
                 reading = self._send_all(readers)
-                self._await(reading)
+                while not self._over() and wait(reading, timeout=_STEP_S).not_done:
+                    pass
             finally:
                 with self._lock:
-                    left = list(self._pending.values())
-                for one in left:
-                    one.cancel()
+                    pending = list(self._pending.values())
+                for request in pending:
+                    request.cancel()
         return self._measurement()
 
     def _send_all(self, readers: ThreadPoolExecutor) -> list[Future[None]]:
-        """Send one request after the other, in order: answers are read by others meanwhile."""
+        """Send the requests in order; threads read the answers meanwhile."""
         reading: list[Future[None]] = []
-        arrival = self._trace.prompts.arrival_s
+        prompts, pace = self._trace.prompts, self._pace
         start_s = time.perf_counter()
         for request in range(len(self._trace)):
             body = self._body(request)
-            parent = int(self._trace.prompts.parent[request])
-            if self._pace.kind == "in-flight" and parent >= 0:
-                self._answered(parent)
-            if self._pace.kind == "recorded":
-                due = start_s + (arrival[request] - arrival[0]) / self._pace.rate_scale
-                self._stop.wait(max(0.0, due - time.perf_counter()))
+            parent = int(prompts.parent[request])
+            if pace.kind == "in-flight" and parent >= 0:
+                while parent not in self._answers and not self._over():
+                    self._stop.wait(_SHORT_S)
+            if pace.kind == "recorded":
+                due_s = (prompts.arrival_s[request] - prompts.arrival_s[0]) / pace.rate_scale
+                self._stop.wait(max(0.0, start_s + due_s - time.perf_counter()))
             while not self._room.acquire(timeout=_STEP_S):
                 if self._over():
                     return reading
@@ -147,15 +149,6 @@ class _Replay:
                 self._pending[request] = sent
             reading.append(readers.submit(self._read, request, sent))
         return reading
-
-    def _answered(self, request: int) -> None:
-        """Wait for an answer: nobody takes the next turn before it."""
-        while request not in self._answers and not self._over():
-            self._stop.wait(_SHORT_S)
-
-    def _await(self, reading: list[Future[None]]) -> None:
-        while not self._over() and wait(reading, timeout=_STEP_S).not_done:
-            pass
 
     def _over(self) -> bool:
         if self._stop.is_set() and not self._ended:
@@ -188,16 +181,16 @@ class _Replay:
     def _body(self, request: int) -> bytes:
         trace = self._trace
         output = trace.output(request)
-        told: dict[str, object] = {TYPE: trace.kind(request), TURN: int(trace.turns[request])}
+        xargs: dict[str, object] = {TYPE: trace.kind(request), TURN: int(trace.turns[request])}
         if self._pace.kind == "sequential":  # the engine is faster or slower than the trace
-            told[ARRIVAL] = float(trace.prompts.arrival_s[request])
+            xargs[ARRIVAL] = float(trace.prompts.arrival_s[request])
         if trace.forced:
-            told[OUTPUTS] = output.tolist()
+            xargs[OUTPUTS] = output.tolist()
         return completion(
             self._model,
             trace.prompt(request).tolist(),
             len(output),
-            xargs=told,
+            xargs=xargs,
             session=str(trace.prompts.conversation[request]),
         )
 
@@ -207,20 +200,13 @@ class _Replay:
         hits = np.full(count, -1, dtype=np.int64)
         outputs = np.zeros(count, dtype=np.int64)
         errors = {}
-        first_s = min((one.sent_s for one in self._answers.values()), default=0.0)
+        first_s = min((answer.sent_s for answer in self._answers.values()), default=0.0)
         for request, answer in self._answers.items():
             if answer.error:
                 errors[request] = answer.error
                 continue
-            times[:, request] = answer.sent_s, answer.ttft_s, answer.finished_s
+            times[:, request] = answer.sent_s - first_s, answer.ttft_s, answer.finished_s - first_s
             hits[request] = -1 if answer.cached_tokens is None else answer.cached_tokens
             outputs[request] = answer.output_tokens
-        return Measurement(
-            sent_s=times[0] - first_s,
-            ttft_s=times[1],
-            finish_s=times[2] - first_s,
-            hit_tokens=hits,
-            output_tokens=outputs,
-            errors=errors,
-            ended=self._ended,
-        )
+        sent_s, ttft_s, finish_s = times
+        return Measurement(sent_s, ttft_s, finish_s, hits, outputs, errors, self._ended)

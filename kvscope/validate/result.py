@@ -1,9 +1,9 @@
-"""The validations that a store keeps, as facts again."""
+"""What a validation found, new or from the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from kvscope.core.trace import Trace
 from kvscope.store import results
 from kvscope.store.db import Store
 from kvscope.tuning.bootstrap import Gain
-from kvscope.validate.request_share import Part
+from kvscope.validate.tokens import TraceSample
 
 Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
 
@@ -38,7 +38,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a side says of the counted requests; TEL and violations need an SLO."""
+    """The counted requests, predicted or measured; TEL and violations need an SLO."""
 
     hit_tokens: int
     token_hit_rate: float
@@ -49,12 +49,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One run of one policy on the engine, prediction beside measurement.
+    """One run of one policy on the engine: prediction and measurement.
 
     Figures are of the `counted` requests: those after the warm-up that were answered.
     `mismatched_requests` hit other tokens than predicted, `mismatched_tokens` in all; None where
-    the engine does not tell hits. Arrays have an entry a request that was to be sent; `failed` says
-    what became of those without an answer. `ended` is why the run ended early, or empty.
+    the engine does not report hits. Arrays have an entry for each request of the run; `failed` has
+    the errors of those without an answer. `ended` is why the run ended early, or empty.
     """
 
     policy: str
@@ -77,7 +77,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was compared; `passed` is None where the measurement cannot tell."""
+    """One comparison; `passed` is None where the measurement is inconclusive."""
 
     name: str
     passed: bool | None
@@ -85,37 +85,17 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """The gain over LRU of what is recommended: as predicted, and as measured (95 % intervals)."""
+class GainComparison:
+    """The recommended policy's gain over LRU, predicted and measured (95 % intervals)."""
 
     predicted: Mapping[str, Gain]
     measured: Mapping[str, Gain]
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """All runs and what follows from them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationFacts:
+    """What the store keeps of a validation too; `ended` is why it ended early, or empty."""
 
-    engine: EngineFacts
-    pace: str
-    forced_outputs: bool
-    latency: str
-    tolerance: float
-    slo_s: float | None
-    warmup: int
-    part: Part
-    runs: tuple[RunFacts, ...]
-    compared: Compared | None
-    checks: tuple[Check, ...]
-    verdict: Verdict
-    ended: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What the store has of a validation; fields as in `Validation`, runs with counted requests."""
-
-    created_at: datetime
     engine: EngineFacts
     pace: str
     forced_outputs: bool
@@ -127,47 +107,53 @@ class Kept:
     runs: tuple[RunFacts, ...]
 
 
-def kept_validations(store: Store, trace: Trace) -> tuple[Kept, ...]:
-    """The validations of `trace`, the latest first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation(ValidationFacts):
+    """A new validation: all requests of each run, and what follows from them."""
+
+    warmup: int
+    sample: TraceSample
+    compared: GainComparison | None
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredValidation(ValidationFacts):
+    """A validation of the store, with the counted requests of each run."""
+
+    created_at: datetime
+
+
+def stored_validations(store: Store, trace: Trace) -> tuple[StoredValidation, ...]:
+    """Return the validations of `trace`, the latest first."""
+    facts = {field.name for field in fields(StoredValidation)} - {"engine", "runs"}
     return tuple(
-        Kept(
-            created_at=row["created_at"],
+        StoredValidation(
             engine=EngineFacts(**row["engine"] | {"flags": tuple(row["engine"]["flags"])}),
-            runs=tuple(_run(one) for one in results.validation_runs(store, row["validation_id"])),
-            **{
-                name: row[name]
-                for name in (
-                    *("pace", "forced_outputs", "latency", "tolerance"),
-                    *("slo_s", "verdict", "ended"),
-                )
-            },
+            runs=tuple(_run(run) for run in results.validation_runs(store, row["validation_id"])),
+            **{name: row[name] for name in facts},
         )
         for row in results.all_validations(store, trace)
     )
 
 
 def _run(row: Mapping[str, Any]) -> RunFacts:
-    counted = np.ones(len(row["measured_ttft_s"]), dtype=np.bool_)
+    own = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
+    predicted, measured = (
+        Figures(**row[side] | {"ttft_ms": Percentiles(**row[side]["ttft_ms"])})
+        for side in ("predicted", "measured")
+    )
     return RunFacts(
-        policy=row["policy"],
-        leaves=row["leaves"],
+        **{name: row[name] for name in own},
         params=dict(row["params"]),
-        repeat=row["repeat"],
         flags=tuple(row["flags"]),
-        predicted=_figures(row["predicted"]),
-        measured=_figures(row["measured"]),
-        counted=counted,
-        mismatched_requests=row["mismatched_requests"],
-        mismatched_tokens=row["mismatched_tokens"],
+        predicted=predicted,
+        measured=measured,
+        counted=np.ones(len(row["measured_ttft_s"]), dtype=np.bool_),
         predicted_hit_tokens=np.array(row["predicted_hit_tokens"], dtype=np.int64),
         measured_hit_tokens=np.array(row["measured_hit_tokens"], dtype=np.int64),
         predicted_ttft_s=np.array(row["predicted_ttft_s"], dtype=np.float64),
         measured_ttft_s=np.array(row["measured_ttft_s"], dtype=np.float64),
-        # which ones, and why, is not kept
+        # The store has their number, but neither which ones nor why.
         failed=dict.fromkeys(range(row["failed_requests"]), ""),
-        ended=row["ended"],
     )
-
-
-def _figures(struct: Mapping[str, Any]) -> Figures:
-    return Figures(**{**struct, "ttft_ms": Percentiles(**struct["ttft_ms"])})

@@ -1,21 +1,23 @@
-"""A trace of anonymous blocks as prompts of tokens, of which exactly the same parts are alike.
+"""The requests sent to an engine: a part of a trace, its anonymous blocks turned into tokens.
 
 Every block becomes a list of tokens of its own, made from its number and a seed; what the trace
-does not tell (the end of a prompt, an output that no later turn repeats) becomes tokens that occur
-nowhere else. So an engine hits what the trace hits, in blocks of whatever size.
+does not contain (the end of a prompt, an output that no later turn repeats) becomes tokens that
+occur nowhere else. So an engine hits what the trace hits, in blocks of any size.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.errors import InputError
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts
+from kvscope.replay.derived_traces import select
 
 FIRST, BEHIND = 100, 1000
 """Token ids are from the first up to the second: in every vocabulary, and never special."""
@@ -31,24 +33,84 @@ _MIX = (
 Tokens = NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class TraceSample:
+    """The requests to replay, of `total`, and the numbers of those left out, by reason."""
+
+    prompts: Prompts
+    total: int
+    outside_sample: int
+    beyond_limit: int
+    too_long: int
+
+
+def sample_trace(
+    prompts: Prompts,
+    *,
+    share: float = 1.0,
+    seconds: float | None = None,
+    most: int | None = None,
+    longest: int | None = None,
+    seed: int = 0,
+) -> TraceSample:
+    """Return a `share` of a trace's conversations, cut to `seconds` and `most` requests.
+
+    Requests of more than `longest` tokens are left out. Conversations are sampled whole, and times
+    stay, so that the load keeps its pattern. Raises InputError where nothing is left.
+    """
+    total = len(prompts.leaf)
+    kept = np.ones(total, dtype=bool)
+    if share < 1:
+        conversations, member = np.unique(prompts.conversation, return_inverse=True)
+        sampled = np.random.default_rng(seed).random(len(conversations)) < share
+        kept &= sampled[member]
+    outside_sample = int(total - kept.sum())
+    if seconds is not None:
+        kept &= prompts.arrival_s <= prompts.arrival_s[0] + seconds
+    if most is not None:
+        kept &= np.cumsum(kept) <= most
+    beyond_limit = int(total - outside_sample - kept.sum())
+    if longest is not None:
+        tokens = prompts.input_tokens.astype(np.int64) + np.maximum(prompts.output_tokens, 1)
+        kept &= tokens <= longest
+    kept &= prompts.input_tokens > 0
+    chosen = np.flatnonzero(kept)
+    if not len(chosen):
+        raise InputError(
+            "no request is left to replay",
+            where="--share, --minutes, --max-requests",
+            remedy="take more of the trace, or a larger --max-model-len",
+        )
+    return TraceSample(
+        prompts=select(prompts, chosen),
+        total=total,
+        outside_sample=outside_sample,
+        beyond_limit=beyond_limit,
+        too_long=total - outside_sample - beyond_limit - len(chosen),
+    )
+
+
 class TokenTrace:
     """The requests of a trace as tokens, the same for the same seed.
 
-    `forced`: outputs are those that the trace's later turns carry, and somebody makes the engine
-    say them. Otherwise an output is the engine's own, and what later turns carry of it is new.
+    `forced`: the engine is made to output what the trace's later turns carry. Otherwise an output
+    is the engine's own, and what later turns carry of it is new.
     """
 
     def __init__(self, prompts: Prompts, *, forced: bool, seed: int = 0) -> None:
         self.prompts, self.forced, self.seed = prompts, forced, seed
-        self._named = paths(prompts.block_parent, prompts.leaf, prompts.blocks)
-        self._carried = paths(prompts.block_parent, prompts.carried_leaf, prompts.carried_blocks)
+        self._paths = [paths(prompts.block_parent, prompts.leaf, prompts.blocks)]
+        if forced:  # what is carried contains more of the prompt's last block, too
+            self._paths.append(
+                paths(prompts.block_parent, prompts.carried_leaf, prompts.carried_blocks)
+            )
 
     def __len__(self) -> int:
         return len(self.prompts.leaf)
 
     @cached_property
     def turns(self) -> NDArray[np.int32]:
-        """Which turn of its conversation each request is, from 1."""
+        """Return each request's turn of its conversation, from 1."""
         turns = np.ones(len(self), dtype=np.int32)
         for request, parent in enumerate(self.prompts.parent):
             if 0 <= parent < request:
@@ -56,19 +118,19 @@ class TokenTrace:
         return turns
 
     def kind(self, request: int) -> str:
-        """The type of a request."""
+        """Return the type of a request."""
         return str(self.prompts.categories[self.prompts.category[request]]).rpartition(" ")[0]
 
     def prompt(self, request: int) -> Tokens:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         return self._sequence(request)[: self.prompts.input_tokens[request]]
 
     def output(self, request: int) -> Tokens:
-        """The tokens of the answer; an engine gives one at the least."""
+        """Return the tokens of the answer, at least one."""
         return self._sequence(request)[self.prompts.input_tokens[request] :]
 
     def sent(self, block_size: int) -> Prompts:
-        """The same requests as an engine with blocks of `block_size` tokens sees them."""
+        """Return the same requests as an engine with blocks of `block_size` tokens sees them."""
         nodes: dict[tuple[int, bytes], int] = {}
         parents = [0]
         leaf, carried_leaf = [], []
@@ -77,18 +139,18 @@ class TokenTrace:
         full = (inputs // block_size).astype(np.int32)
         cached = np.maximum((inputs + outputs - 1) // block_size, full).astype(np.int32)
         for request in range(len(self)):
-            known = int((cached if self.forced else full)[request])
-            tokens = self._sequence(request)[: known * block_size].reshape(known, block_size)
-            node, at_prompt = 0, 0
-            for depth in range(known):
+            count = int((cached if self.forced else full)[request])
+            tokens = self._sequence(request)[: count * block_size].reshape(count, block_size)
+            node, prompt_node = 0, 0
+            for depth in range(count):
                 key = (node, blake2b(tokens[depth].tobytes(), digest_size=16).digest())
                 if key not in nodes:
                     nodes[key] = len(parents)
                     parents.append(node)
                 node = nodes[key]
                 if depth + 1 == full[request]:
-                    at_prompt = node
-            leaf.append(at_prompt)
+                    prompt_node = node
+            leaf.append(prompt_node)
             carried_leaf.append(node)
         return replace(
             self.prompts,
@@ -104,22 +166,21 @@ class TokenTrace:
         )
 
     def _sequence(self, request: int) -> Tokens:
-        """Prompt and output."""
+        """Return prompt and output."""
         prompts, size = self.prompts, self.prompts.block_size
         count = int(prompts.input_tokens[request]) + max(int(prompts.output_tokens[request]), 1)
         numbers = _UNIQUE + (request << 20) + np.arange(-(-count // size), dtype=np.int64)
-        told = [self._named] + ([self._carried] if self.forced else [])
-        for known in told:  # what is carried tells more of the prompt's last block too
+        for known in self._paths:
             path = known.blocks[known.starts[request] : known.starts[request + 1]]
             numbers[: len(path)] = path[: len(numbers)]
-        return _made(numbers, size, self.seed)[:count]
+        return _block_tokens(numbers, size, self.seed)[:count]
 
 
-def _made(numbers: NDArray[np.int64], size: int, seed: int) -> Tokens:
-    """The tokens of blocks with these numbers, one block after the other.
+def _block_tokens(numbers: NDArray[np.int64], size: int, seed: int) -> Tokens:
+    """Return the tokens of blocks with these numbers, one block after the other.
 
-    Source of the numbers: splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014).
+    Source of the random numbers: splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom
+    number generators", OOPSLA 2014).
     """
     places = numbers.astype(np.uint64)[:, None] * np.uint64(size) + np.arange(size, dtype=np.uint64)
     start = np.uint64(seed * _SEED % (1 << 64))

@@ -1,46 +1,98 @@
-"""From a trace and an engine to a verdict."""
+"""From a trace and an engine to a verdict: the policies to run, the engine, the validation."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Event
 
 import numpy as np
 
-from kvscope.core.errors import EngineError
+from kvscope.core.errors import EngineError, UsageError
 from kvscope.latency.profile import LatencyProfile
+from kvscope.learning.fitted import Fit, check_fit
+from kvscope.learning.online.observer import NOTHING, UNFIT
+from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.serving.client import Endpoint, ModelCard, completion
 from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
+from kvscope.tuning.file import PolicyFile
+from kvscope.tuning.flags import flags
 from kvscope.tuning.target import Target
-from kvscope.validate.policies import PolicyRun, check_steered, interleaved
-from kvscope.validate.predict import compared, predict
-from kvscope.validate.replay import Measurement, Pace, replay
-from kvscope.validate.request_share import Part
+from kvscope.validate.predict import compare_run, predict
+from kvscope.validate.replay import Pace, replay
 from kvscope.validate.result import EngineFacts, RunFacts, Validation
-from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
-from kvscope.validate.verdict import judged
+from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace, TraceSample
+from kvscope.validate.verdict import judge
 from kvscope.vllm_sim import EngineSettings
 
-_SEED_BITS = 48
-_WHEN = "in the middle of the replay"
+RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
+CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
 WARM_UP_TOKENS = (16, 256, 1024)
+_PLUGIN = "kvscope.vllm_plugin"
+_SEED_BITS = 48
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be validated.
+class PolicyRun:
+    """A policy, the flags and the environment by which vLLM runs it, and what was fitted for it."""
 
-    `warmup` is the share of the requests, the first ones, that only fill the cache; `forced` and
-    `block_size` as in `TokenTrace` and of the engine.
+    policy: Policy = field(default_factory=Lru)
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    fitted: Fit | None = None
+
+
+def recommended_run(
+    file: PolicyFile, path: Path, *, overlapped: bool, trace_clock: bool = False
+) -> PolicyRun:
+    """Return the run of the policy in the file at `path`.
+
+    `overlapped` as in `EngineSettings.async_scheduling`; `trace_clock`: the policy's clock follows
+    the arrival times that requests carry (`sequential`). Raises UsageError for a policy that vLLM
+    cannot run, or not without what the file lacks.
+    """
+    if flags(file.policy, 0).vllm is None:
+        raise UsageError(
+            f"neither vLLM nor kvscope's plugin runs {file.policy.name}",
+            where=str(path),
+            remedy="tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl,"
+            " or take lru alone",
+        )
+    check_fit(file.policy, file.fitted, str(path))
+    if file.policy.name == Lru.name:
+        return PolicyRun()
+    scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
+    environment = {RECOMMENDATION: str(path.resolve())}
+    return PolicyRun(
+        file.policy,
+        ("--scheduler-cls", f"{_PLUGIN}.{scheduler}"),
+        environment | ({CLOCK: BY_REQUESTS} if trace_clock else {}),
+        file.fitted,
+    )
+
+
+def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRun]]:
+    """Return each run `repeats` times, as A B B A A B ..., so that drift affects all alike."""
+    return [
+        (repeat, run) for repeat in range(repeats) for run in (runs[::-1] if repeat % 2 else runs)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationPlan:
+    """What to replay, and how to judge it.
+
+    `warmup` is the share of the requests, the first ones, that only fill the cache; `forced` as in
+    `TokenTrace`, `block_size` the engine's.
     """
 
-    part: Part
+    sample: TraceSample
     pace: Pace
     profile: LatencyProfile
     settings: EngineSettings
@@ -53,21 +105,26 @@ class Asked:
     repeats: int
     seed: int = 0
 
+    @property
+    def warmup_requests(self) -> int:
+        """Return the number of requests that only fill the cache."""
+        return int(self.warmup * len(self.sample.prompts.leaf))
+
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """An engine that answers: where, what it serves, and how to tell why it died.
+class RunningEngine:
+    """An engine that answers, its model, and `died`, which returns why it no longer does.
 
-    `seed` is added to that of the tokens, so that one that has served the trace knows none of them.
+    `seed` is added to that of the tokens, so that one that has served the trace has none of them.
     """
 
     endpoint: Endpoint
-    served: ModelCard
+    model: ModelCard
     died: Callable[[], EngineDied | None]
     seed: int = 0
 
 
-Open = Callable[[PolicyRun], AbstractContextManager[Running]]
+EngineOpener = Callable[[PolicyRun], AbstractContextManager[RunningEngine]]
 
 
 def own_vllm(
@@ -78,77 +135,91 @@ def own_vllm(
     timeout_s: float,
     log_path: str | None,
     stop: Event,
-) -> Open:
-    """Opens a vLLM of its own for each policy."""
+) -> EngineOpener:
+    """Return an opener that starts a vLLM for each run."""
 
     @contextmanager
-    def opened(run: PolicyRun) -> Iterator[Running]:
-        wanted = replace(
-            launch,
-            flags=(*launch.flags, *run.flags),
-            environment={**launch.environment, **run.environment},
-        )
+    def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:
         with VllmServer(
-            wanted, has, start_s=start_s, timeout_s=timeout_s, log_path=log_path, stop=stop
+            replace(
+                launch,
+                flags=(*launch.flags, *run.flags),
+                environment={**launch.environment, **run.environment},
+            ),
+            has,
+            start_s=start_s,
+            timeout_s=timeout_s,
+            log_path=log_path,
+            stop=stop,
         ) as server:
-            check_steered(run, server.log())
+            if run.environment:
+                _check_policy_runs(server.log())
 
             def died() -> EngineDied | None:
-                return None if server.endpoint.healthy() else server.died(_WHEN)
+                if server.endpoint.healthy():
+                    return None
+                return server.died("in the middle of the replay")
 
-            yield Running(server.endpoint, server.endpoint.model(), died)
+            yield RunningEngine(server.endpoint, server.endpoint.model(), died)
 
-    return opened
+    return open_engine
 
 
-def running_already(endpoint: Endpoint, served: ModelCard) -> Open:
-    """Takes the one server that there is, whatever it has served before."""
+def _check_policy_runs(log: str) -> None:
+    """Raise EngineError where an engine's log says that it does not run the policy."""
+    for line in log.splitlines():
+        for mark in (NOTHING, UNFIT):
+            if mark in line:
+                raise EngineError(
+                    line[line.index(mark) :], where="vLLM", remedy="see docs/run-it.md"
+                )
+
+
+def running_server(endpoint: Endpoint, model: ModelCard) -> EngineOpener:
+    """Return an opener of the one server that runs, whatever it has served before."""
 
     @contextmanager
-    def opened(run: PolicyRun) -> Iterator[Running]:
-        yield Running(endpoint, served, lambda: None, secrets.randbits(_SEED_BITS))
+    def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:
+        yield RunningEngine(endpoint, model, lambda: None, secrets.randbits(_SEED_BITS))
 
-    return opened
+    return open_engine
 
 
 def validate(
-    asked: Asked,
+    plan: ValidationPlan,
     engine: EngineFacts,
     runs: list[PolicyRun],
-    opened: Open,
+    open_engine: EngineOpener,
     *,
     progress: Progress,
-    last_words: Callable[[tuple[str, ...]], None],
+    show_log: Callable[[tuple[str, ...]], None],
     stop: Event,
 ) -> Validation:
-    """Replay the trace with every policy as often as asked, and compare.
+    """Replay the trace with every policy `plan.repeats` times, and compare.
 
-    Where the engine dies or `stop` is set, what was measured until then is judged. Raises
-    EngineError where there is nothing.
+    Where the engine dies or `stop` is set, the runs until then are judged; `show_log` gets the last
+    lines of a dead engine. Raises EngineError where there is no run.
     """
-    warmup = int(asked.warmup * len(asked.part.prompts.leaf))
+    prompts = plan.sample.prompts
     done: list[RunFacts] = []
     ended = ""
-    for repeat, run in interleaved(runs, asked.repeats):
+    for repeat, run in interleaved(runs, plan.repeats):
         if stop.is_set():
             ended = "interrupted"
             break
-        label = f"{run.policy.name}, run {repeat + 1} of {asked.repeats}"
+        label = f"{run.policy.name}, run {repeat + 1} of {plan.repeats}"
         try:
-            with (
-                progress(label, len(asked.part.prompts.leaf)) as advance,
-                opened(run) as engine_now,
-            ):
-                done.append(_one(asked, run, repeat, engine_now, warmup, advance, stop))
+            with progress(label, len(prompts.leaf)) as advance, open_engine(run) as running:
+                done.append(_replay(plan, run, repeat, running, advance, stop))
                 stopped = done[-1].ended and not stop.is_set()
-                if stopped and (dead := engine_now.died()) is not None:
-                    last_words(dead.log)
+                if stopped and (dead := running.died()) is not None:
+                    show_log(dead.log)
                     done[-1] = replace(done[-1], ended=str(dead))
         except EngineError as error:
             if not done:
                 raise
             if isinstance(error, EngineDied):
-                last_words(error.log)
+                show_log(error.log)
             ended = str(error)
         except KeyboardInterrupt:
             if not done:
@@ -157,85 +228,72 @@ def validate(
         ended = ended or done[-1].ended
         if ended:
             break
-    checks, found, verdict = judged(
+    checks, gains, verdict = judge(
         done,
-        asked.part.prompts.conversation,
+        prompts.conversation,
         baseline=Lru.name,
-        target=asked.target,
-        tolerance=asked.tolerance,
-        sequential=asked.pace.kind == "sequential",
+        target=plan.target,
+        tolerance=plan.tolerance,
+        sequential=plan.pace.kind == "sequential",
     )
-    if ended and verdict == "confirmed":
-        verdict = "inconclusive"
     return Validation(
         engine=engine,
-        pace=asked.pace.in_words,
-        forced_outputs=asked.forced,
-        latency=asked.profile.name,
-        tolerance=asked.tolerance,
-        slo_s=asked.slo_s,
-        warmup=warmup,
-        part=asked.part,
-        runs=tuple(done),
-        compared=found,
-        checks=checks,
-        verdict=verdict,
+        pace=plan.pace.in_words,
+        forced_outputs=plan.forced,
+        latency=plan.profile.name,
+        tolerance=plan.tolerance,
+        slo_s=plan.slo_s,
+        verdict="inconclusive" if ended and verdict == "confirmed" else verdict,
         ended=ended,
+        runs=tuple(done),
+        warmup=plan.warmup_requests,
+        sample=plan.sample,
+        compared=gains,
+        checks=checks,
     )
 
 
-def _one(
-    asked: Asked,
+def _replay(
+    plan: ValidationPlan,
     run: PolicyRun,
     repeat: int,
-    engine: Running,
-    warmup: int,
+    engine: RunningEngine,
     advance: Callable[[int], None],
     stop: Event,
 ) -> RunFacts:
-    seed = asked.seed + repeat + engine.seed
-    trace = TokenTrace(asked.part.prompts, forced=asked.forced, seed=seed)
-    sent = trace.sent(asked.block_size)
+    """Replay the trace once, and compare with the prediction."""
+    seed = plan.seed + repeat + engine.seed
+    trace = TokenTrace(plan.sample.prompts, forced=plan.forced, seed=seed)
+    sent = trace.sent(plan.block_size)
     _warm_up(engine, seed, int(sent.input_tokens.max()))
-    measured: Measurement = replay(
-        engine.endpoint, engine.served.name, trace, asked.pace, advance=advance, stop=stop
+    measured = replay(
+        engine.endpoint, engine.model.name, trace, plan.pace, advance=advance, stop=stop
     )
     predicted = predict(
-        sent,
-        run.policy,
-        asked.settings,
-        asked.profile,
-        asked.pace,
-        measured,
-        fitted=run.fitted,
+        sent, run.policy, plan.settings, plan.profile, plan.pace, measured, fitted=run.fitted
     )
-    return compared(
+    return compare_run(
         sent,
         run.policy,
         predicted,
         measured,
-        warmup=warmup,
-        slo_s=asked.slo_s,
+        warmup=plan.warmup_requests,
+        slo_s=plan.slo_s,
         repeat=repeat,
         flags=run.flags,
     )
 
 
-def _warm_up(engine: Running, seed: int, longest: int) -> None:
-    """Some prompts that the trace does not have, then an empty cache where the engine lets one."""
+def _warm_up(engine: RunningEngine, seed: int, longest: int) -> None:
+    """Send some prompts that the trace does not have, then empty the cache if the engine can."""
     rng = np.random.default_rng([seed, 2])
     for tokens in WARM_UP_TOKENS:
-        body = completion(
-            engine.served.name,
-            [int(token) for token in rng.integers(FIRST, BEHIND, min(tokens, longest))],
-            2,
-        )
-        answer = engine.endpoint.complete(body)
+        prompt = [int(token) for token in rng.integers(FIRST, BEHIND, min(tokens, longest))]
+        answer = engine.endpoint.complete(completion(engine.model.name, prompt, 2))
         if answer.error:
-            dead = engine.died()
-            raise dead or EngineError(
+            raise engine.died() or EngineError(
                 f"refuses a prompt: {answer.error}",
                 where=engine.endpoint.url,
-                remedy="see what the server says",
+                remedy="see the server's log",
             )
     engine.endpoint.reset_cache()

@@ -1,4 +1,4 @@
-"""Whether an engine does what was predicted: confirmed, not confirmed, or too little to tell."""
+"""Whether an engine behaves as predicted: confirmed, not confirmed, or inconclusive."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.units import format_duration
-from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Drawn, Gain, objective_of
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Resampled
 from kvscope.tuning.target import Target
-from kvscope.validate.result import Check, Compared, RunFacts, Verdict
+from kvscope.validate.result import Check, GainComparison, RunFacts, Verdict
 
-HITS_AT_ONCE = 0.01
-"""The share of hit tokens by which requests that meet may differ: when steps end is not known."""
+HITS_IN_FLIGHT = 0.01
+"""The share of hit tokens that may differ where requests overlap: the end of steps is unknown."""
 FAILED = 0.01
-"""The share of requests without an answer from which on nothing is said."""
+"""The share of requests without an answer that makes a run inconclusive."""
 
 _NO_SLO_S = 1e9
 
 
-def judged(
+def judge(
     runs: Sequence[RunFacts],
     conversation: NDArray[np.int32],
     *,
@@ -28,8 +28,8 @@ def judged(
     target: Target | None,
     tolerance: float,
     sequential: bool,
-) -> tuple[tuple[Check, ...], Compared | None, Verdict]:
-    """What was compared, the gain over `baseline` where two policies ran, and the verdict.
+) -> tuple[tuple[Check, ...], GainComparison | None, Verdict]:
+    """Return the checks, the gain over `baseline` where two policies ran, and the verdict.
 
     A TTFT passes within `tolerance` of the prediction; it fails if its whole 95 % interval lies
     outside, which takes `FEWEST` conversations. A gain passes if its interval lies above 0, and
@@ -40,31 +40,33 @@ def judged(
     for run in runs:
         by_policy.setdefault(run.policy, []).append(run)
     checks = [check for run in runs for check in _complete(run)]
-    drawn: dict[str, tuple[Drawn, Drawn]] = {}
-    for name, likes in by_policy.items():
-        checks.append(_hits(name, likes, sequential=sequential))
-        bootstrap, predicted, measured = _draws(likes, conversation, goal)
-        drawn[name] = predicted, measured
+    figures: dict[str, tuple[Bootstrap, Resampled, Resampled]] = {}
+    for policy, repeats in by_policy.items():
+        checks.append(_hits(policy, repeats, sequential=sequential))
+        # A conversation is drawn with all its repeats.
+        bootstrap = Bootstrap(np.concatenate([conversation[run.counted] for run in repeats]), goal)
+        predicted = bootstrap.figures(
+            np.concatenate([run.predicted_ttft_s[run.counted] for run in repeats])
+        )
+        measured = bootstrap.figures(
+            np.concatenate([run.measured_ttft_s[run.counted] for run in repeats])
+        )
+        figures[policy] = bootstrap, predicted, measured
         names = list(bootstrap.gains(predicted, measured))
-        checks += [
-            _ttft(
-                name,
-                figure,
-                float(predicted.told[names.index(figure)]),
-                float(measured.told[names.index(figure)]),
-                _interval(bootstrap, measured, figure),
-                tolerance,
-            )
-            for figure in dict.fromkeys(("p50", objective_of(goal)))
-        ]
-    other = next((name for name in by_policy if name != baseline), None)
-    found = None
+        for name in dict.fromkeys(("p50", goal.objective)):
+            at, interval = names.index(name), None
+            if bootstrap.conversations >= FEWEST:
+                interval = bootstrap.interval(measured, name)
+            said, was = float(predicted.value[at]), float(measured.value[at])
+            checks.append(_ttft(policy, name, said, was, interval, tolerance))
+    other = next((policy for policy in by_policy if policy != baseline), None)
+    gains = None
     if other is not None and baseline in by_policy:
-        bootstrap, *_ = _draws(by_policy[other], conversation, goal)
-        pairs = zip(drawn[baseline], drawn[other], strict=True)
-        found = Compared(*(bootstrap.gains(before, after) for before, after in pairs))
-        checks.append(_gain(other, objective_of(goal), found))
-    return tuple(checks), found, _verdict(checks)
+        _, *before = figures[baseline]
+        bootstrap, *after = figures[other]
+        gains = GainComparison(*map(bootstrap.gains, before, after))
+        checks.append(_gain(other, goal.objective, gains))
+    return tuple(checks), gains, _verdict(checks)
 
 
 def _verdict(checks: Sequence[Check]) -> Verdict:
@@ -74,7 +76,7 @@ def _verdict(checks: Sequence[Check]) -> Verdict:
 
 
 def _complete(run: RunFacts) -> list[Check]:
-    """What is to be said of a run that is not whole."""
+    """Return a check for a run that is incomplete."""
     if run.ended:
         return [Check("complete", None, f"the run of {run.policy} ended early: {run.ended}")]
     if len(run.failed) > FAILED * len(run.counted):
@@ -84,86 +86,56 @@ def _complete(run: RunFacts) -> list[Check]:
     return []
 
 
-def _hits(name: str, runs: Sequence[RunFacts], *, sequential: bool) -> Check:
+def _hits(policy: str, runs: Sequence[RunFacts], *, sequential: bool) -> Check:
     if any(run.mismatched_tokens is None for run in runs):
-        return Check("hits", None, f"{name}: the engine does not tell what it hit")
+        return Check("hits", None, f"{policy}: the engine does not report its hits")
     off = sum(run.mismatched_tokens or 0 for run in runs)
     predicted = sum(run.predicted.hit_tokens for run in runs)
     requests = sum(run.mismatched_requests or 0 for run in runs)
     counted = sum(int(run.counted.sum()) for run in runs)
     share = off / predicted if predicted else float(off > 0)
-    passed = share <= (0 if sequential else HITS_AT_ONCE)
-    if not off:
-        return Check("hits", passed, f"{name}: every request hit exactly the tokens predicted")
-    return Check(
-        "hits",
-        passed,
-        f"{name}: {requests:,} of {counted:,} requests hit other tokens than predicted, {off:,}"
-        f" in all, {share:.2%} of the hits",
-    )
-
-
-def _draws(
-    runs: Sequence[RunFacts], conversation: NDArray[np.int32], goal: Target
-) -> tuple[Bootstrap, Drawn, Drawn]:
-    """The figures of all runs of one policy, a conversation being drawn with all its repeats."""
-    bootstrap = Bootstrap(np.concatenate([conversation[run.counted] for run in runs]), goal)
-    predicted = np.concatenate([run.predicted_ttft_s[run.counted] for run in runs])
-    measured = np.concatenate([run.measured_ttft_s[run.counted] for run in runs])
-    return bootstrap, bootstrap.figures(predicted), bootstrap.figures(measured)
-
-
-def _interval(bootstrap: Bootstrap, drawn: Drawn, figure: str) -> tuple[float, float] | None:
-    """The 95 % interval of a figure; None where there are too few conversations to draw from."""
-    return bootstrap.interval(drawn, figure) if bootstrap.conversations >= FEWEST else None
+    words = "every request hit exactly the tokens predicted"
+    if off:
+        words = (
+            f"{requests:,} of {counted:,} requests hit other tokens than predicted, {off:,}"
+            f" in all, {share:.2%} of the hits"
+        )
+    return Check("hits", share <= (0 if sequential else HITS_IN_FLIGHT), f"{policy}: {words}")
 
 
 def _ttft(
+    policy: str,
     name: str,
-    figure: str,
     said: float,
     was: float,
     interval: tuple[float, float] | None,
     tolerance: float,
 ) -> Check:
-    if figure == "violations":
-        return _violations(name, said, was, tolerance)
+    if name == "violations":
+        words = f"{policy}: {was:.1%} of the requests beyond the SLO, predicted {said:.1%}"
+        return Check(name, abs(said - was) <= tolerance, words)
     least, most = said * (1 - tolerance), said * (1 + tolerance)
     passed: bool | None = least <= was <= most
     if interval is None:
-        passed, told = passed or None, f"fewer than {FEWEST} conversations tell no interval"
+        passed, certainty = passed or None, f"no interval: fewer than {FEWEST} conversations"
     else:
         low, high = interval
         if not passed and low <= most and high >= least:
             passed = None
-        told = f"95 % interval {format_duration(low)} to {format_duration(high)}"
+        certainty = f"95 % CI {format_duration(low)} to {format_duration(high)}"
     return Check(
-        figure,
+        name,
         passed,
-        f"{name}: {figure} TTFT {format_duration(was)}, predicted {format_duration(said)}"
-        f" ({was / said - 1:+.1%} off; {told})",
+        f"{policy}: {name} TTFT {format_duration(was)}, predicted {format_duration(said)}"
+        f" ({was / said - 1:+.1%} off; {certainty})",
     )
 
 
-def _violations(name: str, said: float, was: float, tolerance: float) -> Check:
-    passed = abs(said - was) <= tolerance
-    return Check(
-        "violations",
-        passed,
-        f"{name}: {was:.1%} of the requests beyond the SLO, predicted {said:.1%}",
-    )
-
-
-def _gain(name: str, figure: str, found: Compared) -> Check:
-    measured, predicted = found.measured[figure], found.predicted[figure]
-    passed = True if measured.low > 0 else False if measured.high < 0 else None
+def _gain(policy: str, name: str, gains: GainComparison) -> Check:
+    measured, predicted = gains.measured[name], gains.predicted[name]
     return Check(
         "gain",
-        passed,
-        f"{name}: {figure} {_change(measured)} against LRU (95 % interval {-measured.high:+.1%} to"
-        f" {-measured.low:+.1%}), predicted {_change(predicted)}",
+        True if measured.low > 0 else False if measured.high < 0 else None,
+        f"{policy}: {name} {-measured.value:+.1%} against LRU (95 % CI {-measured.high:+.1%} to"
+        f" {-measured.low:+.1%}), predicted {-predicted.value:+.1%}",
     )
-
-
-def _change(gain: Gain) -> str:
-    return f"{-gain.value:+.1%}"

@@ -1,8 +1,8 @@
 -- block_skew: share of all reuse that falls on the most reused blocks
 -- $trace_id: the trace
--- $top_shares: shares of the cacheable blocks, for example [0.1]; a fraction of a block counts so
+-- $top_shares: shares of the cacheable blocks, for example [0.1]; a fraction of a block counts in proportion
 -- columns: top_share, reuse_share, blocks, reused_blocks
-WITH counted AS (  -- a few hundred rows: blocks with the same count are one
+WITH counted AS (  -- a few hundred rows: blocks with the same count share one
     SELECT reuses, count(*) AS blocks
     FROM blocks
     WHERE trace_id = $trace_id AND first_request IS NOT NULL

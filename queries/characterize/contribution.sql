@@ -1,4 +1,4 @@
--- contribution: requests, tokens and ideal hits by type, first turns apart from later ones
+-- contribution: requests, tokens and ideal hits by type and by first or later turn
 -- $trace_id: the trace
 -- columns: type, multi_turn, requests, input_tokens, full_blocks, ideal_blocks
 SELECT

@@ -1,4 +1,4 @@
--- history_lifespans: how many blocks were first touched by one request and last by another
+-- history_lifespans: number of blocks by their first and their last request
 -- $trace_id: the trace
 -- columns: first_request, last_request, blocks
 SELECT first_request, last_request, count(*) AS blocks

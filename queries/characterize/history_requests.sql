@@ -1,6 +1,6 @@
--- history_requests: when each request arrived, and its category's place in a list
+-- history_requests: arrival and category index of each request
 -- $trace_id: the trace
--- $categories: the names of all categories of the trace; places count from 0
+-- $categories: the names of all categories of the trace; indices count from 0
 -- columns: arrival_s, category_index
 WITH known AS (
     SELECT

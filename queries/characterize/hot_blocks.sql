@@ -1,6 +1,6 @@
--- hot_blocks: the blocks that most prompts found already written, none before its parent
+-- hot_blocks: the most reused blocks, parents before their children
 -- $trace_id: the trace
--- $most: so many blocks at most
+-- $most: maximum number of blocks
 -- columns: block, parent, hash_id, reuses
 SELECT block, parent, hash_id, reuses
 FROM blocks

@@ -1,4 +1,4 @@
--- next_turn_delay: time from a request to one that continues it, p90
+-- next_turn_delay: p90 of the time from a request to its next turn
 -- $trace_id: the trace
 -- columns: continued, delay_p90_s
 SELECT count(*) AS continued, quantile_disc(child.arrival_s - above.arrival_s, 0.9) AS delay_p90_s

@@ -1,22 +1,22 @@
--- next_turns: how many requests were continued by another turn, by category and window
+-- next_turns: requests with a next turn, by category and window
 -- $trace_id: the trace
 -- $window_s: length of a window
 -- $last_window: number of the last window, from 0; it also takes what arrives after its end
--- $settled_until_s: requests up to here are old enough for their next turn to be seen
+-- $settled_until_s: requests up to here are old enough for their next turn to be in the trace
 -- columns: type, turn_bucket, category, window_index, requests, continued, settled_requests, settled_continued
 SELECT
-    any_value(asked.type) AS type,
-    any_value(asked.turn_bucket) AS turn_bucket,
-    asked.category,
-    least(floor(asked.arrival_s / $window_s), $last_window)::BIGINT AS window_index,
+    any_value(turns.type) AS type,
+    any_value(turns.turn_bucket) AS turn_bucket,
+    turns.category,
+    least(floor(turns.arrival_s / $window_s), $last_window)::BIGINT AS window_index,
     count(*) AS requests,
     count(next.parent) AS continued,
-    count(*) FILTER (WHERE asked.arrival_s <= $settled_until_s) AS settled_requests,
-    count(next.parent) FILTER (WHERE asked.arrival_s <= $settled_until_s) AS settled_continued
-FROM categorized AS asked
+    count(*) FILTER (WHERE turns.arrival_s <= $settled_until_s) AS settled_requests,
+    count(next.parent) FILTER (WHERE turns.arrival_s <= $settled_until_s) AS settled_continued
+FROM categorized AS turns
 LEFT JOIN (
     SELECT DISTINCT parent FROM requests WHERE trace_id = $trace_id AND parent IS NOT NULL
-) AS next ON next.parent = asked.request
-WHERE asked.trace_id = $trace_id
-GROUP BY asked.category, window_index
+) AS next ON next.parent = turns.request
+WHERE turns.trace_id = $trace_id
+GROUP BY turns.category, window_index
 ORDER BY type, turn_bucket, window_index

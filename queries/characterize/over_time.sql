@@ -1,4 +1,4 @@
--- over_time: traffic and ideal hits, window by window, windows without requests included
+-- over_time: traffic and ideal hits by window, windows without requests included
 -- $trace_id: the trace
 -- $window_s: length of a window
 -- $last_window: number of the last window, from 0; it also takes what arrives after its end
@@ -16,12 +16,12 @@ WITH counted AS (
     GROUP BY 1
 )
 SELECT
-    every.window_index,
+    windows.window_index,
     coalesce(requests, 0) AS requests,
     coalesce(input_tokens, 0) AS input_tokens,
     coalesce(output_tokens, 0) AS output_tokens,
     coalesce(full_blocks, 0) AS full_blocks,
     coalesce(ideal_blocks, 0) AS ideal_blocks
-FROM range($last_window::BIGINT + 1) AS every(window_index)
-LEFT JOIN counted ON counted.window_index = every.window_index
-ORDER BY every.window_index
+FROM range($last_window::BIGINT + 1) AS windows(window_index)
+LEFT JOIN counted ON counted.window_index = windows.window_index
+ORDER BY windows.window_index

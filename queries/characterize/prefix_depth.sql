@@ -1,4 +1,4 @@
--- prefix_depth: how deep into the prompt an infinite cache hits, for all, single- and multi-turn
+-- prefix_depth: depth in the prompt to which an infinite cache hits, for all, single- and multi-turn
 -- $trace_id: the trace
 -- $block_size: tokens of a block
 -- columns: multi_turn, requests, blocks_mean, blocks_at, blocks_max, share_mean, share_at, share_max

@@ -1,4 +1,4 @@
--- request_sizes: how large requests are, output included, for all, single- and multi-turn
+-- request_sizes: size of requests, output included, for all, single- and multi-turn
 -- $trace_id: the trace
 -- $block_size: tokens of a block
 -- columns: multi_turn, requests, tokens_mean, tokens_at, tokens_max, blocks_mean, blocks_at, blocks_max

@@ -1,4 +1,4 @@
--- sources: whose touch reuse goes back to, in blocks
+-- sources: reused blocks by the conversation and user of their last touch
 -- $trace_id: the trace
 -- columns: same_conversation, same_user, other
 WITH reused AS (

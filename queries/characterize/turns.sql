@@ -1,4 +1,4 @@
--- turns: how many conversations have how many requests
+-- turns: number of conversations by their number of requests
 -- $trace_id: the trace
 -- columns: turns, conversations
 SELECT turns, count(*) AS conversations

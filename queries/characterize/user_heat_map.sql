@@ -1,6 +1,6 @@
--- user_heat_map: blocks that the users with most reuse take over, by the user who touched them last
+-- user_heat_map: reused blocks of the users with most reuse, by the user of their last touch
 -- $trace_id: the trace
--- $top: how many users, ranked from 1 by the blocks they reuse; all other sources have no rank
+-- $top: number of users, ranked from 1 by the blocks they reuse; other sources have no rank
 -- columns: source_rank, reuser_rank, source_user, reuser_user, blocks
 WITH ranked AS (
     SELECT

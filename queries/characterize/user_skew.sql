@@ -1,6 +1,6 @@
 -- user_skew: share of all ideal hits that falls on the users with most hits
 -- $trace_id: the trace
--- $top_shares: shares of the users, for example [0.1]; a fraction of a user counts so
+-- $top_shares: shares of the users, for example [0.1]; a fraction of a user counts in proportion
 -- columns: top_share, hit_share, users, users_of_90_percent_hits, users_of_90_percent_requests
 WITH per_user AS (
     SELECT user_id, sum(ideal_blocks) AS hits, count(*) AS requests

@@ -1,3 +1,3 @@
--- remove_fit_next_turns: drop what the table fit_next_turns holds of this fit
+-- remove_fit_next_turns: delete the rows of this fit from fit_next_turns
 -- $fit_id: the fit
 DELETE FROM fit_next_turns WHERE fit_id = $fit_id

@@ -1,6 +1,6 @@
--- add_bad_lines: lines that could not be used, and why
+-- add_bad_lines: unusable lines and their reasons
 -- $trace_id: the trace
--- $numbers: where they are
--- $reasons: a reason each
+-- $numbers: their line numbers
+-- $reasons: their reasons
 INSERT INTO bad_lines (trace_id, line, reason)
 SELECT $trace_id, unnest($numbers), unnest($reasons)

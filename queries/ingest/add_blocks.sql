@@ -1,6 +1,6 @@
 -- add_blocks: the trie's blocks from the columns of `frame`
 -- $trace_id: the trace
--- $no_request: the request that stands for none
+-- $no_request: request number that stands for none
 INSERT INTO blocks (
     trace_id, block, parent, depth, hash_id, first_request, last_request, reuses
 )

@@ -1,8 +1,8 @@
--- add_requests: requests from the columns of `frame`, whose types are numbers from 0
+-- add_requests: requests from the columns of `frame`, whose types are indices
 -- $trace_id: the trace
--- $types: the names of the types
--- $no_id: the chat and user id that stands for none
--- $no_parent: the parent that stands for none
+-- $types: the names of the types, by index
+-- $no_id: chat and user id that stands for none
+-- $no_parent: request number that stands for none
 INSERT INTO requests (
     trace_id, request, arrival_s, chat_id, user_id, type, turn, parent, conversation,
     input_tokens, output_tokens, blocks, full_blocks, leaf, cached_blocks, carried_leaf,

@@ -1,8 +1,8 @@
--- export_requests: some requests of a trace with what a trace file says of each, in order of arrival
+-- export_requests: a range of requests with the fields of a trace file, in order of arrival
 -- $trace_id: the trace
 -- $first: the first request
--- $after: the request behind the last
--- $own_ids: whether the trace's chat ids can name the requests; otherwise their numbers do
+-- $after: one past the last request
+-- $own_ids: whether the trace's chat ids identify the requests; otherwise their numbers do
 -- columns: arrival_s, chat_id, parent_chat_id, user_id, type, turn, input_tokens, output_tokens, blocks, leaf
 SELECT
     child.arrival_s,

@@ -1,4 +1,4 @@
--- prompts: the columns that a replay walks, a request a row, in order of arrival
+-- prompts: the columns of a replay, a row per request, in order of arrival
 -- $trace_id: the trace
 -- columns: arrival_s, input_tokens, output_tokens, conversation, parent, user, category, blocks, full_blocks, leaf, cached_blocks, carried_leaf, carried_blocks
 WITH users AS (

@@ -1,3 +1,3 @@
--- remove_blocks: drop what the table blocks holds of this trace
+-- remove_blocks: delete the rows of this trace from blocks
 -- $trace_id: the trace
 DELETE FROM blocks WHERE trace_id = $trace_id

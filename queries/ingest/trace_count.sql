@@ -1,3 +1,3 @@
--- trace_count: how many traces the store holds
+-- trace_count: number of stored traces
 -- columns: traces
 SELECT count(*) AS traces FROM traces

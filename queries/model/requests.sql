@@ -1,4 +1,4 @@
--- requests: who continues whom, what that adds, and what a turn leaves that nobody can find again
+-- requests: conversations, their histories, and cached blocks that no later prompt identifies
 -- $trace_id: the trace
 -- columns: conversation, parent, turn, input_tokens, history_tokens, anonymous_blocks
 SELECT

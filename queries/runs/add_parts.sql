@@ -1,4 +1,4 @@
--- add_parts: a run's numbers by category and over time
+-- add_parts: a run's results by category and over time
 -- $run_id: the run
 -- $parts: structs of category, start_s, length_s and outcome, in order
 INSERT INTO run_parts (run_id, place, category, start_s, length_s, outcome)

@@ -1,4 +1,4 @@
--- parts: the numbers of a trace's runs by category and over time
+-- parts: results of runs by category and over time
 -- $run_ids: the runs
 -- columns: run_id, category, start_s, length_s, outcome
 SELECT run_id, category, start_s, length_s, outcome

@@ -1,3 +1,3 @@
--- remove_parts: drop what these runs hold by category and over time
+-- remove_parts: delete these runs' results by category and over time
 -- $run_ids: the runs
 DELETE FROM run_parts WHERE run_id IN (SELECT unnest($run_ids::INTEGER[]))

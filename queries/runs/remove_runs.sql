@@ -1,3 +1,3 @@
--- remove_runs: drop these runs
+-- remove_runs: delete these runs
 -- $run_ids: the runs
 DELETE FROM runs WHERE run_id IN (SELECT unnest($run_ids::INTEGER[]))

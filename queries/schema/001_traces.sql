@@ -1,4 +1,4 @@
--- schema: traces, their requests, the trie of their blocks, and who reused what from whom
+-- schema: traces, their requests, the trie of their blocks, and reuse between requests
 --
 -- A request is one node of the prefix trie: its last block. Everything before it follows from
 -- blocks.parent, so the accesses of a trace are stored once and in a fraction of their size.
@@ -26,7 +26,7 @@ CREATE TABLE traces (
     lines           BIGINT NOT NULL,          -- accepted and rejected, blank ones not counted
     bad_lines       BIGINT NOT NULL,
     out_of_order    BIGINT NOT NULL,          -- requests that arrived before their predecessor
-    notes           VARCHAR[] NOT NULL,       -- what was missing and what was inferred
+    notes           VARCHAR[] NOT NULL,       -- what was missing or inferred
     ingested_at     TIMESTAMP NOT NULL,
     used_at         TIMESTAMP NOT NULL
 );

@@ -1,4 +1,4 @@
--- schema: what replays gave: a run is one policy at one capacity over one trace
+-- schema: results of replays: a run is one policy at one capacity over one trace
 
 CREATE TYPE percentiles AS STRUCT (p50 DOUBLE, p90 DOUBLE, p95 DOUBLE, p99 DOUBLE);
 
@@ -11,7 +11,7 @@ CREATE TYPE outcome AS STRUCT (
     request_hit_rate  DOUBLE,
     uncached_tokens   percentiles,
     ttft_ms           percentiles,  -- on an idle engine
-    queued_ttft_ms    percentiles,  -- under the trace's load; NULL where it tells no time
+    queued_ttft_ms    percentiles,  -- under the trace's load; NULL where it has no times
     tel_ms            DOUBLE,       -- NULL without an SLO
     violations        BIGINT,
     queued_tel_ms     DOUBLE,
@@ -36,13 +36,13 @@ CREATE TYPE run_setting AS STRUCT (
     rate_scale       DOUBLE,
     isolate          VARCHAR,       -- user | conversation | NULL
     sample_rate      DOUBLE,        -- 1: the whole trace
-    coarsen          INTEGER,       -- so many blocks as one
+    coarsen          INTEGER,       -- blocks merged into one
     capacity_model   VARCHAR,       -- cache | engine
     max_num_seqs     BIGINT,        -- vLLM's limits; NULL but for engine
     max_num_batched_tokens BIGINT,
-    tiers            VARCHAR,       -- as asked for; empty: one cache
+    tiers            VARCHAR,       -- as requested; empty: one cache
     tier_mode        VARCHAR,       -- exclusive | write-through | NULL
-    block_bytes      BIGINT         -- what reads from tiers were counted with
+    block_bytes      BIGINT         -- bytes of a block, for reads from tiers
 );
 
 CREATE TYPE tier AS STRUCT (
@@ -51,11 +51,11 @@ CREATE TYPE tier AS STRUCT (
     capacity_blocks  BIGINT,
     ttl_s            DOUBLE,
     read_latency_ms  DOUBLE,
-    read_bytes_per_s DOUBLE,        -- NULL: takes no time
+    read_bytes_per_s DOUBLE,        -- NULL: unlimited
     hit_blocks       BIGINT,
     hit_tokens       BIGINT,
     token_hit_rate   DOUBLE,        -- of all input tokens
-    transfer_ms      DOUBLE,        -- waited for by all counted requests together
+    transfer_ms      DOUBLE,        -- sum over all counted requests
     read_bytes       BIGINT,
     evictions        BIGINT,
     demotions        BIGINT
@@ -71,7 +71,7 @@ CREATE TABLE runs (
     run_id          INTEGER PRIMARY KEY DEFAULT nextval('run_ids'),
     trace_id        INTEGER NOT NULL,
     asked           VARCHAR NOT NULL,  -- digest of policy, parameters, capacity and setting
-    code            VARCHAR NOT NULL,  -- digest of the sources that made the numbers
+    code            VARCHAR NOT NULL,  -- digest of the sources of the replay
     kvscope         VARCHAR NOT NULL,  -- version
     created_at      TIMESTAMP NOT NULL, -- UTC
     policy          VARCHAR NOT NULL,
@@ -89,7 +89,7 @@ CREATE TABLE runs (
     turned_away     BIGINT             -- requests that need more than all blocks
 );
 
--- the same numbers of a part of the requests: one category's, or those of one stretch of time
+-- the same figures for a part of the requests: one category, or one window of time
 CREATE TABLE run_parts (
     run_id   INTEGER NOT NULL,
     place    INTEGER NOT NULL,         -- from 0, categories first

@@ -1,4 +1,4 @@
--- schema: what models were fitted to a trace, as a whole and by window; a fit is one asking
+-- schema: models fitted to a trace, as a whole and by window
 
 CREATE TYPE span_95 AS STRUCT (low DOUBLE, high DOUBLE);
 
@@ -7,7 +7,7 @@ CREATE TYPE conversation_fit AS STRUCT (
     death_rate_per_s      DOUBLE,
     turn_rate_per_s       DOUBLE,
     next_turn_probability DOUBLE,
-    turns                 DOUBLE,   -- that a conversation takes on average
+    turns                 DOUBLE,   -- mean turns of a conversation
     births                BIGINT,
     requests              BIGINT,
     ks                    DOUBLE,   -- of the waits for a next turn
@@ -22,11 +22,11 @@ CREATE TABLE fits (
     trace_id     INTEGER NOT NULL,
     kvscope      VARCHAR NOT NULL,   -- version
     created_at   TIMESTAMP NOT NULL, -- UTC
-    warmup       DOUBLE NOT NULL,    -- share of the requests, the first ones, left out
-    window_s     DOUBLE,             -- NULL: nothing to slide windows over
+    warmup       DOUBLE NOT NULL,    -- share of the first requests that is left out
+    window_s     DOUBLE,             -- NULL: no windows
     start_s      DOUBLE NOT NULL,
     end_s        DOUBLE NOT NULL,
-    conversations conversation_fit   -- NULL: too few turns, or none known
+    conversations conversation_fit   -- NULL: too few turns
 );
 
 -- S(t) = 1 - reuse_probability * F(t), F with `params`
@@ -38,9 +38,9 @@ CREATE TABLE fit_models (
     start_s           DOUBLE NOT NULL,
     end_s             DOUBLE NOT NULL,
     params            MAP(VARCHAR, DOUBLE) NOT NULL,
-    intervals         MAP(VARCHAR, span_95) NOT NULL,  -- at 95 %; a NULL value: the data do not tell
+    intervals         MAP(VARCHAR, span_95) NOT NULL,  -- 95 % CI; a NULL value: not identified
     n                 BIGINT NOT NULL,   -- touched blocks
-    censored          BIGINT NOT NULL,   -- those of them not seen reused
+    censored          BIGINT NOT NULL,   -- those without a later touch
     runs              BIGINT NOT NULL,
     effective_n       DOUBLE NOT NULL,
     reuse_probability DOUBLE NOT NULL,
@@ -64,7 +64,7 @@ CREATE TABLE fit_windows (
     reuse_probability DOUBLE NOT NULL,
     rate_per_s        DOUBLE NOT NULL,
     ks                DOUBLE NOT NULL,
-    next_ks           DOUBLE,            -- from the reuse of the next window apart
+    next_ks           DOUBLE,            -- from the reuse of the next window
     distance          DOUBLE,            -- of the two windows' reuse
     params            MAP(VARCHAR, DOUBLE) NOT NULL  -- of the model chosen for the category
 );

@@ -1,4 +1,4 @@
--- schema: what real engines did with a trace, prediction beside measurement
+-- schema: measurements on real engines, next to their predictions
 
 CREATE SEQUENCE validation_ids;
 
@@ -22,7 +22,7 @@ CREATE TABLE validations (
     tolerance     DOUBLE NOT NULL,
     slo_s         DOUBLE,
     verdict       VARCHAR NOT NULL,    -- confirmed, not confirmed, inconclusive
-    ended         VARCHAR NOT NULL     -- why it ended early; empty: it did not
+    ended         VARCHAR NOT NULL     -- why it ended early; empty: complete
 );
 
 CREATE TYPE validation_figures AS STRUCT (
@@ -43,7 +43,7 @@ CREATE TABLE validation_runs (
     flags               VARCHAR[] NOT NULL,
     predicted           validation_figures NOT NULL,
     measured            validation_figures NOT NULL,
-    mismatched_requests BIGINT,            -- NULL: the engine does not tell its hits
+    mismatched_requests BIGINT,            -- NULL: the engine does not report hits
     mismatched_tokens   BIGINT,
     failed_requests     BIGINT NOT NULL,
     ended               VARCHAR NOT NULL,

@@ -1,3 +1,3 @@
--- remove_validations: drop every validation of a trace
+-- remove_validations: delete every validation of a trace
 -- $trace_id: the trace
 DELETE FROM validations WHERE trace_id = $trace_id

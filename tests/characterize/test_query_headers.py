@@ -48,7 +48,7 @@ def columns_of(store: Store) -> dict[str, Any]:
 
 
 def example(kind: Any) -> Any:
-    """Some value of this type."""
+    """Return some value of this type."""
     if kind.id == "map":
         return {"key": ["x"], "value": [example(kind.children[1][1])]}
     if kind.id in {"list", "array"}:
@@ -60,14 +60,14 @@ def example(kind: Any) -> Any:
 
 
 def rows(store: Store, table: str) -> list[dict[str, Any]]:
-    """A row of `table` without the columns that its statement adds."""
+    """Return a row of `table` without the columns that its statement adds."""
     found = store._connection.table(table)
     kinds = dict(zip(found.columns, found.types, strict=True))
     return [{name: example(kinds[name]) for name in kinds if name not in {"fit_id", "place"}}]
 
 
 def parameter(store: Store, name: str, file: Path) -> Any:
-    """Some value that a parameter of this name can take, by the type of the column it is about."""
+    """Return a value that a parameter of this name can take, by the type of its column."""
     if name == "path":
         return str(file)
     if name.endswith("_shares"):

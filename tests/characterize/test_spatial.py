@@ -52,7 +52,7 @@ def test_prefix_depth() -> None:
 def slow_map(
     paths: list[Path], full: list[int], hittable: list[int], counted: list[bool]
 ) -> list[list[float]] | None:
-    """The heat map by its definition: one cache per offset and stride."""
+    """Return the heat map by its definition: one cache per offset and stride."""
     lookups = sum(f for f, c in zip(full, counted, strict=True) if c)
     if not lookups:
         return None

@@ -76,7 +76,7 @@ def tiny_store(
     reuses: Mapping[str, list[Any]] | None = None,
     **trace: Any,
 ) -> Iterator[tuple[Store, Trace]]:
-    """A store in memory with the trace above, or with other rows; `trace` overrides its facts.
+    """Return a store in memory with the trace above or other rows; `trace` overrides its facts.
 
     Another trace with other numbers lies before it, so that a query that forgets which one was
     asked for is wrong.
@@ -96,7 +96,7 @@ def tiny_store(
 
 @contextmanager
 def lengths_only(lineage: Lineage = "none") -> Iterator[tuple[Store, Trace]]:
-    """The same requests of a trace that tells no hashes, and no users."""
+    """Return the same requests of a trace without hashes and users."""
     zeros = [0] * 5
     requests = {
         **REQUESTS,

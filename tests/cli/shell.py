@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvscope.app.options import Hbm, KvDtype, Model
 from kvscope.cli import output
-from kvscope.cli.options import DEFAULT_DB, Db, Hbm, Json, KvDtype, Model, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument
 
 Streams = pytest.CaptureFixture[str]
 

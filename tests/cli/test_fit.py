@@ -158,7 +158,7 @@ def test_the_report_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "code", "message"),
     [
         (["missing.jsonl"], 3, "missing.jsonl: neither a file nor a stored trace"),
-        (["--window", "2h"], 2, "--window: longer than what is left of the trace; give at most"),
+        (["--window", "2h"], 2, "--window: longer than the trace after the warmup; give at most"),
         (["--window", "0s"], 2, "'0s' is not above zero"),
         (["--window", "an hour"], 2, "'an hour' is not a duration"),
         (["--warmup", "100%"], 2, "not below 100%"),

@@ -5,9 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
+import pytest
+import typer
+
+from kvscope.app import values
+from kvscope.app.options import AS_STORED, Hbm, Reading
 from kvscope.cli import output
 from kvscope.cli.app import run
-from kvscope.cli.options import AS_IT_SAYS, DEFAULT_DB, Hbm, Json, Reading, with_reading
+from kvscope.cli.options import DEFAULT_DB, Json, parsed_by, typed
 from kvscope.core.errors import ExitCode
 from tests.cli.shell import Streams, show
 
@@ -25,35 +30,43 @@ def test_refused_values_name_their_option(capsys: Streams) -> None:
 
 def test_shared_options_arrive_parsed(capsys: Streams) -> None:
     """Commands get bytes and names, not texts to parse; nothing given is None."""
-    words = ["show", "t.jsonl", "--db", ":memory:", "--hbm", "80GiB", "--model", "llama3-8b"]
+    words = ["show", "-", "--db", ":memory:", "--hbm", "80GiB", "--model", "llama3-8b"]
     assert run([*words, "--kv-dtype", "fp8", "--json"], [("show", show)]) == ExitCode.DONE
     assert run(["show"], [("show", show)]) == ExitCode.DONE
     first, second = capsys.readouterr().out.splitlines()
-    assert first == repr(("t.jsonl", ":memory:", 80 * 2**30, "llama3-8b", "fp8", True))
+    assert first == repr(("-", ":memory:", 80 * 2**30, "llama3-8b", "fp8", True))
     assert second == repr((None, DEFAULT_DB, None, None, None, False))
 
 
-def test_reading_options_stand_where_the_command_wants_them(capsys: Streams) -> None:
-    """A command that takes a `Reading` gets all of its options, parsed, and tells them in place."""
+def test_options_of_a_class_stand_where_the_command_wants_them(capsys: Streams) -> None:
+    """A command that takes a `Reading` gets all of its options, parsed, and lists them in place."""
 
-    @with_reading
-    def read(first: Json = False, reading: Reading = AS_IT_SAYS, last: Hbm = None) -> None:
+    def read(*, first: Json = False, reading: Reading, last: Hbm = None) -> None:
         """Read."""
         output.emit(repr((first, reading, last)))
 
     given = ["--block-size", "64", "--session-arrivals", "poisson:30/min", "--max-bad", "5%"]
     assert run(["read", *given], [("read", read)]) == ExitCode.DONE
     assert run(["read"], [("read", read)]) == ExitCode.DONE
-    told = Reading(block_size=64, session_arrivals=0.5, max_bad=0.05)
+    parsed = Reading(block_size=64, session_arrivals=0.5, max_bad=0.05)
     assert capsys.readouterr().out.splitlines() == [
-        repr((False, told, None)),
-        repr((False, AS_IT_SAYS, None)),
+        repr((False, parsed, None)),
+        repr((False, AS_STORED, None)),
     ]
-    assert list(inspect.signature(read).parameters) == [
+    assert list(inspect.signature(typed(read)).parameters) == [
         "first",
         *(field.name for field in dataclasses.fields(Reading)),
         "last",
+        "debug",
     ]
+
+
+def test_refusals_become_typers_own() -> None:
+    """So the option is named; a default, which is parsed already, passes."""
+    parse = parsed_by(values.whole(0))
+    assert parse(3) == 3
+    with pytest.raises(typer.BadParameter, match="'x' is not a whole number"):
+        parse("x")
 
 
 def test_the_default_store_is_the_stores() -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from kvscope.cli import diagnostics, output
-from kvscope.cli.progress import progress
+from kvscope.cli.terminal import progress
 from tests.cli.shell import Streams
 
 
@@ -36,7 +36,7 @@ def test_long_work_in_a_pipe(
     line: str,
 ) -> None:
     """Lines on stderr say how far the work is, and end with it."""
-    monkeypatch.setattr("kvscope.cli.progress.LINE_EVERY_S", 0.02)
+    monkeypatch.setattr("kvscope.cli.terminal.LINE_EVERY_S", 0.02)
     err = ""
     with progress("replaying", total, unit=unit) as advance:
         advance(2)

@@ -57,5 +57,5 @@ def test_ctrl_c_ends_a_recording_that_kvscope_reads(
     assert run(asked) == ExitCode.DONE
     assert json.loads(path.read_text())["input_length"] == 32
     told = capsys.readouterr().err
-    assert "1 requests; 2 batches of events missed, 1 blocks behind" in told
+    assert "1 requests; 2 batches of events missed, 1 blocks whose predecessors" in told
     assert run(["ingest", str(path), "--db", ":memory:"]) == ExitCode.DONE

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvscope.cli.rendering import show_sections, show_table
+from kvscope.cli.output import show_sections, show_table
 from kvscope.report.section import Section, Table
 from tests.cli.shell import Streams
 

@@ -1,4 +1,4 @@
-"""Made traffic with all its tokens: conversations whose turns share heads, repeat and part ways.
+"""Generate traffic with all its tokens: conversations that share heads, repeat and branch.
 
 The same requests go to vLLM as tokens and to kvscope as paths of a trie.
 """
@@ -17,8 +17,8 @@ VOCABULARY = 1 << 30
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request: what it asks, what it will be answered, who it is salted for, and when."""
+class TokenRequest:
+    """One request: prompt and output tokens, cache salt and arrival."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -27,32 +27,32 @@ class Asked:
     parent: int = -1  # the request that it continues
 
     def blocks(self, size: int) -> int:
-        """How many blocks it fills: the last output token is never computed."""
+        """Return the number of blocks it fills: the last output token is never computed."""
         return (len(self.prompt) + len(self.output) - 1) // size
 
     def chunk(self, depth: int, size: int) -> tuple[int, ...]:
-        """The tokens of one block."""
+        """Return the tokens of request block."""
         return (self.prompt + self.output)[depth * size : (depth + 1) * size]
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What the traffic is made of: lengths in tokens, and chances of what a next turn does."""
+    """Mean lengths in tokens, and the probabilities of each kind of next turn."""
 
     head: int = 80
     turn: int = 60
     output: int = 40
     heads: int = 3
     salts: int = 2
-    again: float = 0.1  # asks the very same once more
-    edited: float = 0.1  # goes on from the middle of its history
-    silent: float = 0.1  # goes on without the output, as if it had been stripped
-    new: float = 0.35  # opens a conversation
+    again: float = 0.1  # repeats the request
+    edited: float = 0.1  # continues from the middle of its history
+    silent: float = 0.1  # continues without the output
+    new: float = 0.35  # begins a conversation
     gap: float = 0.5  # mean time between arrivals, in steps
 
 
-def conversations(requests: int, seed: int, mix: Mix) -> list[Asked]:
-    """`requests` requests in order of arrival, at whole steps."""
+def conversations(requests: int, seed: int, mix: Mix) -> list[TokenRequest]:
+    """Return `requests` requests in order of arrival, at whole steps."""
     rng = np.random.default_rng(seed)
 
     def tokens(mean: int) -> tuple[int, ...]:
@@ -60,21 +60,23 @@ def conversations(requests: int, seed: int, mix: Mix) -> list[Asked]:
 
     heads = [(), *(tokens(mix.head) for _ in range(mix.heads))]
     salts = [None, *(f"tenant {number}" for number in range(mix.salts))]
-    asked: list[Asked] = []
+    generated: list[TokenRequest] = []
     arrival = 0.0
     for _ in range(requests):
         arrival += float(rng.poisson(mix.gap))
         roll = float(rng.random())
-        if not asked or roll < mix.new:
+        if not generated or roll < mix.new:
             head = heads[int(rng.integers(len(heads)))]
             salt = salts[int(rng.integers(len(salts)))]
-            asked.append(Asked(head + tokens(mix.turn), tokens(mix.output), salt, arrival, -1))
+            generated.append(
+                TokenRequest(head + tokens(mix.turn), tokens(mix.output), salt, arrival, -1)
+            )
             continue
-        recent = int(rng.integers(max(len(asked) - 40, 0), len(asked)))
-        before = asked[recent]
+        recent = int(rng.integers(max(len(generated) - 40, 0), len(generated)))
+        before = generated[recent]
         roll = float(rng.random())
         if roll < mix.again:
-            asked.append(replace(before, arrival_s=arrival))
+            generated.append(replace(before, arrival_s=arrival))
             continue
         history = before.prompt + before.output
         if roll < mix.again + mix.edited:
@@ -82,20 +84,20 @@ def conversations(requests: int, seed: int, mix: Mix) -> list[Asked]:
         elif roll < mix.again + mix.edited + mix.silent:
             history = before.prompt
         prompt = history + tokens(mix.turn)
-        asked.append(Asked(prompt, tokens(mix.output), before.salt, arrival, recent))
-    return asked
+        generated.append(TokenRequest(prompt, tokens(mix.output), before.salt, arrival, recent))
+    return generated
 
 
-def prompts_of(asked: list[Asked], size: int) -> Prompts:
-    """The requests as paths of a trie, outputs included: everything is known of everybody."""
+def prompts_of(trace: list[TokenRequest], size: int) -> Prompts:
+    """Return the requests as paths of a trie, outputs included."""
     nodes: dict[tuple[object, ...], int] = {}
     parents = [0]
     leaf, carried_leaf = [], []
-    for one in asked:
-        node, full = 0, len(one.prompt) // size
+    for request in trace:
+        node, full = 0, len(request.prompt) // size
         ends = [0]
-        for depth in range(max(one.blocks(size), full)):
-            key = (node, one.chunk(depth, size), one.salt if depth == 0 else None)
+        for depth in range(max(request.blocks(size), full)):
+            key = (node, request.chunk(depth, size), request.salt if depth == 0 else None)
             if key not in nodes:
                 nodes[key] = len(parents)
                 parents.append(node)
@@ -103,19 +105,19 @@ def prompts_of(asked: list[Asked], size: int) -> Prompts:
             ends.append(node)
         leaf.append(ends[full])
         carried_leaf.append(node)
-    inputs = _column([len(one.prompt) for one in asked])
-    outputs = _column([len(one.output) for one in asked])
+    inputs = _column([len(request.prompt) for request in trace])
+    outputs = _column([len(request.output) for request in trace])
     full_blocks = (inputs // size).astype(np.int32)
     filled = np.maximum((inputs + outputs - 1) // size, full_blocks).astype(np.int32)
     return Prompts(
         block_size=size,
-        arrival_s=np.array([one.arrival_s for one in asked]),
+        arrival_s=np.array([request.arrival_s for request in trace]),
         input_tokens=inputs,
         output_tokens=outputs,
-        conversation=np.zeros(len(asked), dtype=np.int32),
-        parent=_column([one.parent for one in asked]),
-        user=np.full(len(asked), -1, dtype=np.int32),
-        category=np.zeros(len(asked), dtype=np.int32),
+        conversation=np.zeros(len(trace), dtype=np.int32),
+        parent=_column([request.parent for request in trace]),
+        user=np.full(len(trace), -1, dtype=np.int32),
+        category=np.zeros(len(trace), dtype=np.int32),
         categories=("unknown 1",),
         blocks=full_blocks,
         full_blocks=full_blocks,
@@ -127,26 +129,26 @@ def prompts_of(asked: list[Asked], size: int) -> Prompts:
     )
 
 
-def as_trace(asked: list[Asked], size: int) -> list[Request]:
-    """The requests as a trace tells them: hashes of the prompts' blocks, and who continues whom."""
+def as_trace(trace: list[TokenRequest], size: int) -> list[Request]:
+    """Return the requests as a trace has them: hashes of the prompts' blocks, and parents."""
     ids: dict[tuple[int, ...] | tuple[str | None, ...], int] = {}
-    trace = []
-    for number, one in enumerate(asked):
-        chunks = [one.chunk(depth, size) for depth in range(len(one.prompt) // size)]
+    records = []
+    for number, request in enumerate(trace):
+        chunks = [request.chunk(depth, size) for depth in range(len(request.prompt) // size)]
         named: list[int | str] = [ids.setdefault(chunk, len(ids)) for chunk in chunks]
         if named:
-            named[0] = f"{named[0]} {one.salt}"
-        trace.append(
+            named[0] = f"{named[0]} {request.salt}"
+        records.append(
             Request(
-                input_tokens=len(one.prompt),
-                output_tokens=len(one.output),
-                arrival_s=one.arrival_s,
+                input_tokens=len(request.prompt),
+                output_tokens=len(request.output),
+                arrival_s=request.arrival_s,
                 hash_ids=named,
                 chat_id=number,
-                parent_chat_id=one.parent if one.parent >= 0 else None,
+                parent_chat_id=request.parent if request.parent >= 0 else None,
             )
         )
-    return trace
+    return records
 
 
 def _column(values: list[int]) -> NDArray[np.int32]:

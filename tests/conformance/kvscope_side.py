@@ -1,4 +1,4 @@
-"""kvscope's model of the engine, stepped as vLLM's side is, and its order of free blocks."""
+"""Step kvscope's model of the engine as vLLM's side, and read its order of free blocks."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from kvscope.vllm_sim.replay import lane_class, machine_for
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import Machine
-from tests.conformance.conversations import Asked, prompts_of
+from tests.conformance.conversations import TokenRequest, prompts_of
 
 ONE_EACH = StepCost(base_s=1.0)
 ALWAYS = 2**31
 
 
 class Model:
-    """The model of an engine that serves `asked`; every step takes one second."""
+    """The model of an engine that serves `trace`; every step takes one second."""
 
     def __init__(
         self,
-        asked: list[Asked],
+        trace: list[TokenRequest],
         size: int,
         policy: LanePolicy,
         settings: EngineSettings,
         kinds: Sequence[str] | None = None,
         tables: Tables = NO_TABLES,
     ) -> None:
-        prompts = prompts_of(asked, size)
+        prompts = prompts_of(trace, size)
         if kinds is not None:
-            met = list(dict.fromkeys(kinds))
-            category = np.array([met.index(kind) for kind in kinds], dtype=np.int32)
-            prompts = replace(prompts, category=category, categories=tuple(met))
+            names = list(dict.fromkeys(kinds))
+            category = np.array([names.index(kind) for kind in kinds], dtype=np.int32)
+            prompts = replace(prompts, category=category, categories=tuple(names))
         self.machine: Machine = machine_for(prompts, policy, settings, ONE_EACH, tables=tables)
         self.settings = settings
         self.run = stepper(lane_class(policy), policy.evicts == "leaf")
 
     def step(self) -> bool:
-        """As `VllmScheduler.step`."""
+        """Take one step, as `VllmScheduler.step`."""
         return bool(self.run(self.machine, 1, ALWAYS))
 
     def finish(self, requests: int) -> None:
@@ -49,11 +49,11 @@ class Model:
         self.run(self.machine, ALWAYS, requests)
 
     def running(self) -> list[int]:
-        """The requests that run, in order of admission."""
+        """Return the running requests, in order of admission."""
         return self.machine.running[: self.machine.state[0].running].tolist()
 
     def free_blocks(self) -> list[tuple[int, int]]:
-        """(number, content) of every free block, the next to be taken first; lanes in order."""
+        """Return (number, content) of every free block, the next to be taken first."""
         queues = range(self.machine.state[0].lanes + 1)
         return [block for queue in queues for block in _walk(self.machine, queue)]
 
@@ -61,8 +61,8 @@ class Model:
 def _walk(machine: Machine, queue: int) -> list[tuple[int, int]]:
     usable = int(machine.state[0].blocks)
     after, content = machine.blocks.after, machine.blocks.content
-    at, found = int(after[usable + queue]), []
+    at, blocks = int(after[usable + queue]), []
     while at < usable:
-        found.append((at, int(content[at])))
+        blocks.append((at, int(content[at])))
         at = int(after[at])
-    return found
+    return blocks

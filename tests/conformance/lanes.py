@@ -1,4 +1,4 @@
-"""A queue of free blocks for vLLM that gives TEL-safe ones up before the others."""
+"""A queue of free blocks for vLLM that evicts TEL-safe blocks before the others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.conformance.vllm_side import FreeKVCacheBlockQueue, KVCacheBlock
 
 
 class SafeFirst:
-    """In the place of vLLM's FreeKVCacheBlockQueue: unhashed blocks, then safe ones, then others.
+    """Replaces vLLM's FreeKVCacheBlockQueue: unhashed blocks, then safe ones, then others.
 
-    `safe` tells of a block that is being freed whether it is safe.
+    `safe` returns True for a block that is TEL-safe when it is freed.
     """
 
     def __init__(self, blocks: list[KVCacheBlock]) -> None:
@@ -21,7 +21,7 @@ class SafeFirst:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in all queues."""
+        """Return the number of blocks in all queues."""
         return sum(queue.num_free_blocks for queue in self.queues)
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
@@ -33,21 +33,21 @@ class SafeFirst:
         return taken
 
     def remove(self, block: KVCacheBlock) -> None:
-        """Take a block out from where it is."""
+        """Remove a block from its queue."""
         self.queues[self.where[block.block_id]].remove(block)
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Blocks without a hash become free."""
+        """Free blocks without a hash."""
         self.queues[0].prepend_n(blocks)
         self.where |= dict.fromkeys((block.block_id for block in blocks), 0)
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Blocks with a hash become free."""
+        """Free blocks with a hash."""
         self._add(1, [block for block in blocks if self.safe(block)])
         self._add(2, [block for block in blocks if not self.safe(block)])
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """All of them, the next to be taken first."""
+        """Return all free blocks, the next to be taken first."""
         return [block for queue in self.queues for block in queue.get_all_free_blocks()]
 
     def _add(self, queue: int, blocks: list[KVCacheBlock]) -> None:

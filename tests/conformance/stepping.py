@@ -1,4 +1,4 @@
-"""vLLM's scheduler and kvscope's model of it, set alike and stepped together."""
+"""Step vLLM's scheduler and kvscope's model of it together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.vllm_plugin.free_blocks import FreeBlocks
 from kvscope.vllm_sim.settings import EngineSettings
-from tests.conformance.conversations import Asked, Mix, conversations
+from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
 from tests.conformance.vllm_side import VllmScheduler
 
@@ -29,7 +29,7 @@ MIXES = {
 
 def both(
     folder: Path,
-    asked: list[Asked],
+    trace: list[TokenRequest],
     size: int,
     usable_blocks: int,
     *,
@@ -42,14 +42,14 @@ def both(
     tables: Tables = NO_TABLES,
     fitted: Fit | None = None,
 ) -> tuple[VllmScheduler, Model]:
-    """The two sides, set alike; with a `policy` kvscope's plugin steers vLLM's.
+    """Return both sides with equal settings; with a `policy` kvscope's plugin is in vLLM's.
 
-    `kinds` are the requests' types, as many as `tables` has categories. `fitted` is a table that
-    the plugin's file brings; requests are then of the class that `classed` says.
+    `kinds` are the requests' types, as many as `tables` has categories. `fitted` is the table
+    of the plugin's file; the model then gets the requests' classes from the plugin (`classed`).
     """
     vllm = VllmScheduler(
         folder,
-        asked,
+        trace,
         size,
         usable_blocks,
         overlapped,
@@ -72,27 +72,26 @@ def both(
         watermark=watermark,
         reserve_full_prompt=reserve,
     )
-    model = Model(asked, size, policy or Lru(), settings, kinds, tables)
+    model = Model(trace, size, policy or Lru(), settings, kinds, tables)
     if fitted is not None:
         classed(vllm, model)
     return vllm, model
 
 
 def classed(vllm: VllmScheduler, model: Model) -> None:
-    """Tell the model the class of each request as the plugin knows it at the time, and the table.
+    """Give the model each request's class and the table as the plugin has them at the time.
 
-    The simulator knows from the start how long outputs become, and sees what a request in flight
-    leaves behind as if it had ended when it came; an engine does not. So its guard may choose later
-    than the simulator's.
+    The simulator knows output lengths in advance and sees a request in flight as if it had ended
+    on arrival; an engine does not, so its guard may choose later than the simulator's.
     """
     learner, category = vllm.steering.learner, vllm.steering.learner.category
 
-    def told(request: Any, of: Any) -> int:
-        found: int = category(request, of)
-        model.machine.requests.category[int(request.request_id)] = found
-        return found
+    def shared_category(request: Any, of: Any) -> int:
+        number: int = category(request, of)
+        model.machine.requests.category[int(request.request_id)] = number
+        return number
 
-    learner.category = told
+    learner.category = shared_category
     use = vllm.steering.use
 
     def used(table: Any) -> None:
@@ -104,28 +103,30 @@ def classed(vllm: VllmScheduler, model: Model) -> None:
 
 
 def free_blocks(vllm: VllmScheduler) -> list[tuple[int, bool]]:
-    """(number from 0, whether it has a hash) of vLLM's free blocks, the next to be taken first."""
+    """Return (number from 0, has a hash) of vLLM's free blocks, the next to be taken first."""
     queue = vllm.scheduler.kv_cache_manager.block_pool.free_block_queue
     free = queue.get_all_free_blocks()
     if isinstance(queue, FreeBlocks):
         free = free[: len(free) - len(list(queue.set_aside))]
-    return [(one.block_id - 1, one.block_hash is not None) for one in free]
+    return [(block.block_id - 1, block.block_hash is not None) for block in free]
 
 
 def stepped(vllm: VllmScheduler, model: Model) -> dict[str, int]:
-    """Step both to the end, comparing all the way; what was seen."""
+    """Step both sides to the end, comparing them; return hit tokens and preemptions."""
     step, more = 0, True
     while more:
         more = vllm.step()
         assert model.step() == more, step
-        assert [int(one.request_id) for one in vllm.scheduler.running] == model.running(), step
+        assert [int(request.request_id) for request in vllm.scheduler.running] == model.running(), (
+            step
+        )
         if step % 5 == 0 or not more:
             mine = [(block, content > 0) for block, content in model.free_blocks()]
             assert free_blocks(vllm) == mine, step
         step += 1
-    requests, numbers = model.machine.requests, range(len(vllm.asked))
+    requests, numbers = model.machine.requests, range(len(vllm.trace))
     hits = requests.hits * model.machine.state[0].block_size
-    preempted = [one.num_preemptions for one in vllm.requests]
+    preempted = [request.num_preemptions for request in vllm.requests]
     assert hits.tolist() == [vllm.hit_tokens[number] for number in numbers]
     assert int(hits.sum()) == vllm.counted_hits
     assert requests.preemptions.tolist() == preempted
@@ -133,9 +134,11 @@ def stepped(vllm: VllmScheduler, model: Model) -> dict[str, int]:
     return {"hits": int(hits.sum()), "preemptions": sum(preempted)}
 
 
-def fitting(requests: int, seed: int, mix: str, size: int, usable_blocks: int) -> list[Asked]:
-    """Made traffic without those that an engine with so many blocks would turn away."""
+def fitting(
+    requests: int, seed: int, mix: str, size: int, usable_blocks: int
+) -> list[TokenRequest]:
+    """Generate traffic without requests that exceed so many blocks."""
     if mix == "long outputs":  # takes many steps a request
         requests //= 2
-    asked = conversations(requests, seed, MIXES[mix])
-    return [replace(one, parent=-1) for one in asked if one.blocks(size) < usable_blocks]
+    trace = conversations(requests, seed, MIXES[mix])
+    return [replace(x, parent=-1) for x in trace if x.blocks(size) < usable_blocks]

@@ -10,10 +10,11 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings
-from tests.conformance.conversations import Asked, Mix, as_trace, conversations
+from tests.conformance.conversations import Mix, TokenRequest, as_trace, conversations
 from tests.conformance.kvscope_side import ONE_EACH, Model
 from tests.conformance.lanes import SafeFirst
 from tests.conformance.vllm_side import KVCacheManager, Request, manager, serve_alone, vllm_request
+from tests.long import long
 from tests.small_traces import built, prompts
 
 pytestmark = pytest.mark.engine
@@ -34,90 +35,90 @@ class Contents:
 
     def learn(self, model: Model, number: int, request: Request) -> None:
         """Pair a finished request's hashes with its path."""
-        wanted, parent = model.machine.requests[number], model.machine.nodes.parent
-        node = int(wanted.leaf)
-        for depth in range(int(wanted.length) - 1, -1, -1):
+        path, parent = model.machine.requests[number], model.machine.nodes.parent
+        node = int(path.leaf)
+        for depth in range(int(path.length) - 1, -1, -1):
             block_hash = bytes(request.block_hashes[depth])
             assert self.node.setdefault(block_hash, node) == node
             node = int(parent[node])
 
     def free_blocks(self, cache: KVCacheManager) -> list[tuple[int, int]]:
-        """(number from 0, content) of vLLM's free blocks, the next to be taken first."""
+        """Return (number from 0, content) of vLLM's free blocks, the next to be taken first."""
         queue = cache.block_pool.free_block_queue.get_all_free_blocks()
         # The last four bytes of a block's hash are the number of its group.
-        hashes = [(one.block_id - 1, one.block_hash) for one in queue]
-        return [(at, self.node[one[:-4]] if one is not None else 0) for at, one in hashes]
+        hashes = [(block.block_id - 1, block.block_hash) for block in queue]
+        return [(at, self.node[key[:-4]] if key is not None else 0) for at, key in hashes]
 
 
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("usable_blocks", [24, 60, 150, 400, 2000])
+@pytest.mark.parametrize("usable_blocks", [24, 150, 2000, long(60), long(400)])
 def test_hits_and_the_order_of_free_blocks_agree(usable_blocks: int, mix: str, size: int) -> None:
     """After each of 600 requests: the same hits, and the same free blocks in the same order."""
-    asked = conversations(600, usable_blocks * size, MIXES[mix])
+    trace = conversations(600, usable_blocks * size, MIXES[mix])
     cache = manager(usable_blocks, size)
-    assert compared(asked, size, cache, Model(asked, size, Lru(), alone(usable_blocks))) > 0
+    assert compared(trace, size, cache, Model(trace, size, Lru(), alone(usable_blocks))) > 0
 
 
 @pytest.mark.parametrize("xi_tokens", [150, 400])
 @pytest.mark.parametrize("usable_blocks", [60, 150])
 def test_lanes_agree(usable_blocks: int, xi_tokens: int) -> None:
-    """T-LRU in two queues: vLLM with such queues put in gives up the same blocks, in order."""
-    asked = conversations(600, xi_tokens, MIXES["chats"])
+    """T-LRU in two queues: vLLM with such queues evicts the same blocks, in order."""
+    trace = conversations(600, xi_tokens, MIXES["chats"])
     policy = TLru({"xi_tokens": xi_tokens, "next_prompt_tokens": 60}, leaves="any")
     cache = manager(usable_blocks, 16)
     queue = SafeFirst(cache.block_pool.free_block_queue.get_all_free_blocks())
     cache.block_pool.free_block_queue = queue
-    model = Model(asked, 16, policy, alone(usable_blocks))
+    model = Model(trace, 16, policy, alone(usable_blocks))
 
     def before_free(request: Request) -> None:
         safe_from = request.num_tokens + 60 - xi_tokens
         queue.safe = lambda block: block.block_hash_num_tokens - 16 >= safe_from
 
-    assert compared(asked, 16, cache, model, before_free) > 0
-    lru = Model(asked, 16, Lru(), alone(usable_blocks))
-    lru.finish(len(asked))
+    assert compared(trace, 16, cache, model, before_free) > 0
+    lru = Model(trace, 16, Lru(), alone(usable_blocks))
+    lru.finish(len(trace))
     assert lru.machine.requests.hits.tolist() != model.machine.requests.hits.tolist()
 
 
 @pytest.mark.parametrize("usable_blocks", [60, 400])
 def test_what_a_trace_tells_is_enough(usable_blocks: int) -> None:
-    """Hashes of prompts alone, read as a trace is: the hits of vLLM, which knows all tokens.
+    """Hashes of prompts alone, as in a trace, give the hits of vLLM, which knows all tokens.
 
-    Conversations here go on with their whole history. Where one went on with a part of an output,
-    or two had the same output without a later turn to show it, hashes alone could not tell.
+    Conversations here continue with their whole history. Hashes cannot show that a turn continues
+    with a part of an output, or that two outputs are equal without a later turn.
     """
-    asked = conversations(600, 5, Mix(edited=0.0, silent=0.0, again=0.0))
-    traced = prompts(built(as_trace(asked, 16), 16))
+    trace = conversations(600, 5, Mix(edited=0.0, silent=0.0, again=0.0))
+    traced = prompts(built(as_trace(trace, 16), 16))
     seen = replay_engine(traced, Lru(), alone(usable_blocks), ONE_EACH)
     cache = manager(usable_blocks, 16)
-    for number, one in enumerate(asked):
+    for number, tokens in enumerate(trace):
         if not seen.oversized[number]:
-            hits = serve_alone(cache, vllm_request(number, one, 16), one)
+            hits = serve_alone(cache, vllm_request(number, tokens, 16), tokens)
             assert hits == seen.hit_blocks[number] * 16, number
     assert seen.hit_blocks.sum() > 0
 
 
 def alone(usable_blocks: int) -> EngineSettings:
-    """Requests one at a time."""
+    """Return the settings of an engine that serves one request at a time."""
     return EngineSettings.one_at_a_time(usable_blocks)
 
 
 def compared(
-    asked: list[Asked],
+    trace: list[TokenRequest],
     size: int,
     cache: KVCacheManager,
     model: Model,
     before_free: Callable[[Request], None] | None = None,
 ) -> int:
-    """Serve `asked` on both sides, comparing after each; the blocks that were hit."""
+    """Serve the requests on both sides, comparing after each; return the number of hit blocks."""
     requests = model.machine.requests
     contents = Contents()
-    for number, one in enumerate(asked):
+    for number, tokens in enumerate(trace):
         if requests.oversized[number]:
             continue
-        request = vllm_request(number, one, size)
-        hits = serve_alone(cache, request, one, before_free)
+        request = vllm_request(number, tokens, size)
+        hits = serve_alone(cache, request, tokens, before_free)
         model.finish(number + 1)
         assert hits == requests.hits[number] * size, number
         contents.learn(model, number, request)

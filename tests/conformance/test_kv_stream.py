@@ -31,20 +31,20 @@ def test_vllms_own_publisher_is_understood(tmp_path: Path) -> None:
     )
     removed = vllm_events.BlockRemoved(block_hashes=[b"a" * 32], medium="GPU")
     sent = vllm_events.KVEventBatch(ts=5.0, events=[stored, removed])
-    found: list[tuple[int, Batch]] = []
+    received: list[tuple[int, Batch]] = []
     stream = batches(f"{endpoint}_dp0", patience_s=0.2)
     next(stream)  # listening from now on
     for _ in range(3):
         publisher.publish(sent)
-    while len(found) < 3:
-        one = next(stream)
-        if one is not None:
-            found.append(one)
+    while len(received) < 3:
+        batch = next(stream)
+        if batch is not None:
+            received.append(batch)
     stream.close()
     publisher.shutdown()
-    numbers = [number for number, _ in found]
+    numbers = [number for number, _ in received]
     assert numbers == list(range(numbers[0], numbers[0] + 3))
-    assert found[0][1] == Batch(
+    assert received[0][1] == Batch(
         5.0,
         [
             BlockStored([b"a" * 32, b"b" * 32], None, 16, "GPU", "mine"),

@@ -1,4 +1,4 @@
-"""kvscope's plugin in vLLM's own scheduler: blocks leave as the simulator's engine model says."""
+"""kvscope's plugin in vLLM's own scheduler evicts the blocks that the simulator's model evicts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from kvscope.replay.traffic import traffic
 from tests.conformance.conversations import prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
+from tests.long import long
 from tests.policies.drawn_trees import drawn_ends
 
 pytestmark = pytest.mark.engine
@@ -54,48 +55,48 @@ TABLE = Tables(
 )
 
 
-def drawn_fit(class_set: int, seed: int) -> Fitted:
-    """Indices that rise and fall with age as they like: the least even ones there are."""
+def random_fit(class_set: int, seed: int) -> Fitted:
+    """Return random indices that rise and fall with age."""
     classes = math.prod(STEPS[class_set])
-    drawn = np.random.default_rng(seed).lognormal(-4.0, 2.0, (classes, AGES))
-    return Fitted(class_set, drawn, 10_800.0, 1)
+    index = np.random.default_rng(seed).lognormal(-4.0, 2.0, (classes, AGES))
+    return Fitted(class_set, index, 10_800.0, 1)
 
 
 def compared(
     folder: Path, name: str, mix: str, usable_blocks: int, *, requests: int, overlapped: bool
 ) -> dict[str, int]:
-    """Both sides stepped to the end; that the policy made a difference is part of it."""
-    asked = fitting(requests, usable_blocks + len(name), mix, 16, usable_blocks)
+    """Step both sides to the end, and check that the policy makes a difference."""
+    trace = fitting(requests, usable_blocks + len(name), mix, 16, usable_blocks)
     policy, more = POLICIES[name], {}
     if name == "wa":
-        rng = np.random.default_rng(len(asked))
-        more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(asked))]}
+        rng = np.random.default_rng(len(trace))
+        more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(trace))]}
         more |= {"tables": TABLE}
     fitted = None
     if isinstance(policy, Gittins):
-        fitted = drawn_fit(int(name.endswith("pace")), len(asked))
+        fitted = random_fit(int(name.endswith("pace")), len(trace))
     elif isinstance(policy, TLruLearned):
-        fitted = drawn_ends(len(asked))
+        fitted = drawn_ends(len(trace))
     if fitted is not None:
-        known = traffic(prompts_of(asked, 16), standard())
+        known = traffic(prompts_of(trace, 16), standard())
         more = {"fitted": fitted, "tables": plugin_tables(known, policy, fitted)}
     vllm, model = both(
-        folder, asked, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
+        folder, trace, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
     )
     seen = stepped(vllm, model)
     assert not vllm.steering.broken
     assert vllm.steering.free.evictions == model.machine.state[0].evictions > 0
-    lru = Model(asked, 16, Lru(), model.settings)
-    lru.finish(len(asked))
+    lru = Model(trace, 16, Lru(), model.settings)
+    lru.finish(len(trace))
     assert lru.machine.requests.hits.tolist() != model.machine.requests.hits.tolist()
     return seen
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("usable_blocks", [80, 300])
+@pytest.mark.parametrize("usable_blocks", [80, long(300)])
 def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overlapped: bool) -> None:
-    """400 conversations' requests, chunks, preemption: the same blocks leave, in order."""
+    """400 requests with chunks and preemption: the same blocks are evicted, in order."""
     seen = compared(tmp_path, name, "chats", usable_blocks, requests=400, overlapped=overlapped)
     assert seen["hits"] > 0
     if usable_blocks == 80:
@@ -103,21 +104,23 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overla
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
-@pytest.mark.parametrize("name", ["tlru", "wa", "gittins", "gittins pace", "tlru-learned"])
+@pytest.mark.parametrize(
+    "name", ["wa", "gittins", long("tlru"), long("gittins pace"), long("tlru-learned")]
+)
 def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
-    """Rushes, long prompts, long outputs, and the same prompts over and over."""
+    """Bursts, long prompts, long outputs, and repeated prompts."""
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)
 
 
 def test_a_guard_changes_the_order_of_blocks_that_lie_there(tmp_path: Path) -> None:
-    """A table that gives up what was just touched: soon the order is LRU's, in every queue."""
-    asked = fitting(600, 5, "chats", 16, 200)
+    """A table that evicts what was just touched: soon the order is LRU's, in every queue."""
+    trace = fitting(600, 5, "chats", 16, 200)
     policy = Gittins({"xi_tokens": 0, "refit_s": 60})
     rising = np.outer(1.0 + np.arange(math.prod(STEPS[0])), np.arange(1.0, AGES + 1.0))
     fitted = Fitted(0, rising, 10_800.0, 1)
-    known = traffic(prompts_of(asked, 16), standard())
+    known = traffic(prompts_of(trace, 16), standard())
     tables = plugin_tables(known, policy, fitted)
-    vllm, model = both(tmp_path, asked, 16, 200, policy=policy, fitted=fitted, tables=tables)
+    vllm, model = both(tmp_path, trace, 16, 200, policy=policy, fitted=fitted, tables=tables)
     changes: list[tuple[int, int]] = []
     use = vllm.steering.use
 
@@ -135,20 +138,20 @@ def test_a_guard_changes_the_order_of_blocks_that_lie_there(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_lru_in_the_queue_is_vllms_order(tmp_path: Path, mix: str) -> None:
-    """With the queue put in for plain LRU too, the order is what vLLM's own queue would have."""
-    asked = fitting(400, 3, mix, 16, 120)
-    policy = Lru({"ttl_s": 1e9})  # finite, so that the plugin does put its queue in
-    seen = stepped(*both(tmp_path, asked, 16, 120, policy=policy))
-    own, _ = both(tmp_path, asked, 16, 120)
+    """With the plugin's queue for plain LRU, the order is that of vLLM's own queue."""
+    trace = fitting(400, 3, mix, 16, 120)
+    policy = Lru({"ttl_s": 1e9})  # finite, so that the plugin replaces the queue
+    seen = stepped(*both(tmp_path, trace, 16, 120, policy=policy))
+    own, _ = both(tmp_path, trace, 16, 120)
     while own.step():
         pass
     assert sum(own.hit_tokens.values()) == seen["hits"] > 0
 
 
 def test_plain_lru_leaves_vllms_queue_where_it_is(tmp_path: Path) -> None:
-    """LRU is vLLM's own order: nothing is put in."""
-    asked = fitting(20, 3, "chats", 16, 120)
-    vllm, _ = both(tmp_path, asked, 16, 120)
+    """LRU is vLLM's own order: nothing is replaced."""
+    trace = fitting(20, 3, "chats", 16, 120)
+    vllm, _ = both(tmp_path, trace, 16, 120)
     queue = type(vllm.scheduler.kv_cache_manager.block_pool.free_block_queue)
     assert queue.__module__.startswith("vllm.")
     assert SLOTS == 16

@@ -1,4 +1,4 @@
-"""How the plugin gets into vLLM, and that it stays out where it does not belong."""
+"""The plugin loads into vLLM, and stays out where it does not belong."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_mistake_in_the_settings_costs_the_engine_nothing(
     what: str,
     says: str,
 ) -> None:
-    """One line of log, nothing that watches, and vLLM's own queue."""
+    """One line of log, no observer, and vLLM's own queue."""
     from kvscope.vllm_plugin.adapter import observers
 
     vllm, _ = both(tmp_path, fitting(20, 3, "chats", 16, 120), 16, 120)
@@ -97,8 +97,8 @@ def test_vllm_goes_on_when_the_policy_breaks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Midway in traffic: one line of log, and from then on plain LRU to the end."""
-    asked = fitting(300, 3, "chats", 16, 120)
-    vllm, _ = both(tmp_path, asked, 16, 120, policy=POLICIES["tlru"])
+    trace = fitting(300, 3, "chats", 16, 120)
+    vllm, _ = both(tmp_path, trace, 16, 120, policy=POLICIES["tlru"])
     for _ in range(400):
         vllm.step()
 
@@ -114,24 +114,24 @@ def test_vllm_goes_on_when_the_policy_breaks(
     free = vllm.scheduler.kv_cache_manager.block_pool.free_block_queue
     assert free.num_free_blocks == len(free.get_all_free_blocks()) == 120
     assert len(free.lanes) == 1
-    assert len(vllm.hit_tokens) == len(asked)
+    assert len(vllm.hit_tokens) == len(trace)
 
 
 def test_a_reset_of_the_cache_leaves_nothing_behind(tmp_path: Path) -> None:
     """vLLM forgets all hashes at once; so does the plugin, and goes on."""
-    asked = fitting(200, 3, "chats", 16, 120)
-    vllm, _ = both(tmp_path, asked[:100], 16, 120, policy=POLICIES["tlru"])
+    trace = fitting(200, 3, "chats", 16, 120)
+    vllm, _ = both(tmp_path, trace[:100], 16, 120, policy=POLICIES["tlru"])
     while vllm.step():
         pass
     assert vllm.scheduler.reset_prefix_cache()
     steering = vllm.steering
     assert not steering.free._prefixes._known
     assert list(steering.free.set_aside) == []
-    vllm.asked = asked
+    vllm.trace = trace
     while vllm.step():
         pass
     assert not steering.broken
-    assert len(vllm.hit_tokens) == len(asked)
+    assert len(vllm.hit_tokens) == len(trace)
 
 
 def test_beside_vllm_the_plugin_loads_nothing_heavy() -> None:
@@ -144,5 +144,7 @@ from kvscope.vllm_plugin import KvscopeScheduler
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new & {"polars", "duckdb", "numba", "streamlit", "scipy", "plotly", "typer"}))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines()[-1] == "[]"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"

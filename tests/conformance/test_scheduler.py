@@ -8,32 +8,33 @@ from typing import Any
 import pytest
 
 from tests.conformance.stepping import MIXES, both, fitting, stepped
+from tests.long import long
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("usable_blocks", [80, 200, 600])
+@pytest.mark.parametrize("usable_blocks", [80, 200, long(600)])
 def test_every_step_agrees(tmp_path: Path, usable_blocks: int, mix: str, size: int) -> None:
     """600 requests: the same ones run in each step, and the same blocks are free, in order.
 
     And each request has the same hit tokens, preemptions and time of its first token, with prompts
     in chunks and, in small pools, preemption.
     """
-    asked = fitting(600, usable_blocks + size, mix, size, usable_blocks)
-    seen = stepped(*both(tmp_path, asked, size, usable_blocks))
+    trace = fitting(600, usable_blocks + size, mix, size, usable_blocks)
+    seen = stepped(*both(tmp_path, trace, size, usable_blocks))
     assert seen["hits"] > 0
     if usable_blocks == 80 and mix != "long prompts":
         assert seen["preemptions"] > 0
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("usable_blocks", [80, 300])
+@pytest.mark.parametrize("usable_blocks", [80, long(300)])
 def test_every_overlapped_step_agrees(tmp_path: Path, usable_blocks: int, mix: str) -> None:
     """The same where each step is planned before the last one's tokens are known."""
-    asked = fitting(600, usable_blocks, mix, 16, usable_blocks)
-    seen = stepped(*both(tmp_path, asked, 16, usable_blocks, overlapped=True))
+    trace = fitting(600, usable_blocks, mix, 16, usable_blocks)
+    seen = stepped(*both(tmp_path, trace, 16, usable_blocks, overlapped=True))
     assert seen["hits"] > 0
     if usable_blocks == 80 and mix != "long prompts":
         assert seen["preemptions"] > 0
@@ -47,5 +48,5 @@ def test_every_overlapped_step_agrees(tmp_path: Path, usable_blocks: int, mix: s
 )
 def test_every_setting_agrees(tmp_path: Path, settings: dict[str, Any], overlapped: bool) -> None:
     """Small and large chunks, blocks held back, and prompts let in before all of them fits."""
-    asked = fitting(400, len(settings), "chats", 16, 120)
-    stepped(*both(tmp_path, asked, 16, 120, overlapped=overlapped, **settings))
+    trace = fitting(400, len(settings), "chats", 16, 120)
+    stepped(*both(tmp_path, trace, 16, 120, overlapped=overlapped, **settings))

@@ -1,4 +1,4 @@
-"""vLLM's own KVCacheManager and Scheduler, driven without a model: outputs are given."""
+"""Drive vLLM's own KVCacheManager and Scheduler without a model: outputs are given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope.learning.fitted import Fit
 from kvscope.policies.base import LanePolicy
 from kvscope.tuning.file import write_policy
 from kvscope.vllm_plugin.eviction_controller import Steering
-from tests.conformance.conversations import Asked
+from tests.conformance.conversations import TokenRequest
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 with warnings.catch_warnings():
@@ -66,21 +66,21 @@ MODEL = tiny_llama(LONGEST)
 init_none_hash(sha256)
 
 
-def vllm_request(number: int, asked: Asked, size: int, kind: str | None = None) -> Request:
-    """A request as vLLM's core gets it, with the hashes of its blocks."""
-    said = {"kvscope_type": kind, "kvscope_turn": 1} if kind is not None else None
+def vllm_request(number: int, tokens: TokenRequest, size: int, kind: str | None = None) -> Request:
+    """Return a request as vLLM's core gets it, with the hashes of its blocks."""
+    hints = {"kvscope_type": kind, "kvscope_turn": 1} if kind is not None else None
     return Request(
         str(number),
-        list(asked.prompt),
-        SamplingParams(max_tokens=len(asked.output), ignore_eos=True, extra_args=said),
+        list(tokens.prompt),
+        SamplingParams(max_tokens=len(tokens.output), ignore_eos=True, extra_args=hints),
         None,
-        cache_salt=asked.salt,
+        cache_salt=tokens.salt,
         block_hasher=get_request_block_hasher(size, sha256),
     )
 
 
 def cache_config(usable_blocks: int, size: int) -> KVCacheConfig:
-    """One group of full attention, no tensors; one block more than can be used."""
+    """Return one group of full attention without tensors, one block more than can be used."""
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     return KVCacheConfig(
         num_blocks=usable_blocks + 1,
@@ -90,7 +90,7 @@ def cache_config(usable_blocks: int, size: int) -> KVCacheConfig:
 
 
 def manager(usable_blocks: int, size: int) -> KVCacheManager:
-    """vLLM's cache manager over so many usable blocks."""
+    """Return vLLM's cache manager with so many usable blocks."""
     return KVCacheManager(
         cache_config(usable_blocks, size),
         max_model_len=LONGEST,
@@ -102,21 +102,21 @@ def manager(usable_blocks: int, size: int) -> KVCacheManager:
 def serve_alone(
     cache: KVCacheManager,
     request: Request,
-    asked: Asked,
+    tokens: TokenRequest,
     before_free: Callable[[Request], None] | None = None,
 ) -> int | None:
-    """Take a request from look-up to its last output; its hit tokens, None if it does not fit."""
+    """Take a request from look-up to its last output; return its hit tokens, None if rejected."""
     blocks, hits, _ = cache.get_computed_blocks(request)
     wanted = request.num_tokens - hits
     if cache.allocate_slots(request, wanted, hits, blocks, full_sequence_must_fit=True) is None:
         return None
     request.num_computed_tokens = request.num_tokens
-    for token in asked.output[:-1]:
+    for token in tokens.output[:-1]:
         request.append_output_token_ids(token)
         if cache.allocate_slots(request, 1) is None:
             raise AssertionError("an output of a request that fits must fit")
         request.num_computed_tokens += 1
-    request.append_output_token_ids(asked.output[-1])
+    request.append_output_token_ids(tokens.output[-1])
     if before_free is not None:
         before_free(request)
     cache.free(request)
@@ -125,7 +125,7 @@ def serve_alone(
 
 @dataclass
 class Batch:
-    """One step that vLLM planned, and which of its requests will get a token."""
+    """One step that vLLM planned, and which of its requests get a token."""
 
     output: SchedulerOutput
     yields: dict[str, bool]
@@ -137,7 +137,7 @@ class VllmScheduler:
     def __init__(
         self,
         folder: Path,
-        asked: list[Asked],
+        trace: list[TokenRequest],
         size: int,
         usable_blocks: int,
         overlapped: bool = False,
@@ -161,8 +161,8 @@ class VllmScheduler:
         chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler
         if policy is not None:
             params = dict(policy.values)
-            told = {"name": policy.name, "leaves": policy.evicts, "params": params}
-            config.additional_config = {"kvscope": {"policy": told}}
+            spec = {"name": policy.name, "leaves": policy.evicts, "params": params}
+            config.additional_config = {"kvscope": {"policy": spec}}
             if fitted is not None:
                 path = folder / "policy.toml"
                 write_policy(path, policy, fitted, trace="made", block_size=size)
@@ -175,7 +175,7 @@ class VllmScheduler:
             block_size=size,
             log_stats=True,
         )
-        self.asked = asked
+        self.trace = trace
         self.size = size
         self.overlapped = overlapped
         self.requests: list[Request] = []
@@ -192,12 +192,12 @@ class VllmScheduler:
     @property
     def steering(self) -> Steering:
         """The plugin's part that orders free blocks."""
-        (found,) = self.scheduler.kvscope
-        return found
+        (steering,) = self.scheduler.kvscope
+        return steering
 
     def step(self) -> bool:
-        """One step, or a wait for the next arrival; False when all is done."""
-        while len(self.requests) < len(self.asked) and self._next.arrival_s <= self.now_s:
+        """Take a step, or wait for the next arrival; return False when all requests are done."""
+        while len(self.requests) < len(self.trace) and self._next.arrival_s <= self.now_s:
             number = len(self.requests)
             kind = self.kinds[number] if self.kinds else None
             self.requests.append(vllm_request(number, self._next, self.size, kind))
@@ -208,15 +208,15 @@ class VllmScheduler:
         elif batch.yields:
             self.now_s += 1
             self._complete(batch)
-        elif len(self.requests) < len(self.asked):
+        elif len(self.requests) < len(self.trace):
             self.now_s = self._next.arrival_s
         else:
             return False
         return True
 
     @property
-    def _next(self) -> Asked:
-        return self.asked[len(self.requests)]
+    def _next(self) -> TokenRequest:
+        return self.trace[len(self.requests)]
 
     def _plan(self) -> Batch:
         output = self.scheduler.schedule()
@@ -224,11 +224,12 @@ class VllmScheduler:
             self.hit_tokens.setdefault(int(new.req_id), new.num_computed_tokens)
         stats = self.scheduler.kv_cache_manager.make_prefix_cache_stats()
         self.counted_hits += stats.hits
-        chunks = {name: self.scheduler.requests[name] for name in output.num_scheduled_tokens}
-        return Batch(output, {name: not one.is_prefill_chunk for name, one in chunks.items()})
+        requests = self.scheduler.requests
+        yields = {name: not requests[name].is_prefill_chunk for name in output.num_scheduled_tokens}
+        return Batch(output, yields)
 
     def _overlap(self, batch: Batch) -> None:
-        """The step in progress ends while the planned one stands ready behind it."""
+        """End the step in progress while the planned one waits behind it."""
         if self.in_progress:
             self.now_s += 1
             self._complete(self.in_progress.popleft())
@@ -239,7 +240,7 @@ class VllmScheduler:
         sampled = []
         for name, yields in batch.yields.items():
             known = self.requests[int(name)].num_output_tokens
-            sampled.append([self.asked[int(name)].output[known]] if yields else [])
+            sampled.append([self.trace[int(name)].output[known]] if yields else [])
             if yields:
                 self.first_token_s.setdefault(int(name), self.now_s)
         places = {name: place for place, name in enumerate(batch.yields)}
@@ -251,7 +252,7 @@ _MODELS: dict[str, ModelConfig] = {}
 
 
 def _model(folder: str) -> ModelConfig:
-    """A made-up Llama. Making one takes seconds, so it is made once."""
+    """Return a small Llama, made once: it takes seconds."""
     if not _MODELS:
         _MODELS[""] = ModelConfig(
             model=folder, skip_tokenizer_init=True, max_model_len=LONGEST, dtype="bfloat16"

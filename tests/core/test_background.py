@@ -7,32 +7,32 @@ from threading import Event, get_ident
 
 import pytest
 
-from kvscope.core.background import beside, each_beside
+from kvscope.core.background import consume_in_background, in_background
 
 
 def test_the_call_runs_while_the_caller_goes_on() -> None:
     """The call can wait for what the caller does after it has begun it."""
     done = Event()
-    wait = beside(lambda: (done.wait(10), get_ident()))
+    future = in_background(lambda: (done.wait(10), get_ident()))
     done.set()
-    seen, thread = wait()
+    seen, thread = future.result()
     assert seen
     assert thread != get_ident()
 
 
 def test_an_error_is_raised_where_it_is_waited_for() -> None:
     """Each time."""
-    wait = beside(int, "no number")
+    future = in_background(int, "no number")
     for _ in range(2):
         with pytest.raises(ValueError, match="no number"):
-            wait()
+            future.result()
 
 
 def test_items_are_used_in_order_and_all_of_them() -> None:
     """Whether there are many, one or none."""
     for count in (0, 1, 2, 50):
         used: list[int] = []
-        each_beside(used.append, range(count))
+        consume_in_background(used.append, range(count))
         assert used == list(range(count))
 
 
@@ -47,7 +47,7 @@ def test_no_more_than_two_items_are_there_at_once() -> None:
             made.append(item)
             yield item
 
-    each_beside(used.append, items())
+    consume_in_background(used.append, items())
     assert used == made == list(range(20))
 
 
@@ -65,7 +65,7 @@ def test_the_error_of_an_item_comes_before_that_of_making_the_next() -> None:
         raise ValueError(f"item {item} is no good")
 
     with pytest.raises(ValueError, match="item 1 is no good"):
-        each_beside(use, items())
+        consume_in_background(use, items())
 
 
 def test_nothing_is_used_after_an_error() -> None:
@@ -82,7 +82,7 @@ def test_nothing_is_used_after_an_error() -> None:
             raise ValueError(item)
 
     with pytest.raises(ValueError, match="3"):
-        each_beside(use, items())
+        consume_in_background(use, items())
     assert made == [0, 1, 2, 3, 4]
 
 
@@ -101,5 +101,5 @@ def test_an_interrupt_in_making_waits_for_the_use_and_comes_out() -> None:
         used.append(item)
 
     with pytest.raises(KeyboardInterrupt):
-        each_beside(use, items())
+        consume_in_background(use, items())
     assert used == [1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.app.analyze import analyze
+from kvscope.app.options import AnalyzeOptions
 from kvscope.app.requests import analyze_request
 from kvscope.cli.app import run
 from kvscope.core import units
@@ -29,7 +30,7 @@ def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     assert metrics(app)["Ideal hit rate"] == units.format_share(document["ideal_hit_rate"])
     assert metrics(app)["Requests"] == "600"
     with open_store(db, read_only=True) as store:
-        request = analyze_request(model="llama3-8b", hbm_bytes=80 * units.GIB)
+        request = analyze_request(AnalyzeOptions(model="llama3-8b", hbm=80 * units.GIB))
         analysis = analyze(store, traces.find(store, None), request)
     assert overview.headline(analysis).sentences[0] in words(app)
 

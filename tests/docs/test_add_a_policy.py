@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[LanePolicy]:
-    """The policy of the page, from a file of its own, with its registry line."""
+    """Register the policy of the page, from a file of its own."""
     text = (ROOT / "docs" / "add-a-policy.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     path = tmp_path / "long_first.py"

@@ -17,7 +17,7 @@ OPTIONS = ("--db", ":memory:", "--model", "qwen2-7b", "--hbm", "80GiB")
 
 
 def excerpt(page: str, first: str) -> list[str]:
-    """The lines of the code block in `page` that begins with `first`."""
+    """Return the lines of the code block in `page` that begins with `first`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (found,) = [block for block in blocks if block.startswith(first)]
@@ -25,7 +25,7 @@ def excerpt(page: str, first: str) -> list[str]:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """What `kvscope analyze` prints of the sample trace, 100 columns wide."""
+    """Return what `kvscope analyze` prints for the sample trace, 100 columns wide."""
     assert run(["analyze", SAMPLE, *OPTIONS, *arguments]) == 0
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 

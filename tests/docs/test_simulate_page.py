@@ -16,7 +16,7 @@ SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 
 
 def excerpts() -> list[list[str]]:
-    """The lines of every code block without a language."""
+    """Return the lines of every code block without a language."""
     return [
         block.splitlines()
         for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -24,7 +24,7 @@ def excerpts() -> list[list[str]]:
 
 
 def squeezed(line: str) -> str:
-    """A row without its alignment, which other rows of its table decide."""
+    """Return a row without its alignment, which depends on other rows of its table."""
     return " ".join(line.split())
 
 

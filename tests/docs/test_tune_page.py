@@ -19,7 +19,7 @@ ASKED = ["tune", SAMPLE, "--slo", "100ms", "--db", ":memory:", "--output", "-"]
 
 @pytest.fixture(scope="module")
 def printed() -> str:
-    """The output of the pages' command, in one line."""
+    """Run the pages' command and return its output in one line."""
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
         assert run(ASKED) == 0
     return " ".join(stdout.getvalue().split())

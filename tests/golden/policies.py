@@ -16,7 +16,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows
-from kvscope.replay.replay import NO_TABLES, Tables, history, replay
+from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
 from kvscope.replay.traffic import traffic
 from tests.golden.samples import SAMPLES, capacities, sample
 
@@ -51,12 +51,12 @@ def counted(name: str) -> Counts:
     """By policy, with its default parameters: [hit blocks, evictions] at each capacity."""
     prompts = sample(name)
     of = traffic(prompts, standard())
-    past = history(of)
+    past = touch_history(of)
     found: Counts = {}
     for policy in POLICIES:
         told = tables(policy, len(prompts.categories))
         runs = (
-            replay(of, policy(), capacity, past=past, tables=told)
+            replay(of, policy(), capacity, history=past, tables=told)
             for capacity in capacities(prompts)
         )
         found[policy.name] = [

@@ -36,7 +36,7 @@ def rows(told: list[dict[str, float]]) -> list[dict[str, object]]:
 
 
 def written(path: Path, told: list[dict[str, float]]) -> Path:
-    """A trace with these rows."""
+    """Return a trace with these rows."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows(told)))
     return path
 

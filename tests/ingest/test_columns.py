@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from kvscope.core.errors import InputError
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import BadLine, ReadOptions, Records, Rejects, Request
-from kvscope.ingest.identifiers import key
+from kvscope.ingest.hash_ids import key
 from tests import small_traces
 
 
 def request(**fields: object) -> Request:
-    """A request of 40 and 4 tokens with these fields besides."""
+    """Return a request of 40 and 4 tokens with these fields besides."""
     return Request(**({"input_tokens": 40, "output_tokens": 4} | fields))  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ Record = Sequence[Request] | BadLine
 def settled(
     *records: Record, default: int = 16, options: ReadOptions | None = None, at_once: int = 100
 ) -> tuple[Columns, Rejects]:
-    """The columns that these records make, a line each, and what they refuse."""
+    """Return the columns that these records make, a line each, and what they refuse."""
     rejects = Rejects("trace")
     columns = Columns(default, options or ReadOptions(), rejects)
     for first in range(0, len(records), at_once):
@@ -37,7 +37,7 @@ def settled(
 
 
 def read(first: int, *records: Record) -> Records:
-    """What a reader makes of these, of which a BadLine is one that it refuses."""
+    """Return what a reader makes of these, of which a BadLine is one that it refuses."""
     made = Records()
     for line, record in enumerate(records, first):
         if isinstance(record, BadLine):
@@ -178,7 +178,7 @@ def test_delays_do_not_add_up_beyond_all_clocks() -> None:
     waits = [(request(delay_s=0.6e12, session_id="a", chat_id=at),) for at in range(3)]
     for at_once in (1, 100):
         columns, rejects = settled(*waits, at_once=at_once)
-        assert columns.chat_id.tolist() == [0]
+        assert columns.arrays()["chat_id"].tolist() == [0]
         assert rejects.reasons == {"delays add up to more than 1e+12 s": 2}
 
 
@@ -202,7 +202,7 @@ def test_requests_without_a_time_follow_their_predecessor() -> None:
     columns, _ = settled(*((one,) for one in trace))
     arrays = columns.arrays()
     assert arrays["arrival_s"].tolist() == [10.0, 11.0, 15.0, 15.0]
-    assert list(columns.session_parent) == [-1, -1, 0, -1]
+    assert columns.arrays()["session_parent"].tolist() == [-1, -1, 0, -1]
     assert columns.untimed == 2
 
 
@@ -226,8 +226,8 @@ def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
     whole, _ = settled(told)
     for name, values in columns.arrays().items():
         assert np.array_equal(values, whole.arrays()[name])
-    assert columns.chat_id.tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]
-    assert columns.blocks.tolist() == [len(one.hash_ids or ()) for one in told]
+    assert columns.arrays()["chat_id"].tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]
+    assert columns.arrays()["blocks"].tolist() == [len(one.hash_ids or ()) for one in told]
     assert (columns.unhashed, columns.short) == (whole.unhashed, whole.short)
 
 
@@ -235,5 +235,5 @@ def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
 def test_a_turn_that_is_none_is_not_told(turn: int | None) -> None:
     """Whatever is below 1, and be it beyond 64 bits: the turn is taken from the lineage."""
     columns, rejects = settled([request(turn=turn)], [request(turn=2)])
-    assert columns.turn.tolist() == [0, 2]
+    assert columns.arrays()["turn"].tolist() == [0, 2]
     assert (rejects.accepted, rejects.count) == (2, 0)

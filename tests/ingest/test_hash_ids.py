@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.ingest.formats.base import BadLine
-from kvscope.ingest.hash_ids import decoded, gathered, parse
-from kvscope.ingest.identifiers import key
+from kvscope.ingest.hash_ids import decoded, gathered, key, parse
 
 SPACES = st.text(" \t\r", max_size=2).map(str.encode)
 EDGES = [0, -1, 9, 10, 2**63 - 1, 2**63, 2**64 - 10, 2**64 - 1, 2**64, 10**19, 10**20]
@@ -21,7 +20,7 @@ JSON_BYTES = st.lists(st.sampled_from(b'[[]],,-019 \t\r.eE+nul"ax{}\\\x00'), max
 
 
 def parsed(*lines: bytes) -> list[list[int]] | None:
-    """What the kernel makes of these lines; None where it finds them unusual."""
+    """Return what the kernel makes of these lines; None where it finds them unusual."""
     text = b"".join(line + b"\n" for line in lines)
     starts = np.empty(len(lines) + 1, dtype=np.int64)
     ids = np.empty(len(text) // 2, dtype=np.int64)
@@ -31,7 +30,7 @@ def parsed(*lines: bytes) -> list[list[int]] | None:
 
 @st.composite
 def arrays(draw: st.DrawFn) -> bytes:
-    """A JSON array of integers, with spaces wherever there may be some."""
+    """Return a JSON array of integers, with spaces wherever there may be some."""
     words = [draw(SPACES) + str(one).encode() + draw(SPACES) for one in draw(st.lists(INTEGERS))]
     return b"[" + (b",".join(words) or draw(SPACES)) + b"]"
 

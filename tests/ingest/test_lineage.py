@@ -81,7 +81,7 @@ def test_sessions_are_conversations() -> None:
 
 
 def two_turns(**told: object) -> list[Request]:
-    """A prompt and its continuation, both with these fields besides."""
+    """Return a prompt and its continuation, both with these fields besides."""
     first = {"input_tokens": 2, "output_tokens": 0, "hash_ids": [1, 2]}
     second = {"input_tokens": 3, "output_tokens": 0, "hash_ids": [1, 2, 3]}
     return [Request(**(fields | told)) for fields in (first, second)]  # type: ignore[arg-type]

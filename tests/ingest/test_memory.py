@@ -26,7 +26,7 @@ print(tracemalloc.get_traced_memory()[1], len(columns))
 
 
 def peak_bytes(path: Path, megabytes: int) -> int:
-    """What reading a trace of so many megabytes of the same long prompt takes at most."""
+    """Return what reading a trace of so many megabytes of the same long prompt takes at most."""
     prompt = {
         "input_length": 512 * 2_000,
         "output_length": 1,

@@ -32,14 +32,14 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def stored() -> Iterator[tuple[Store, Trace]]:
-    """The trace, ingested once."""
+    """Return the trace, ingested once."""
     with open_store(MEMORY) as store:
         yield store, ingest(store, str(FILE)).trace
 
 
 @pytest.fixture(scope="module")
 def prompts(stored: tuple[Store, Trace]) -> Prompts:
-    """What the curves walk."""
+    """Return what the curves walk."""
     return load_prompts(*stored)
 
 
@@ -59,7 +59,7 @@ def test_lineage(
     cut = prompts.blocks > prompts.full_blocks
     full_leaf = np.where(cut, prompts.block_parent[prompts.leaf], prompts.leaf)
     monkeypatch.setattr(lineage, "SHARED_HEAD_CONTINUATIONS", 10**9)
-    unguarded = lineage.inferred(
+    unguarded = lineage.parents_by_prefix(
         prompts.block_parent, full_leaf, prompts.input_tokens, prompts.output_tokens
     )
     assert np.count_nonzero(unguarded >= 0) == 10_658

@@ -41,7 +41,7 @@ def lines(count: int, blocks: int = 3) -> list[str]:
 
 
 def write(path: Path, told: list[str]) -> str:
-    """A trace file with these lines."""
+    """Return a trace file with these lines."""
     path.write_text("".join(f"{line}\n" for line in told))
     return str(path)
 
@@ -217,6 +217,92 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
     path.write_text(content)
     with open_store(MEMORY) as store, pytest.raises(InputError, match=message):
         ingest(store, str(path))
+
+
+BAILIAN = '{"chat_id": %d, "timestamp": %d, "input_length": 40, "output_length": 1}'
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "remedy"),
+    [
+        (
+            ['{"timestamp": "now", "input_length": 9, "output_length": 1}'] * 8,
+            "none of its 8 lines can be read as mooncake, the nearest format",
+            "convert it: mooncake has timestamp, input_length, output_length, hash_ids",
+        ),
+        (
+            ['{"model": "m", "messages": []}'] * 8,
+            "none of its 8 lines can be read as mooncake",
+            "record a trace with `kvscope record`",
+        ),
+        (
+            ['{"id": 1, "conversations": []}'] * 8,
+            "knows: JSON lines with conversations, id",
+            "record a trace with `kvscope record`",
+        ),
+        (
+            ['{"time_stamp": 1, "inputLength": 9, "x": 1}'] * 8,
+            "knows: JSON lines with inputLength, time_stamp, x",
+            "the nearest is mooncake: give it timestamp, input_length, output_length, hash_ids",
+        ),
+        (['{"a": 1.5}'] * 8, "knows: JSON lines with a", "see `kvscope formats`"),
+        (['[{"a": 1}]'], "knows: one JSON array", "`jq -c '.[]'`"),
+        (
+            ["time,tokens", "1,2"],
+            "knows: text that begins with 'time,tokens'",
+            "see `kvscope formats`",
+        ),
+        (
+            ["timestamp,ContextToken,GeneratedToken", "1,2,3"],
+            "knows: text that begins with",
+            "the nearest is lengths: give it TIMESTAMP, ContextTokens, GeneratedTokens",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_is_described_once(
+    tmp_path: Path, content: list[str], what: str, remedy: str
+) -> None:
+    """What it looks like, the nearest format and the remedy; no format is forced in vain."""
+    path = write(tmp_path / "a.jsonl", content)
+    with open_store(MEMORY) as store, pytest.raises(InputError) as refused:
+        ingest(store, path)
+    message = str(refused.value)
+    assert what in message
+    assert message.endswith(remedy)
+    assert "--format" not in message
+    assert message.count("Expected") <= 1
+
+
+def test_a_trace_that_changes_its_format_is_described(tmp_path: Path) -> None:
+    """The first line of the other format is named, and no block size is doubted."""
+    hashed = '{"timestamp": %d, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}'
+    mooncake = [hashed % at for at in range(40)]
+    bailian = [BAILIAN[:-1] % (at, at) + ', "hash_ids": [1, 2, 3]}' for at in range(30)]
+    for whole, first, other in (
+        (mooncake + bailian, 41, "bailian"),
+        (bailian * 2 + mooncake, 61, "mooncake"),
+    ):
+        path = write(tmp_path / "a.jsonl", whole)
+        with open_store(MEMORY) as store, pytest.raises(InputError) as refused:
+            ingest(store, path)
+        remedy = f"from line {first} on it is {other}: split it and ingest each part"
+        assert str(refused.value).endswith(remedy)
+        assert "block-size" not in str(refused.value)
+
+
+def test_a_wrong_block_size_is_doubted(tmp_path: Path) -> None:
+    """Hash ids that do not fit from the first line on ask for the block size."""
+    row = '{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2, 3]}'
+    path = write(tmp_path / "a.jsonl", [row] * 5)
+    with open_store(MEMORY) as store, pytest.raises(InputError, match="own --block-size"):
+        ingest(store, path)
+
+
+def test_a_wrongly_forced_format_is_withdrawn(tmp_path: Path) -> None:
+    """A file that another format recognizes is named as such."""
+    path = write(tmp_path / "a.jsonl", lines(5))
+    with open_store(MEMORY) as store, pytest.raises(InputError, match="leave out --format"):
+        ingest(store, path, IngestOptions(format="weka"))
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:

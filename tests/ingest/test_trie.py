@@ -23,7 +23,7 @@ def oracle(paths: list[list[int]]) -> tuple[dict[tuple[int, ...], int], list[int
 
 
 def intern(trie: Trie, paths: list[list[int]]) -> list[int]:
-    """The last block of each path, interned in one batch."""
+    """Return the last block of each path, interned in one batch."""
     starts = np.cumsum([0, *map(len, paths)], dtype=np.int64)
     ids = np.array([one for path in paths for one in path], dtype=np.int64)
     return [int(leaf) for leaf in trie.intern(starts, ids)]

@@ -15,7 +15,7 @@ from kvscope.serving.interpreter import Interpreter
 
 
 def target(folder: Path, code: str, start_s: float = 30.0, timeout_s: float = 30.0) -> TorchTarget:
-    """A target whose interpreter runs this code instead."""
+    """Return a target whose interpreter runs this code instead."""
     script = folder / "python"
     body = folder / "decoder.py"
     body.write_text("import sys, time, json\n" + code)

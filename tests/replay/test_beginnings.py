@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.learning.offline.prefix_features import beginnings, chained
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic
 from tests.oracles.turns import turns_before, walk
 from tests.policies.traffics import traffics
@@ -30,7 +30,7 @@ def answered(draw: st.DrawFn) -> Traffic:
 @given(answered(), MEMORIES_S)
 def test_they_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
     """Blocks known, how long the deepest waited, and the turn before, where no head is shared."""
-    found = beginnings(of, handovers(of), memory_s)
+    found = beginnings(of, last_touch_segments(of), memory_s)
     walked, _ = walk(of, memory_s, math.inf)
     assert found.known().tolist() == [one.known for one in walked]
     assert found.of_deepest(found.wait_s, 0.0).tolist() == [one.waited_s for one in walked]

@@ -11,7 +11,7 @@ from kvscope.learning.ends.offline import CAUTIOUS, THRESHOLDS, Ends, ends_fit, 
 from kvscope.learning.offline.single_fit import plugin_tables
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import replay
 from tests.policies.drawn_trees import drawn_ends
 from tests.replay.test_estimates import first, told
@@ -61,7 +61,7 @@ def test_a_replay_by_one_fit_takes_each_request_by_its_chance() -> None:
     of, policy = told("to-c"), TLruLearned(VALUES)
     fitted = drawn_ends(3)
     tables = plugin_tables(of, policy, fitted)
-    known = turn_features(of, handovers(of), fitted.window_s).known
+    known = turn_features(of, last_touch_segments(of), fitted.window_s).known
     expected = [int(chance(fitted.trees, one) >= fitted.threshold) for one in known.tolist()]
     assert tables.classes is not None
     assert tables.classes.tolist() == expected

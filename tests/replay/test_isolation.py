@@ -12,7 +12,7 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay import derived_traces as isolation
-from kvscope.replay.derived_traces import isolate, isolation_cost
+from kvscope.replay.derived_traces import isolate
 from kvscope.replay.misses import ideal_rate
 from tests import small_traces
 
@@ -69,11 +69,10 @@ def test_nobody_hits_what_another_wrote(data: st.DataObject) -> None:
             tokens = sum(request.input_tokens for request in own)
             alone = small_traces.prompts(small_traces.built(own, 2))
             hits += tokens * ideal_rate(alone, definition)
-    cost = isolation_cost(prompts, definition, "user")
+    isolated_rate = ideal_rate(isolate(prompts, "user"), definition)
     total = sum(request.input_tokens for request in trace)
-    assert cost.isolated_hit_rate * total == pytest.approx(hits)
-    assert cost.isolated_hit_rate <= cost.shared_hit_rate == ideal_rate(prompts, definition)
-    assert cost.tenants == len({request.user_id for request in trace})
+    assert isolated_rate * total == pytest.approx(hits)
+    assert isolated_rate <= ideal_rate(prompts, definition)
 
 
 def test_a_shared_prompt_costs_its_sharing() -> None:
@@ -83,9 +82,8 @@ def test_a_shared_prompt_costs_its_sharing() -> None:
         for at, user in enumerate(["ann", "bob", "cat"])
     ]
     prompts = small_traces.prompts(small_traces.built(trace, 2))
-    cost = isolation_cost(prompts, standard(), "user")
-    assert (cost.tenants, cost.isolated_hit_rate) == (3, 0.0)
-    assert cost.shared_hit_rate == pytest.approx(8 / 15)
+    assert ideal_rate(isolate(prompts, "user"), standard()) == 0.0
+    assert ideal_rate(prompts, standard()) == pytest.approx(8 / 15)
 
 
 def test_unknown_users_are_an_error() -> None:

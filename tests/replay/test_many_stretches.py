@@ -7,7 +7,7 @@ import numpy as np
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.curve import lru_curve
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import traffic
 from tests import small_traces
 from tests.oracles import lineage, lru
@@ -35,17 +35,17 @@ def shrinking() -> list[Request]:
 
 
 def test_nothing_is_lost_where_more_room_is_made() -> None:
-    """Handovers, previous touches and LRU's distances are those of plain calculations."""
+    """Segments, previous touches and LRU's distances are those of plain calculations."""
     trace = shrinking()
     made = small_traces.built(trace, SIZE)
     prompts = small_traces.prompts(made)
 
-    moved = handovers(traffic(prompts, standard()))
+    moved = last_touch_segments(traffic(prompts, standard()))
     assert len(moved.end) > len(trace) + LONGEST
     owner: dict[int, int] = {}
     for at, request in enumerate(trace):
         taken = slice(moved.starts[at], moved.starts[at + 1])
-        givers = np.repeat(moved.giver[taken], moved.end[taken] - moved.start[taken])
+        givers = np.repeat(moved.previous[taken], moved.end[taken] - moved.start[taken])
         depths = range(len(request.hash_ids or ()))
         assert givers.tolist() == [owner[depth] for depth in depths if depth in owner]
         owner |= dict.fromkeys(depths, at)

@@ -11,16 +11,16 @@ _HEAD = """
 import subprocess, time
 from kvscope.policies.lru import Lru
 from kvscope.policies.wa import Wa
-from kvscope.replay import ahead
-ahead.cores = lambda: 2
+from kvscope.replay import precompile
+precompile.cores = lambda: 2
 
 def lacking():
-    return [one.name for one in ahead.not_compiled([Lru, Wa])]
+    return [one.name for one in precompile.uncompiled([Lru, Wa])]
 
 print(lacking())
 """
 _BESIDE = """
-with ahead.compiled_beside([Lru, Wa]):
+with precompile.compiling_in_background([Lru, Wa]):
     for _ in range(2000):
         if not lacking():
             break
@@ -29,10 +29,10 @@ print(lacking())
 """
 _AFTER = """
 subprocess.Popen = None  # nothing is started
-with ahead.compiled_beside([Lru, Wa]):
-    ahead.compile_for([Lru, Wa])
+with precompile.compiling_in_background([Lru, Wa]):
+    precompile.compile_for([Lru, Wa])
 for policy in (Lru, Wa):
-    stats = ahead.kernel_of(policy, policy.leaves == "leaf").stats
+    stats = precompile.kernel_of(policy, policy.leaves == "leaf").stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.core.errors import UsageError
-from kvscope.replay.summary import queued_ttft_s, waiting_s
+from kvscope.replay.metrics import queued_ttft_s, waiting_s
 
 REQUESTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), max_size=30)
 

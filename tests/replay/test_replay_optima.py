@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.tail_belady import TailBelady
-from kvscope.replay.replay import history, replay
+from kvscope.replay.replay import replay, touch_history
 from kvscope.replay.traffic import Traffic
 from tests.oracles.optimum import best
 from tests.policies import drawn
@@ -31,10 +31,10 @@ def test_no_policy_hits_more_than_belady(
     of = data.draw(traffics())
     bound = data.draw(drawn.policies(policy, leaves))
     told = data.draw(drawn.tables(policy.name))
-    past = history(of)
+    past = touch_history(of)
     for capacity in range(held(of) + 1):
-        ceiling = replay(of, Belady(), capacity, past=past).hit_blocks.sum()
-        assert replay(of, bound, capacity, past=past, tables=told).hit_blocks.sum() <= ceiling
+        ceiling = replay(of, Belady(), capacity, history=past).hit_blocks.sum()
+        assert replay(of, bound, capacity, history=past, tables=told).hit_blocks.sum() <= ceiling
 
 
 @settings(deadline=None, max_examples=60)
@@ -56,10 +56,10 @@ def test_no_policy_has_a_smaller_tail_than_tail_belady(
     of = data.draw(conversations(chats=4, turns=9, tokens=4))
     bound = data.draw(drawn.policies(policy, leaves))
     told = data.draw(drawn.tables(policy.name))
-    past = history(of)
+    past = touch_history(of)
     for capacity in range(held(of) + 1):
         least = _excess(of, TailBelady({"xi_tokens": xi_tokens}), capacity, xi_tokens)
-        done = replay(of, bound, capacity, past=past, tables=told)
+        done = replay(of, bound, capacity, history=past, tables=told)
         assert _tokens_beyond(of, done.hit_blocks, xi_tokens) >= least
 
 

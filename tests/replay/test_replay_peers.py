@@ -22,7 +22,7 @@ from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts
 from kvscope.policies.registry import by_name
-from kvscope.replay.replay import Replay, history, replay
+from kvscope.replay.replay import Replay, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, SHARES_PERCENT, capacities, sample
 
@@ -58,13 +58,13 @@ def test_equals_kvcache_simulator(name: str) -> None:
         warmup_requests=first,
     )
     of = traffic(prompts, KVCACHE_SIMULATOR)
-    past = history(of)
+    past = touch_history(of)
     compared = 0
     for (policy, room), peer in theirs.results.items():
         if peer.measurementMode == "underfilled_at_window":
             continue
         ours = by_name(asked[policy])()
-        done = replay(of, ours, room, past=past, mandatory=policy == "fifo")
+        done = replay(of, ours, room, history=past, mandatory=policy == "fifo")
         assert (policy, room, _hit_tokens(prompts, done, first)) == (policy, room, peer.hitTokens)
         compared += 1
     assert compared >= 3 * (len(rooms) - 3)
@@ -81,13 +81,13 @@ def test_equals_libcachesim(name: str, tmp_path: Path) -> None:
     blocks = paths(prompts.block_parent, prompts.leaf, prompts.blocks)[1][:ACCESSES]
     file = _oracle_general(blocks, tmp_path / "accesses")
     of = _first(traffic(prompts, LIBCACHESIM), ACCESSES)
-    past = history(of)
+    past = touch_history(of)
     for policy, peer in FLAT.items():
         for room in [len(np.unique(blocks)) * percent // 100 for percent in SHARES_PERCENT]:
             cache = peer(room, hashpower=max(room.bit_length(), 16))
             reader = libcachesim.TraceReader(file, libcachesim.TraceType.ORACLE_GENERAL_TRACE)
             miss_ratio, _ = cache.process_trace(reader)
-            done = replay(of, by_name(policy)(), room, past=past, mandatory=True)
+            done = replay(of, by_name(policy)(), room, history=past, mandatory=True)
             expected = round((1.0 - miss_ratio) * len(blocks))
             assert (policy, room, int(done.hit_blocks.sum())) == (policy, room, expected)
 

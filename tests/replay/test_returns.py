@@ -12,7 +12,7 @@ from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.returns.formulas import began_s
 from kvscope.learning.returns.offline import features_of, return_tables, waits_seen
 from kvscope.policies.gittins import AGES, CLASSES, WINDOW_REFITS, Gittins, ages_of
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost
@@ -31,7 +31,7 @@ def test_counts_are_those_of_single_blocks(of: Traffic, draw: object) -> None:
     assert hasattr(draw, "randrange")
     kind = np.array([draw.randrange(CLASSES) for _ in of.leaf], dtype=np.int32)
     refits = refits_of(of, REFIT_S)
-    found = waits_seen(of, handovers(of), refits, REFIT_S, kind, CLASSES)
+    found = waits_seen(of, last_touch_segments(of), refits, REFIT_S, kind, CLASSES)
     blocks = left_behind(of)
     for row, number in enumerate(refits.number.tolist()):
         returned, waiting, seconds = np.zeros((3, CLASSES, AGES))
@@ -74,12 +74,12 @@ def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffi
 def test_features_are_what_was_known_of_the_prompt() -> None:
     """A longer turn; a repeat; one that leaves it half-way; a repeat of a turn before that."""
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0], output=300)
-    found = features_of(of, handovers(of), 1_000.0)
+    found = features_of(of, last_touch_segments(of), 1_000.0)
     assert found.new_tokens.tolist() == [4, 4, 0, 0, 0]
     assert found.turns.tolist() == [0, 1, 2, 0, 3]
     assert found.since_s.tolist() == [0.0, 5.0, 50.0, 245.0, 255.0]
     assert found.output_tokens.tolist() == [300] * 5
-    short = features_of(of, handovers(of), 100.0)
+    short = features_of(of, last_touch_segments(of), 100.0)
     assert short.new_tokens.tolist() == [4, 4, 0, 4, 4]
     assert short.turns.tolist() == [0, 1, 2, 0, 1]
     assert short.since_s.tolist() == [0.0, 5.0, 50.0, 0.0, 10.0]
@@ -90,7 +90,7 @@ def test_a_turn_may_leave_the_output_before_it_out() -> None:
     of = chain([4, 3, 4, 2], [0.0, 1.0, 2.0, 3.0])._replace(
         input_tokens=np.array([2, 3, 4, 2], dtype=np.int32)
     )
-    assert features_of(of, handovers(of), 100.0).turns.tolist() == [0, 1, 1, 0]
+    assert features_of(of, last_touch_segments(of), 100.0).turns.tolist() == [0, 1, 1, 0]
 
 
 def test_the_policy_is_replayed_by_its_own_classes() -> None:

@@ -17,7 +17,7 @@ from kvscope.learning.offline.shadow_caches import Shadows, first_turns
 from kvscope.learning.returns.offline import learned, return_tables
 from kvscope.policies.gittins import CLASSES, Gittins
 from kvscope.policies.lru import Lru
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
@@ -115,7 +115,7 @@ def test_a_large_cache_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conversations_go_on_where_they_ended() -> None:
     """The whole of a request continues it; what leaves it half-way begins anew."""
     of = chain([2, 4, 3, 6, 4], [0.0, 1.0, 2.0, 3.0, 4.0])
-    assert first_turns(of, handovers(of)).tolist() == [0, 0, 2, 0, 4]
+    assert first_turns(of, last_touch_segments(of)).tolist() == [0, 0, 2, 0, 4]
 
 
 def test_classes_follow_the_set_in_force() -> None:

@@ -17,9 +17,15 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.metrics import (
+    ServedRequests,
+    by_category,
+    over_time,
+    serve,
+    summarize,
+)
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import lru_distances
-from kvscope.replay.summary import Served, by_category, capacity_bytes, over_time, serve, summarize
 from tests import small_traces
 
 PROFILE = LatencyProfile("made", "made", base_s=0.25, per_token_s=0.125)
@@ -93,12 +99,12 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture
-def served(prompts: Prompts) -> Served:
+def served(prompts: Prompts) -> ServedRequests:
     """They hit 0, 2, 1 and 4 blocks; u = 8, 10, 4, 10, TTFT 1.25, 1.5, 0.75 and 1.5 s."""
     return serve(prompts, standard(), np.array([0, 2, 1, 4], dtype=np.int32), PROFILE)
 
 
-def test_latency_is_counted_by_hand(served: Served) -> None:
+def test_latency_is_counted_by_hand(served: ServedRequests) -> None:
     """Nearest ranks of four values, the excess over 1.4 s, and the line at the server."""
     outcome = summarize(served, slo_s=1.4)
     assert outcome.hit_tokens == 28
@@ -114,7 +120,7 @@ def test_latency_is_counted_by_hand(served: Served) -> None:
     assert [one.category for one in by_category(served)] == ["unknown 1", "unknown 2", "unknown 3"]
 
 
-def test_an_slo_that_is_just_met_is_no_violation(served: Served) -> None:
+def test_an_slo_that_is_just_met_is_no_violation(served: ServedRequests) -> None:
     """Above it, not at it; and without one nothing is said of it."""
     assert summarize(served, slo_s=1.5).violations == 0
     assert summarize(served, slo_s=1.25).violations == 2
@@ -148,8 +154,7 @@ def test_percentiles_are_nearest_rank() -> None:
     assert percentiles(np.arange(1, 102)).p95 == 96
 
 
-def test_capacity_in_bytes_needs_a_model() -> None:
-    """5,637 blocks of 512 tokens of Vicuna-7B; unknown without a model."""
+def test_capacity_in_bytes() -> None:
+    """5,637 blocks of 512 tokens of Vicuna-7B."""
     vicuna = resolve_model("vicuna-7b")
-    assert capacity_bytes(5_637, 512, vicuna) == 5_637 * 512 * 524_288
-    assert capacity_bytes(5_637, 512, None) is None
+    assert vicuna.bytes_for(5_637 * 512) == 5_637 * 512 * 524_288

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvscope
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import COMPATIBLE, HitDefinition, standard
@@ -19,13 +21,13 @@ from kvscope.ingest.formats.base import Request
 from kvscope.latency.file import load_profile
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
-from kvscope.replay import workload as sweeps
+from kvscope.replay import run_cache
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.run_cache import spread
-from kvscope.replay.setting import setting_of
-from kvscope.replay.variants import bind, found_values, used
-from kvscope.replay.workload import Asked, Workload, sweep
+from kvscope.replay.settings import run_setting
+from kvscope.replay.sweep import make_run, sweep
+from kvscope.replay.workload import ReplayRequest, Workload
 from tests import small_traces
 
 PROFILE = load_profile("llama2-7b-a100")
@@ -36,7 +38,7 @@ def workload(
     trace: Sequence[Request], definition: HitDefinition | None = None, **changes: object
 ) -> Workload:
     """The trace, ready to be replayed."""
-    setting = setting_of(definition or standard(), PROFILE, slo_s=0.02)
+    setting = run_setting(definition or standard(), PROFILE, slo_s=0.02)
     prompts = small_traces.prompts(small_traces.built(trace, SIZE))
     return Workload(prompts, replace(setting, **changes), Windows(2.0, 3))  # type: ignore[arg-type]
 
@@ -52,9 +54,9 @@ def test_threads_change_nothing(trace: list[Request], workers: int) -> None:
     """A sweep over policies of every shape gives what its replays give one by one."""
     found = workload(trace)
     policies = [by_name(name)() for name in ("lru", "tlru", "wa", "lfu", "belady", "s3fifo")]
-    asked = [Asked(policy, capacity) for capacity in (0, 1, 3, 100) for policy in policies]
+    asked = [ReplayRequest(policy, capacity) for capacity in (0, 1, 3, 100) for policy in policies]
     together = ordered(list(sweep(found, asked, workers=workers)))
-    assert together == ordered([found.run(one) for one in asked])
+    assert together == ordered([make_run(found, one) for one in asked])
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,7 +68,7 @@ def test_numbers_add_up(trace: list[Request], definition: HitDefinition) -> None
     """Hits and misses are all tokens, categories and windows all requests; LRU is its curve."""
     found = workload(trace, definition)
     for capacity in (1, 2, 5):
-        run = found.run(Asked(by_name("lru")(), capacity))
+        run = make_run(found, ReplayRequest(by_name("lru")(), capacity))
         outcome = run.outcome
         rate = outcome.block_hit_rate if definition.weight == "block" else outcome.token_hit_rate
         assert rate == pytest.approx(float(found.curve.rate(capacity)))
@@ -96,36 +98,42 @@ def test_an_engine_is_measured_by_its_own_line() -> None:
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8}
     found = workload(turns, capacity_model="engine", **limits)
     lru = by_name("lru")()
-    run = found.run(Asked(lru, 8))
+    run = make_run(found, ReplayRequest(lru, 8))
     assert (run.turned_away, run.preemptions) == (0, 0)
-    assert run.outcome.hit_tokens == workload(turns).run(Asked(lru, 8)).outcome.hit_tokens == 4
+    assert (
+        run.outcome.hit_tokens
+        == make_run(workload(turns), ReplayRequest(lru, 8)).outcome.hit_tokens
+        == 4
+    )
     queued, idle = run.outcome.queued_ttft_ms, run.outcome.ttft_ms
     assert queued is not None
     assert (queued.p50, queued.p99) == pytest.approx((idle.p50, idle.p99))
-    none = found.run(Asked(lru, 1))
+    none = make_run(found, ReplayRequest(lru, 1))
     assert (none.turned_away, none.outcome.hit_tokens) == (3, 0)
     assert none.outcome.queued_ttft_ms is None
     with pytest.raises(UsageError, match="lfu cannot order"):
-        found.run(Asked(by_name("lfu")(), 8))
+        make_run(found, ReplayRequest(by_name("lfu")(), 8))
     with pytest.raises(UsageError, match="leave out --compat"):
-        workload(turns, COMPATIBLE["kvcache-simulator"], capacity_model="engine").run(Asked(lru, 8))
+        make_run(
+            workload(turns, COMPATIBLE["kvcache-simulator"], capacity_model="engine"),
+            ReplayRequest(lru, 8),
+        )
 
 
-def test_a_stopped_sweep_starts_nothing_more() -> None:
+def test_a_stopped_sweep_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that had not begun when `stop` was set are left out, those before are not."""
     found = workload([Request(input_tokens=4, output_tokens=0, hash_ids=[1, 2])] * 3)
     stop = Event()
-    asked = [Asked(by_name("lru")(), capacity) for capacity in range(1, 30)]
-    replay = found.run
+    asked = [ReplayRequest(by_name("lru")(), capacity) for capacity in range(1, 30)]
     begun: list[int] = []
 
-    def stopping(one: Asked) -> Run:
+    def stopping(workload: Workload, one: ReplayRequest) -> Run:
         begun.append(one.capacity_blocks)
         if len(begun) == 3:
             stop.set()
-        return replay(one)
+        return make_run(workload, one)
 
-    found.run = stopping  # type: ignore[method-assign]
+    monkeypatch.setattr("kvscope.replay.sweep.make_run", stopping)
     finished = list(sweep(found, asked, workers=1, stop=stop))
     assert sorted(run.capacity_blocks for run in finished) == begun == [1, 2, 3]
 
@@ -133,7 +141,7 @@ def test_a_stopped_sweep_starts_nothing_more() -> None:
 def test_whoever_leaves_early_takes_what_is_finished() -> None:
     """A sweep may be left after any result."""
     found = workload([Request(input_tokens=4, output_tokens=0, hash_ids=[1, 2])] * 3)
-    asked = [Asked(by_name("lru")(), capacity) for capacity in range(1, 30)]
+    asked = [ReplayRequest(by_name("lru")(), capacity) for capacity in range(1, 30)]
     running = sweep(found, asked, workers=1)
     assert next(running).capacity_blocks == 1
     running.close()
@@ -141,12 +149,14 @@ def test_whoever_leaves_early_takes_what_is_finished() -> None:
 
 def test_sources_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest is of the sources: another file, another digest."""
-    digest = sweeps.sources_digest()
+    package = Path(kvscope.__file__).parent
+    assert all(list(package.glob(pattern)) for pattern in run_cache._SOURCES)
+    digest = run_cache.sources_digest()
     assert len(digest) == 16
-    monkeypatch.setattr(sweeps, "_SOURCES", ("policies/**/*.py",))
-    sweeps.sources_digest.cache_clear()
-    assert sweeps.sources_digest() != digest
-    sweeps.sources_digest.cache_clear()
+    monkeypatch.setattr(run_cache, "_SOURCES", ("policies/**/*.py",))
+    run_cache.sources_digest.cache_clear()
+    assert run_cache.sources_digest() != digest
+    run_cache.sources_digest.cache_clear()
 
 
 def test_capacities_spread_up_to_what_lru_needs() -> None:
@@ -155,16 +165,16 @@ def test_capacities_spread_up_to_what_lru_needs() -> None:
         Request(input_tokens=2 * SIZE, output_tokens=0, hash_ids=[at % 5, 9]) for at in range(20)
     ]
     curve = workload(trace, standard(outputs="ignored")).curve
-    grid = spread(curve, 4)
+    grid = curve.capacities(4)
     assert grid == sorted(set(grid))
     assert float(curve.rate(grid[-1])) == curve.ideal > float(curve.rate(grid[-1] - 1))
-    assert spread(curve, 1) == [grid[-1]]
+    assert curve.capacities(1) == [grid[-1]]
 
 
 def test_a_trace_without_reuse_has_a_capacity() -> None:
     """Where nothing is reused one block is as good as many."""
     trace = [Request(input_tokens=SIZE, output_tokens=0, hash_ids=[at]) for at in range(3)]
-    assert spread(workload(trace).curve, 5) == [1]
+    assert workload(trace).curve.capacities(5) == [1]
 
 
 def conversation(turns: int) -> list[Request]:
@@ -185,7 +195,7 @@ def conversation(turns: int) -> list[Request]:
 def test_parameters_come_from_choice_then_trace_then_default() -> None:
     """What was chosen wins over what the trace and the SLO say, and that over the default."""
     found = workload(conversation(20))
-    values = found_values(found.turns, PROFILE, 0.2)
+    values = estimate_parameters(found.request_traffic, PROFILE, 0.2)
     assert values["next_prompt_tokens"].value == 6
     assert values["xi_tokens"].value == PROFILE.xi_tokens(0.2)
     tlru = by_name("tlru")
@@ -208,10 +218,14 @@ def test_attention_makes_gdfs_cost_what_the_profile_says() -> None:
     """A profile with a quadratic term gives gdfs its costs, a linear one leaves them alone."""
     found = workload(conversation(3))
     quadratic = load_profile("small-llama-cpu")
-    costs = bind(Variant(by_name("gdfs")), found_values(found.turns, quadratic, None)).values
+    costs = bind(
+        Variant(by_name("gdfs")), estimate_parameters(found.request_traffic, quadratic, None)
+    ).values
     assert costs["per_token_pair_s"] == quadratic.per_token_pair_s > 0
     assert costs["per_token_s"] == quadratic.per_token_s
-    plain = bind(Variant(by_name("gdfs")), found_values(found.turns, PROFILE, None)).values
+    plain = bind(
+        Variant(by_name("gdfs")), estimate_parameters(found.request_traffic, PROFILE, None)
+    ).values
     assert plain["per_token_s"] == 1.0
 
 
@@ -224,7 +238,10 @@ def test_a_sampled_workload_estimates_the_whole() -> None:
     setting: dict[str, object] = {"sample_rate": 0.5}
     whole, part = workload(trace), workload(trace, None, **setting)
     lru = by_name("lru")()
-    exact, estimate = whole.run(Asked(lru, 60)), part.run(Asked(lru, 60))
+    exact, estimate = (
+        make_run(whole, ReplayRequest(lru, 60)),
+        make_run(part, ReplayRequest(lru, 60)),
+    )
     assert exact.hit_rate_error is None
     assert estimate.hit_rate_error is not None
     gap = abs(exact.outcome.token_hit_rate - estimate.outcome.token_hit_rate)

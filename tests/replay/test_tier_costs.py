@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +20,12 @@ from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency.file import load_profile
 from kvscope.policies.lru import Lru
-from kvscope.replay.setting import setting_of
+from kvscope.replay.capacity_models import ServedReplay, serve_replay
+from kvscope.replay.metrics import summarize
+from kvscope.replay.settings import run_setting
 from kvscope.replay.tier_spec import Read, Tier, parse_tiers
-from kvscope.replay.tiers import TieredReplay, run_tiers, transfer_s
-from kvscope.replay.workload import Workload
+from kvscope.replay.tiers import TieredReplay, transfer_s
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from tests import small_traces
@@ -43,14 +47,14 @@ def sample() -> Workload:
     with open_store(MEMORY) as store:
         path = str(data_folder("sample_traces") / "to-c.jsonl.gz")
         prompts = load_prompts(store, ingest(store, path).trace)
-    return Workload(prompts, setting_of(standard(), PROFILE), Windows(600.0, 11))
+    return Workload(prompts, run_setting(standard(), PROFILE), Windows(600.0, 11))
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "write-through"])
 def test_golden(sample: Workload, mode: TierMode) -> None:
     """The sample trace over three tiers gives what it gave before."""
     tiers = parse_tiers(SPECIFICATION, block_bytes=BLOCK_BYTES)
-    found = run_tiers(sample, tiers, mode, block_bytes=BLOCK_BYTES).tiers
+    found = tiered(sample, tiers, mode, block_bytes=BLOCK_BYTES).tiers
     hits, evictions, demotions = GOLDEN[mode]
     assert [tier.hit_blocks for tier in found] == hits
     assert [tier.evictions for tier in found] == evictions
@@ -62,11 +66,12 @@ def test_more_tiers_save_more_than_they_cost(sample: Workload) -> None:
     """DRAM below HBM adds hits, and reading them is far quicker than computing them."""
     small = parse_tiers("hbm=8GiB", block_bytes=BLOCK_BYTES)
     both = parse_tiers("hbm=8GiB,dram=64GiB", block_bytes=BLOCK_BYTES)
-    one = run_tiers(sample, small, "exclusive", block_bytes=BLOCK_BYTES)
-    two = run_tiers(sample, both, "exclusive", block_bytes=BLOCK_BYTES)
-    assert two.outcome.token_hit_rate > one.outcome.token_hit_rate + 0.1
-    assert two.outcome.ttft_ms.p95 < one.outcome.ttft_ms.p95
-    free = run_tiers(
+    one = tiered(sample, small, "exclusive", block_bytes=BLOCK_BYTES)
+    two = tiered(sample, both, "exclusive", block_bytes=BLOCK_BYTES)
+    before, after = summarize(one.served), summarize(two.served)
+    assert after.token_hit_rate > before.token_hit_rate + 0.1
+    assert after.ttft_ms.p95 < before.ttft_ms.p95
+    free = tiered(
         sample, [both[0], replace(both[1], read=Read(0, 1e30))], "exclusive", block_bytes=1
     )
     assert (free.served.ttft_s <= two.served.ttft_s).all()
@@ -96,13 +101,14 @@ def test_tiers_add_up_to_the_cache(data: st.DataObject, mode: TierMode, warmup: 
     blocks = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     names = ("hbm", "dram", "ssd")[: len(blocks)]
     text = ",".join(f"{name}={count}blocks" for name, count in zip(names, blocks, strict=True))
-    found = run_tiers(_workload(trace, definition), parse_tiers(text), mode, block_bytes=10)
+    found = tiered(_workload(trace, definition), parse_tiers(text), mode, block_bytes=10)
+    outcome = summarize(found.served)
     counted = found.served.hit_blocks[found.served.first :]
     assert sum(tier.hit_blocks for tier in found.tiers) == counted.sum()
-    assert sum(tier.hit_tokens for tier in found.tiers) == found.outcome.hit_tokens
+    assert sum(tier.hit_tokens for tier in found.tiers) == outcome.hit_tokens
     assert all(tier.hit_tokens <= 3 * tier.hit_blocks for tier in found.tiers)
     rates = sum(tier.token_hit_rate for tier in found.tiers)
-    assert rates == pytest.approx(found.outcome.token_hit_rate)
+    assert rates == pytest.approx(outcome.token_hit_rate)
 
 
 def test_samples_and_flat_caches_are_refused() -> None:
@@ -110,11 +116,20 @@ def test_samples_and_flat_caches_are_refused() -> None:
     trace = [Request(input_tokens=4, output_tokens=1, arrival_s=0.0, hash_ids=[1, 2])]
     tiers = parse_tiers("hbm=9blocks")
     with pytest.raises(UsageError, match="--tiers: a flat cache has no tiers; take another"):
-        run_tiers(_workload(trace, LIBCACHESIM), tiers, "exclusive")
+        tiered(_workload(trace, LIBCACHESIM), tiers, "exclusive")
     sampled = _workload(trace, standard())
     sampled.anchor = object()  # type: ignore[assignment]
     with pytest.raises(UsageError, match=r"--tiers: .* sample; leave out --sample"):
-        run_tiers(sampled, tiers, "exclusive")
+        tiered(sampled, tiers, "exclusive")
+
+
+def tiered(
+    workload: Workload, tiers: Sequence[Tier], mode: TierMode, *, block_bytes: int | None = None
+) -> ServedReplay:
+    """The workload served from these tiers."""
+    other = copy(workload)
+    other.setting = replace(workload.setting, tier_mode=mode, block_bytes=block_bytes)
+    return serve_replay(other, ReplayRequest(Lru(), 0, tuple(tiers)))
 
 
 def _partial(warmup: float) -> HitDefinition:
@@ -125,4 +140,4 @@ def _partial(warmup: float) -> HitDefinition:
 
 def _workload(trace: list[Request], definition: HitDefinition) -> Workload:
     prompts = small_traces.prompts(small_traces.built(trace, 3))
-    return Workload(prompts, setting_of(definition, PROFILE), Windows(2.0, 3))
+    return Workload(prompts, run_setting(definition, PROFILE), Windows(2.0, 3))

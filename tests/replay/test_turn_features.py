@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvscope.learning.chances import FEATURES, NOTHING, SHARED_HEAD
 from kvscope.learning.ends.features import turn_features
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic
 from tests.oracles.replay import paths
 from tests.oracles.turns import turns_before, walk
@@ -25,7 +25,7 @@ FOREVER = 1e9
 
 def by_name(of: Traffic, memory_s: float = FOREVER) -> dict[str, list[float]]:
     """The features, each by its name."""
-    found = turn_features(of, handovers(of), memory_s).known
+    found = turn_features(of, last_touch_segments(of), memory_s).known
     return {name: found[:, at].tolist() for at, name in enumerate(FEATURES)}
 
 
@@ -57,7 +57,7 @@ def walked(of: Traffic, memory_s: float) -> tuple[list[dict[str, float]], list[f
 @given(answered(), MEMORIES_S)
 def test_features_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
     """Every feature of every request, and how long its next turn takes."""
-    found = turn_features(of, handovers(of), memory_s)
+    found = turn_features(of, last_touch_segments(of), memory_s)
     known, next_s = walked(of, memory_s)
     assert found.next_s.tolist() == next_s
     for at, one in enumerate(known):
@@ -88,7 +88,9 @@ def test_outputs_tell_nothing_before_they_are_carried_on(
     """Features and waits hang on no block that only later requests tell of."""
     requests = data.draw(st.integers(0, len(of.leaf)))
     whole, known = first(of, requests), told_by(of, requests)
-    found, alone = (turn_features(one, handovers(one), memory_s) for one in (whole, known))
+    found, alone = (
+        turn_features(one, last_touch_segments(one), memory_s) for one in (whole, known)
+    )
     assert np.array_equal(alone.known, found.known)
     assert np.array_equal(alone.next_s, found.next_s)
 
@@ -122,7 +124,7 @@ def test_a_head_that_many_share_is_no_turn() -> None:
         input_tokens=length * size,
         history_tokens=(length * size).astype(np.int64),
     )
-    next_s = turn_features(of, handovers(of), FOREVER).next_s
+    next_s = turn_features(of, last_touch_segments(of), FOREVER).next_s
     assert next_s[::2].tolist() == [1.0] * SHARED_HEAD + [math.inf] * (tails - SHARED_HEAD)
     assert by_name(of)["turns"][1::2] == [1] * SHARED_HEAD + [0] * (tails - SHARED_HEAD)
 
@@ -131,9 +133,9 @@ def test_a_head_that_many_share_is_no_turn() -> None:
 def test_features_do_not_change_with_the_future(name: str) -> None:
     """They are the same where later requests are others, or none; so are waits that were over."""
     of, half = told(name), 300
-    whole = turn_features(of, handovers(of), FOREVER)
+    whole = turn_features(of, last_touch_segments(of), FOREVER)
     before = first(of, half)
-    alone = turn_features(before, handovers(before), FOREVER)
+    alone = turn_features(before, last_touch_segments(before), FOREVER)
     assert np.array_equal(alone.known, whole.known[:half])
     now_s = of.arrival_s[half]
     over = of.arrival_s[:half] + whole.next_s[:half] < now_s

@@ -8,7 +8,7 @@ from functools import cache
 from kvscope.core import units
 from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
-from kvscope.report import fit_details as charts
+from kvscope.report import fit as charts
 from kvscope.report.fit import headline, html_report, sections
 from kvscope.report.words import interval_in_words
 from kvscope.reuse_models.fit import fit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.report.text_plots import bar, heat_map, sparkline, thinned
+from kvscope.report.section import bar, heat_map, sparkline, thinned
 
 
 def test_a_bar_fills_its_share_in_eighths() -> None:

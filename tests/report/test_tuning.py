@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from kvscope.app.tune import Tuned
+from kvscope.app.tune import Recommendation
 from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import by_name
@@ -26,9 +26,9 @@ from kvscope.report.ttft import Point, front
 from kvscope.report.words import significant
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.bootstrap import Gain
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.result import Judged, Least, Tuning
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Trial
+from kvscope.tuning.tuner import HeldOutTrial, RequiredCapacity, TuningResult
 from tests import small_traces
 from tests.tune.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 
@@ -44,18 +44,18 @@ def trace() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def tuning() -> Tuning:
+def tuning() -> TuningResult:
     """A switch to tlru, all contenders beside it."""
     return tuned(in_turn(), 0.2, ALL, capacity_blocks=350)
 
 
 @pytest.fixture
-def found(trace: Trace, tuning: Tuning) -> Tuned:
+def found(trace: Trace, tuning: TuningResult) -> Recommendation:
     """The same with its trace."""
-    return Tuned(trace, None, None, PROFILE, tuning)
+    return Recommendation(trace, None, None, PROFILE, tuning)
 
 
-def _text(found: Tuned) -> str:
+def _text(found: Recommendation) -> str:
     return "\n".join(" ".join([section.title, *section.sentences]) for section in sections(found))
 
 
@@ -71,22 +71,22 @@ def test_gains_read_as_changes() -> None:
     assert interval(unknown) == "unknown: fewer than 10 conversations"
 
 
-def test_the_tables_show_what_was_judged(found: Tuned) -> None:
+def test_the_tables_show_what_was_judged(found: Recommendation) -> None:
     """LRU first, contenders in their order, the infinite cache, then the starred ceilings."""
     policies = next(one for one in sections(found) if one.title == "Policies")
     table, gains = policies.tables
     names = [row[0].split()[0] for row in table.rows]
-    contenders = [one.trial.policy.name for one in found.tuning.contenders]
+    contenders = [one.policy.name for one in found.tuning.contenders]
     assert names == ["lru", *contenders, "infinite", "belady*", "tail-belady*"]
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert [row[0].split()[0] for row in gains.rows] == contenders
     for row, one in zip(gains.rows, found.tuning.contenders, strict=True):
-        assert row[1] == ("yes" if one.gains["p95"].sure else "no")
+        assert row[1] == ("yes" if one.gains["p95"].significant else "no")
         assert row[2] == change(one.gains["p95"])
         assert row[3] == interval(one.gains["p95"])
 
 
-def test_what_decides_leads(found: Tuned) -> None:
+def test_what_decides_leads(found: Recommendation) -> None:
     """With a target of violations these are the first column, and no figure stands twice."""
     target = replace(found.tuning.target, measure="violations")
     other = replace(found, tuning=replace(found.tuning, target=target))
@@ -95,7 +95,7 @@ def test_what_decides_leads(found: Tuned) -> None:
     assert len(set(gains.columns)) == len(gains.columns)
 
 
-def test_sizes_in_every_unit(found: Tuned) -> None:
+def test_sizes_in_every_unit(found: Recommendation) -> None:
     """With a model also GiB, and multiples of HBM where that is named."""
     model = resolve_model("vicuna-7b")
     shown = replace(found, model=model, hbm_bytes=2**30)
@@ -105,21 +105,23 @@ def test_sizes_in_every_unit(found: Tuned) -> None:
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
-def _least(found: Tuned, policy: str, blocks: int, judged_s: float, need: int | None) -> Least:
-    trial: Trial = replace(
-        found.tuning.baseline.trial, policy=by_name(policy)(), capacity_blocks=blocks
-    )
-    return Least(replace(trial, target_s=0.19), replace(trial, target_s=judged_s), need)
+def _least(
+    found: Recommendation, policy: str, blocks: int, judged_s: float, need: int | None
+) -> RequiredCapacity:
+    trial: Trial = replace(found.tuning.baseline, policy=by_name(policy)(), capacity_blocks=blocks)
+    return RequiredCapacity(replace(trial, target_s=0.19), replace(trial, target_s=judged_s), need)
 
 
-def _adding(found: Tuned, blocks: int, target_s: float, least: Least | None) -> Tuned:
-    trial = replace(found.tuning.baseline.trial, capacity_blocks=blocks, target_s=target_s)
-    best = replace(found.tuning.baseline, trial=trial, gains={"p50": SURE, "p95": SURE})
+def _adding(
+    found: Recommendation, blocks: int, target_s: float, least: RequiredCapacity | None
+) -> Recommendation:
+    gains = {"p50": SURE, "p95": SURE}
+    best = replace(found.tuning.baseline, capacity_blocks=blocks, target_s=target_s, gains=gains)
     made = replace(found.tuning, verdict="add-capacity", recommended=best, least_lru=least)
-    return replace(found, tuning=replace(made, least_best=None))
+    return replace(found, tuning=replace(made, least_any=None))
 
 
-def test_capacity_that_the_judged_requests_need_is_called_so(found: Tuned) -> None:
+def test_capacity_that_the_judged_requests_need_is_called_so(found: Recommendation) -> None:
     """Where less was enough for the part to choose on, nobody takes the figure for a forecast."""
     least = _least(found, "lru", 300, 0.3, 500)
     words = " ".join(verdict_in_words(_adding(found, 500, 0.19, least)))
@@ -130,7 +132,7 @@ def test_capacity_that_the_judged_requests_need_is_called_so(found: Tuned) -> No
     assert "Held-out requests need" not in words
 
 
-def test_capacity_that_was_not_enough_after_all_is_called_so(found: Tuned) -> None:
+def test_capacity_that_was_not_enough_after_all_is_called_so(found: Recommendation) -> None:
     """Chosen as enough, judged as not: both are said, and what would have been needed."""
     least = _least(found, "lru", 500, 0.21, 520)
     adding = _adding(found, 500, 0.21, least)
@@ -141,13 +143,20 @@ def test_capacity_that_was_not_enough_after_all_is_called_so(found: Tuned) -> No
     assert table.rows[0][-1] == "no, needs 520 blocks"
 
 
-def test_the_best_that_sglang_has(found: Tuned) -> None:
-    """Where it lacks what is recommended: the first surely better one that it has, with flags."""
-    tlru = next(one for one in found.tuning.contenders if one.trial.policy.name == "tlru")
+def test_the_launch_line_names_the_file_that_was_written(found: Recommendation) -> None:
+    """Whatever `--output` was, quoted for a shell."""
+    assert "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve" in _text(found)
+    words = _text(replace(found, path="/tmp/my r.toml"))
+    assert "KVSCOPE_RECOMMENDATION='/tmp/my r.toml' vllm serve" in words
+    assert "recommendation.toml" not in words
 
-    def recommending(name: str, gain: Gain) -> Tuned:
-        trial = replace(tlru.trial, policy=by_name(name)())
-        best: Judged = replace(tlru, trial=trial)
+
+def test_the_best_that_sglang_has(found: Recommendation) -> None:
+    """Where it lacks what is recommended: the first surely better one that it has, with flags."""
+    tlru = next(one for one in found.tuning.contenders if one.policy.name == "tlru")
+
+    def recommending(name: str, gain: Gain) -> Recommendation:
+        best: HeldOutTrial = replace(tlru, policy=by_name(name)())
         other = replace(tlru, gains=dict.fromkeys(tlru.gains, gain))
         made = replace(found.tuning, recommended=best, contenders=(best, other))
         return replace(found, tuning=made)
@@ -162,7 +171,7 @@ def test_the_best_that_sglang_has(found: Tuned) -> None:
     assert "--radix-eviction-policy" not in words
 
 
-def test_sensitivity_is_by_xi(found: Tuned) -> None:
+def test_sensitivity_is_by_xi(found: Recommendation) -> None:
     """Each xi once, ascending, at the present capacity alone; for policies that have one."""
     by_policy = sensitivity(found)
     assert set(by_policy) == {"tlru", "etlru"}
@@ -172,7 +181,7 @@ def test_sensitivity_is_by_xi(found: Tuned) -> None:
         assert {one.capacity_blocks for one in trials} == {350}
 
 
-def test_the_front_is_not_beaten(found: Tuned) -> None:
+def test_the_front_is_not_beaten(found: Recommendation) -> None:
     """No trial is better in both the median and the tail; every other is beaten by one of them."""
     trials = [one for one in found.tuning.explored if one.capacity_blocks == 350]
     points = [
@@ -190,7 +199,7 @@ def test_the_front_is_not_beaten(found: Tuned) -> None:
 
 @pytest.mark.parametrize("verdict", ["switch", "keep-lru", "unreachable", "add-capacity"])
 def test_every_chart_is_drawn_whatever_the_verdict(
-    trace: Trace, tuning: Tuning, verdict: str
+    trace: Trace, tuning: TuningResult, verdict: str
 ) -> None:
     """Figures are JSON, with no NaN, and the page holds them all."""
     made = {
@@ -200,7 +209,7 @@ def test_every_chart_is_drawn_whatever_the_verdict(
         "add-capacity": tuned(in_turn(), 0.1, (), capacity_blocks=100),
     }[verdict]
     assert made.verdict == verdict
-    found = Tuned(trace, None, None, PROFILE, made)
+    found = Recommendation(trace, None, None, PROFILE, made)
     drawing = (
         recommendation.distributions_chart,
         recommendation.trade_off_chart,
@@ -217,7 +226,7 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
-def test_the_distribution_is_that_of_the_judged_requests(found: Tuned) -> None:
+def test_the_distribution_is_that_of_the_judged_requests(found: Recommendation) -> None:
     """LRU's curve ends at its slowest request; the share at the SLO is what keeps it."""
     chart = recommendation.distributions_chart(found)
     (lru, best, infinite) = chart.data
@@ -227,7 +236,7 @@ def test_the_distribution_is_that_of_the_judged_requests(found: Tuned) -> None:
     assert list(lru.y) == sorted(lru.y)
 
 
-def test_a_target_of_violations_says_what_changed(found: Tuned) -> None:
+def test_a_target_of_violations_says_what_changed(found: Recommendation) -> None:
     """The change in brackets is that of the figures before it: shares, not milliseconds."""
     tuning = tuned(
         in_turn(),
@@ -239,7 +248,7 @@ def test_a_target_of_violations_says_what_changed(found: Tuned) -> None:
     assert "100.0% -> 0.0% of the requests over the SLO (-100.0%, 95% CI" in words
 
 
-def test_the_queued_view_is_shown_as_such(found: Tuned) -> None:
+def test_the_queued_view_is_shown_as_such(found: Recommendation) -> None:
     """All figures are those of the queue, and so the target's p95 is the p95 in the table."""
     tuning = tuned(
         in_turn(), 0.2, target=Target(0.2, view="queued"), capacity_blocks=350, lowest_blocks=300
@@ -247,7 +256,7 @@ def test_the_queued_view_is_shown_as_such(found: Tuned) -> None:
     shown = replace(found, tuning=tuning)
     table = next(one for one in sections(shown) if one.title == "Policies").tables[0]
     assert table.columns[1] == "queued TTFT p50 (ms)"
-    queued = tuning.baseline.trial.outcome.queued_ttft_ms
+    queued = tuning.baseline.outcome.queued_ttft_ms
     assert queued is not None
     assert table.rows[0][1] == significant(queued.p50)
-    assert table.rows[0][3] == significant(tuning.baseline.trial.target_s * 1e3)
+    assert table.rows[0][3] == significant(tuning.baseline.target_s * 1e3)

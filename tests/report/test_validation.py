@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.percentiles import Percentiles
 from kvscope.report.validation import stored
-from kvscope.validate.result import EngineFacts, Figures, Kept, RunFacts
+from kvscope.validate.result import EngineFacts, Figures, RunFacts, StoredValidation
 
 _FIGURES = Figures(10, 0.5, Percentiles(1.0, 2.0, 3.0, 4.0), None, None)
 _ENGINE = EngineFacts("vLLM", "0.32.0", "cpu", "tiny", 100, 16, ())
@@ -35,9 +35,20 @@ def _run(predicted: list[int], measured: list[int], mismatched: int | None) -> R
     )
 
 
-def _stored(run: RunFacts) -> Kept:
+def _stored(run: RunFacts) -> StoredValidation:
     then = datetime(2026, 1, 2, 3, 4)  # noqa: DTZ001  (as the store tells it, UTC)
-    return Kept(then, _ENGINE, "one by one", True, "a profile", 0.1, None, "confirmed", "", (run,))
+    return StoredValidation(
+        created_at=then,
+        engine=_ENGINE,
+        pace="one by one",
+        forced_outputs=True,
+        latency="a profile",
+        tolerance=0.1,
+        slo_s=None,
+        verdict="confirmed",
+        ended="",
+        runs=(run,),
+    )
 
 
 def test_mismatches_are_listed() -> None:

@@ -31,7 +31,7 @@ TRUTH: dict[str, tuple[Draw, dict[str, float]]] = {
 def observed(
     draw: Draw, runs: int, seed: int, *, p: float = 0.6, blocks: float = 1.0, alike: int = 1
 ) -> Observations:
-    """Runs touched evenly over the window, reused with probability `p`, seen until its end.
+    """Return runs touched evenly over the window, reused with probability `p`, seen until its end.
 
     A run has `blocks` blocks on average (geometric), and `alike` runs after one another are one
     cluster: they share their wait, if there is one, and when they were touched.

@@ -66,7 +66,7 @@ def test_as_if_blocks_were_independent_would_promise_too_much() -> None:
 
 
 def turns_of(requests: int, seed: int) -> tuple[Observations, int, float]:
-    """A generated trace's waits for next turns, births, and span, from its records alone."""
+    """Return a generated trace's waits for next turns, births, and span, from its records alone."""
     records = list(BirthDeath().generate(requests=requests, seed=seed))
     place = {record.chat_id: number for number, record in enumerate(records)}
     parent = np.array([place.get(record.parent_chat_id, -1) for record in records])

@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """What is asked without a body."""
+        """Answer a request without a body."""
         if self.path == "/health":
             time.sleep(self.behaviour.health_s)
             self._answer(200, "")
@@ -167,12 +167,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is none of a test's business."""
+        """Ignore a client that left."""
 
 
 @contextmanager
 def fake_server(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
-    """The address of a server that behaves so while the block runs."""
+    """Yield the address of a server that behaves so while the block runs."""
     kind = type("FakeHandler", (Handler,), {})
     kind.behaviour, kind.cache = behaviour, Cache(behaviour)  # type: ignore[attr-defined]
     kind.lock = threading.Lock()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ PROBED = {
 
 
 def interpreter(folder: Path) -> str:
-    """The path of a command that behaves like `python`."""
+    """Return the path of a command that behaves like `python`."""
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
     script.chmod(0o755)

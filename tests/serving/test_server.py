@@ -26,7 +26,7 @@ def python(tmp_path: Path) -> str:
 
 @pytest.fixture
 def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a started engine writes its own process and its child's."""
+    """Return the file in which a started engine writes its process id and its child's."""
     path = tmp_path / "pids"
     monkeypatch.setenv("FAKE_PIDS", str(path))
     return path

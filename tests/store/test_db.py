@@ -28,7 +28,7 @@ REQUESTS = [Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at]) for a
 
 
 def filled(path: str) -> Trace:
-    """A store at `path` with one trace in it."""
+    """Return a store at `path` with one trace in it."""
     with open_store(path) as store:
         return small_traces.stored(store, REQUESTS, 16)
 

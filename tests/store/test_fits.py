@@ -16,7 +16,7 @@ TABLES = ("fits", "fit_models", "fit_windows", "fit_next_prompts", "fit_next_tur
 
 
 def fitted(store: Store, **asked: float) -> Fit:
-    """A fit of the to-c sample, which has categories of both kinds."""
+    """Return a fit of the to-c sample, which has categories of both kinds."""
     path = str(data_folder("sample_traces") / "to-c.jsonl.gz")
     return fit(store, ingest(store, path).trace, **asked)  # type: ignore[arg-type]
 

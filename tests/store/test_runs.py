@@ -58,7 +58,7 @@ RUN = Run(
 
 @pytest.fixture
 def store() -> Store:
-    """A store in memory with two traces."""
+    """Return a store in memory with two traces."""
     made = open_store(MEMORY)
     for tokens in (16, 32):
         small_traces.stored(made, [Request(input_tokens=tokens, output_tokens=1)], 16)

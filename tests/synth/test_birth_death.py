@@ -17,7 +17,7 @@ MODEL = BirthDeath(prompt_tokens=Fixed(1), output_tokens=Fixed(1))
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
-    """A trace of the default rates, with the shortest of prompts."""
+    """Return a trace of the default rates, with the shortest of prompts."""
     return list(MODEL.generate(requests=REQUESTS, seed=11))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import UsageError
 from kvscope.synth.base import ROOT, Profile, Record
-from kvscope.synth.registry import PROFILES, by_name
+from kvscope.synth.profiles import PROFILES, by_name
 
 PROFILE_NAMES = sorted(PROFILES)
 FIELDS = [
@@ -28,7 +28,7 @@ FIELDS = [
 
 
 def brief(name: str) -> Profile:
-    """The profile with a short lead-in: what fills the house before time 0 takes most time."""
+    """Return the profile with a short lead-in: traffic before time 0 takes most time."""
     profile: Any = by_name(name)
     short: Profile = replace(profile, lead_in_s=900.0) if hasattr(profile, "lead_in_s") else profile
     return short

@@ -17,8 +17,7 @@ from kvscope.characterize.lifetimes import Lifetimes
 from kvscope.characterize.summary import Characterization
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store
-from kvscope.synth.registry import by_name
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import by_name, write_jsonl
 
 POINTS = 0.04
 FEW_POINTS = 0.015  # of a share that is a few percent itself
@@ -26,7 +25,7 @@ RELATIVE = 0.15
 
 
 def analyzed(folder: Path, profile: str) -> Analysis:
-    """The analysis of 20,000 requests of `profile`."""
+    """Return the analysis of 20,000 requests of `profile`."""
     path = folder / f"{profile}.jsonl"
     write_jsonl(by_name(profile).generate(requests=20_000, seed=601), path)
     with open_store(MEMORY) as store:
@@ -35,12 +34,12 @@ def analyzed(folder: Path, profile: str) -> Analysis:
 
 @pytest.fixture(scope="module")
 def to_c(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """The chat product's."""
+    """Return the analysis of the chat product."""
     return analyzed(tmp_path_factory.mktemp("to-c"), "to-c")
 
 
 def multi_turn_shares(found: Characterization) -> dict[str, float]:
-    """The share of later turns in the requests of each type."""
+    """Return the share of later turns in the requests of each type."""
     requests: dict[str, dict[bool, int]] = {}
     for row in found.contribution.rows:
         requests.setdefault(row.type, {False: 0, True: 0})[row.multi_turn] = row.requests
@@ -48,7 +47,7 @@ def multi_turn_shares(found: Characterization) -> dict[str, float]:
 
 
 def share_within(found: Lifetimes, seconds: float) -> float:
-    """The share of blocks that live no longer, between the points of the grid."""
+    """Return the share of blocks that live no longer, between the points of the grid."""
     assert found.overall is not None
     return float(np.interp(np.log(seconds), np.log(found.at_s), found.overall.cdf))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvscope.synth.registry import by_name
+from kvscope.synth.profiles import by_name
 
 
 def test_habits_are_traded_at_the_change() -> None:

@@ -7,7 +7,7 @@ says, not its third digit.
 from collections import Counter
 
 from kvscope.synth.base import ROOT
-from kvscope.synth.registry import by_name
+from kvscope.synth.profiles import by_name
 
 
 def test_to_c() -> None:

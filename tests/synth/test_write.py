@@ -8,16 +8,15 @@ import msgspec
 import pytest
 import zstandard
 
-from kvscope.synth import samples
+from kvscope.synth import profiles
 from kvscope.synth.base import Record
-from kvscope.synth.registry import by_name
-from kvscope.synth.samples import write_jsonl
+from kvscope.synth.profiles import by_name, write_jsonl
 
 SAMPLE_FOLDER = Path(__file__).parents[2] / "sample_traces"
 
 
 def read(path: Path) -> bytes:
-    """The lines of a trace file, unpacked."""
+    """Return the lines of a trace file, unpacked."""
     packed = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(packed)
@@ -67,18 +66,18 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-@pytest.mark.parametrize("sample", samples.SAMPLES, ids=lambda sample: sample.profile)
-def test_samples_regenerate(tmp_path: Path, sample: samples.Sample) -> None:
+@pytest.mark.parametrize("sample", profiles.SAMPLES, ids=lambda sample: sample.profile)
+def test_samples_regenerate(tmp_path: Path, sample: profiles.Sample) -> None:
     """The shipped files hold what their profiles generate.
 
     Compared unpacked: another zlib may pack the same lines into other bytes.
     """
-    path = samples.write_sample(sample, tmp_path)
+    path = profiles.write_sample(sample, tmp_path)
     assert read(path) == read(SAMPLE_FOLDER / sample.file)
     assert (SAMPLE_FOLDER / sample.file).stat().st_size < 1.1e6
 
 
 def test_samples_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a folder the command says what it takes."""
-    assert samples.main([]) == 2
+    assert profiles.main([]) == 2
     assert "FOLDER" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Traffic of which it is known what tuning has to find, and the short way to a `Tuning`."""
+"""Traffic of which it is known what tuning has to find, and the short way to a `TuningResult`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
 from kvscope.synth.base import Record
-from kvscope.tuning.objective import Question
-from kvscope.tuning.result import Tuning
-from kvscope.tuning.search import Advance
 from kvscope.tuning.target import Target
-from kvscope.tuning.tuner import tune
+from kvscope.tuning.trial import Advance
+from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
 from tests import small_traces
 
 BLOCK = 16
 PROFILE = LatencyProfile("by hand", "10 ms and 1 ms a token", 0.010, 0.001)
-SETTING = setting_of(standard(), PROFILE)
+SETTING = run_setting(standard(), PROFILE)
 WINDOWS = Windows(1.0, 1)
 TLRU = (Variant(by_name("tlru")),)
 
@@ -90,7 +88,7 @@ def chats(seed: int, requests: int = 320, told: bool = True) -> list[Request]:
 
 
 def disturbed(trace: Sequence[Request], seen: int, seed: int) -> list[Request]:
-    """The same first `seen` requests, and others after them that continue any of them."""
+    """Return the same first `seen` requests, and others after them that continue any of them."""
     rng = np.random.default_rng(seed)
     later = []
     now_s = trace[seen - 1].arrival_s or 0.0
@@ -106,14 +104,14 @@ def disturbed(trace: Sequence[Request], seen: int, seed: int) -> list[Request]:
 
 
 def replace_request(base: Request, *, ids: list[int], at_s: float, outputs: int) -> Request:
-    """A request with this prompt, nobody's turn yet."""
+    """Return a request with this prompt, in no conversation yet."""
     return Request(
         input_tokens=len(ids) * BLOCK, output_tokens=outputs, arrival_s=at_s, hash_ids=ids
     )
 
 
 def recorded(records: Iterable[Record]) -> list[Request]:
-    """Generated records as requests."""
+    """Return generated records as requests."""
     return [
         Request(
             input_tokens=one.input_length,
@@ -128,12 +126,12 @@ def recorded(records: Iterable[Record]) -> list[Request]:
 
 
 def prompts_of(trace: Sequence[Request]) -> Prompts:
-    """The trace as replays walk it."""
+    """Return the trace as replays walk it."""
     return small_traces.prompts(small_traces.built(trace, BLOCK))
 
 
 def workload(trace: Sequence[Request], warmup: float = 0.0) -> Workload:
-    """The trace with the profile by hand, the first share of it uncounted."""
+    """Return the trace with the profile by hand, its first share uncounted."""
     setting = replace(SETTING, definition=standard(warmup=warmup))
     return Workload(prompts_of(trace), setting, WINDOWS)
 
@@ -153,9 +151,9 @@ def tuned(
     target: Target | None = None,
     stop: Event | None = None,
     **question: object,
-) -> Tuning:
-    """What `tune` says of a trace."""
-    asked = Question(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
+) -> TuningResult:
+    """Return what `tune` recommends for a trace."""
+    asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
     return tune(
         prompts_of(trace), SETTING, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
     )

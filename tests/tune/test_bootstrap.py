@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, objective_of, surely_better
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain
 from kvscope.tuning.target import Target
 
 TARGET = Target(1.0, 0.95)
@@ -34,7 +34,7 @@ def test_figures_are_nearest_rank(times: list[float], percentile: float, cluster
     target = Target(1.0, percentile)
     ttft_s = np.array(times)
     which = np.arange(len(times), dtype=np.int32) % clusters
-    told = Bootstrap(which, target, draws=1).figures(ttft_s).told
+    told = Bootstrap(which, target, resamples=1).figures(ttft_s).value
     ranks = sorted({0.5, 0.9, 0.95, 0.99, percentile})
     # as the tuner ranks them: a share times a count may lie a rounding above a whole number
     expected = [sorted(times)[max(math.ceil(round(rank * len(times), 9)), 1) - 1] for rank in ranks]
@@ -46,7 +46,7 @@ def test_figures_are_nearest_rank(times: list[float], percentile: float, cluster
 def test_figures_agree_with_numpy() -> None:
     """The same as numpy says, where shares times counts are exact."""
     ttft_s = np.random.default_rng(1).lognormal(size=1_000)
-    told = Bootstrap(_clusters([10] * 100), TARGET, draws=1).figures(ttft_s).told
+    told = Bootstrap(_clusters([10] * 100), TARGET, resamples=1).figures(ttft_s).value
     for at, rank in enumerate((0.5, 0.9, 0.95, 0.99)):
         assert told[at] == np.quantile(ttft_s, rank, method="inverted_cdf")
 
@@ -70,7 +70,7 @@ def test_draws_are_of_whole_clusters(way: str) -> None:
     conversation, ttft_s = rng.integers(15, size=64).astype(np.int32), rng.lognormal(size=64)
     _, which = np.unique(conversation, return_inverse=True)
     which = which if way == "conversations" else np.arange(64) // 8
-    drawn = Bootstrap(conversation, TARGET, draws=20, seed=5).figures(ttft_s).drawn
+    drawn = Bootstrap(conversation, TARGET, resamples=20, seed=5).figures(ttft_s).resamples
     numbers, clusters = _splitmix64(5), int(which.max()) + 1
     for draw in range(20):
         chosen = [int(next(numbers) * clusters) for _ in range(clusters)]
@@ -101,10 +101,10 @@ def test_how_often_the_target_is_kept() -> None:
     """A share of the draws: all where all are within, none where none is, some in between."""
     bootstrap = Bootstrap(_clusters([4] * 50), TARGET)
     rng = np.random.default_rng(9)
-    assert bootstrap.keeps(bootstrap.figures(np.full(200, 1.0))) == 1.0
-    assert bootstrap.keeps(bootstrap.figures(np.full(200, 1.1))) == 0.0
+    assert bootstrap.meeting_share(bootstrap.figures(np.full(200, 1.0))) == 1.0
+    assert bootstrap.meeting_share(bootstrap.figures(np.full(200, 1.1))) == 0.0
     beyond = np.where(rng.random(200) < 0.05, 2.0, 0.5)
-    assert 0.1 < bootstrap.keeps(bootstrap.figures(beyond)) < 0.9
+    assert 0.1 < bootstrap.meeting_share(bootstrap.figures(beyond)) < 0.9
 
 
 def test_identical_latencies_gain_nothing() -> None:
@@ -114,7 +114,7 @@ def test_identical_latencies_gain_nothing() -> None:
     one, two = bootstrap.figures(ttft_s), bootstrap.figures(ttft_s.copy())
     gains = bootstrap.gains(one, two)
     assert gains == dict.fromkeys(NAMES, Gain(0.0, 0.0, 0.0))
-    assert not surely_better(gains, TARGET)
+    assert not gains[TARGET.objective].significant
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
@@ -123,7 +123,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     before, after = rng.lognormal(size=(2, 300))
 
     def gains(seed: int) -> dict[str, Gain]:
-        bootstrap = Bootstrap(_clusters([3] * 100), TARGET, draws=100, seed=seed)
+        bootstrap = Bootstrap(_clusters([3] * 100), TARGET, resamples=100, seed=seed)
         return bootstrap.gains(bootstrap.figures(before), bootstrap.figures(after))
 
     assert gains(0) == gains(0)
@@ -138,7 +138,7 @@ def test_conversations_are_drawn_in_whatever_order_they_come() -> None:
     order = rng.permutation(120)
 
     def drawn(by: NDArray[np.int64]) -> Floats:
-        return Bootstrap(which[by], TARGET, draws=100).figures(ttft_s[by]).drawn[0]
+        return Bootstrap(which[by], TARGET, resamples=100).figures(ttft_s[by]).resamples[0]
 
     # sums of excess in another order differ in the last digit
     np.testing.assert_allclose(drawn(order), drawn(np.arange(120)), rtol=1e-12)
@@ -169,7 +169,7 @@ def test_few_conversations_tell_nothing_of_certainty() -> None:
         before = np.full(20 * clusters, 2.0)
         gain = bootstrap.gains(bootstrap.figures(before), bootstrap.figures(before / 2))["p95"]
         assert gain.value == 0.5
-        assert gain.sure is known
+        assert gain.significant is known
         assert math.isfinite(gain.low) is known
 
 
@@ -186,10 +186,10 @@ def test_what_decides() -> None:
     """The gain of the target's own measure."""
     sure, unsure = Gain(0.2, 0.1, 0.3), Gain(0.2, 0.0, 0.3)
     gains = {"p99": sure, "p95": unsure, "violations": unsure}
-    assert objective_of(Target(1.0, 0.99)) == "p99"
-    assert surely_better(gains, Target(1.0, 0.99))
-    assert not surely_better(gains, Target(1.0, 0.95))
-    assert not surely_better(gains, Target(1.0, 0.99, "violations"))
+    assert Target(1.0, 0.99).objective == "p99"
+    assert gains[Target(1.0, 0.99).objective].significant
+    assert not gains[Target(1.0, 0.95).objective].significant
+    assert not gains[Target(1.0, 0.99, "violations").objective].significant
 
 
 CONVERSATIONS, SEEDS, DRAWS = 80, 250, 250
@@ -218,7 +218,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     (Intervals of quantiles are a little too wide here rather than too narrow: no upper bound.)
     """
     which, before, after = _population(123_456, 300_000)
-    whole = Bootstrap(which, TARGET, draws=1)
+    whole = Bootstrap(which, TARGET, resamples=1)
     truth = {
         name: one.value
         for name, one in whole.gains(whole.figures(before), whole.figures(after)).items()
@@ -229,13 +229,13 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     called_sure = {"p50": 0, "p95": 0}
     for seed in range(SEEDS):
         which, before, after = _population(seed, CONVERSATIONS)
-        bootstrap = Bootstrap(which, TARGET, draws=DRAWS)
+        bootstrap = Bootstrap(which, TARGET, resamples=DRAWS)
         gains = bootstrap.gains(bootstrap.figures(before), bootstrap.figures(after))
         width += (gains["p95"].high - gains["p95"].low) / SEEDS
         for name, gain in gains.items():
             covered[name] += gain.low <= truth[name] <= gain.high
         for name in called_sure:
-            called_sure[name] += gains[name].sure
+            called_sure[name] += gains[name].significant
     share = {name: count / SEEDS for name, count in covered.items()}
     for name in ("p50", "p90", "p95", "violations", "tel"):
         assert share[name] >= 0.90, name
@@ -253,9 +253,9 @@ def test_no_gain_is_rarely_called_sure() -> None:
         which, before, _ = _population(seed, CONVERSATIONS)
         rng = np.random.default_rng(10_000 + seed)
         one, other = before * rng.lognormal(0.0, 0.4, size=(2, len(before)))
-        bootstrap = Bootstrap(which, TARGET, draws=DRAWS)
+        bootstrap = Bootstrap(which, TARGET, resamples=DRAWS)
         gains = bootstrap.gains(bootstrap.figures(one), bootstrap.figures(other))
         for name in sure:
-            sure[name] += gains[name].sure
+            sure[name] += gains[name].significant
     assert sure["p95"] <= 16
     assert sure["violations"] <= 16

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.tuning.capacity import PRECISION, least_for_any, least_for_lru
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.search import Evaluator
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Evaluator, Trial
 from tests.tune.examples import PROFILE, WINDOWS, chats, workload
 
 QUICK = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
@@ -42,7 +41,7 @@ def test_lru_needs_what_a_linear_scan_finds(
         evaluator.target = Target(best + (worst - best) * share, percentile)
         meets = [evaluator.trial(LRU, at).meets(evaluator.target) for at in range(low, high + 1)]
         assert meets == sorted(meets)  # once held, held with more
-        found = least_for_lru(evaluator, LRU, low, high)
+        found = least_for_lru(evaluator, low, high)
     if not any(meets):
         assert found is None
         return
@@ -71,10 +70,10 @@ def test_no_tried_capacity_above_the_least_fails(
         high = evaluator.workload.curve.capacity_for(evaluator.workload.curve.ideal)
         worst, best = (evaluator.trial(LRU, at).target_s for at in (0, high))
         evaluator.target = Target(best + (worst - best) * share, 0.9)
-        evaluator.tried.clear()
+        evaluator.trials.clear()
         found = least_for_any(evaluator, [LRU, *settings_of], 0, high, also=also)
         held: dict[int, bool] = {}
-        for trial in evaluator.tried.values():
+        for trial in evaluator.trials.values():
             at = trial.capacity_blocks
             held[at] = held.get(at, False) or trial.meets(evaluator.target)
         assert also is None or not 0 < also < high or also in held
@@ -96,8 +95,8 @@ class Scripted:
     def __init__(self, meets: Any) -> None:
         self.meets, self.target, self.asked = meets, Target(1.0), set[int]()
 
-    def trials(self, questions: list[tuple[Policy, int]], advance: object = None) -> list[Any]:
-        """A trial of 0.5 s where the target is met, else of 2 s."""
+    def evaluate(self, questions: list[tuple[Policy, int]], advance: object = None) -> list[Any]:
+        """Return trials of 0.5 s where the target is met, else of 2 s."""
         self.asked |= {at for _, at in questions}
         return [_Told(policy, at, 0.5 if self.meets(at) else 2.0) for policy, at in questions]
 
@@ -136,7 +135,7 @@ def test_the_present_capacity_is_looked_at() -> None:
 def test_halving_comes_to_its_end(least: int) -> None:
     """Any least capacity up to a million is found with few questions."""
     for search in (
-        lambda evaluator: least_for_lru(evaluator, LRU, 0, 1_000_000),
+        lambda evaluator: least_for_lru(evaluator, 0, 1_000_000),
         lambda evaluator: least_for_any(evaluator, [LRU], 0, 1_000_000),
     ):
         evaluator: Any = Scripted(lambda at: at >= least)

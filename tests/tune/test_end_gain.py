@@ -11,7 +11,7 @@ from kvscope.learning.offline.estimates import parameters_from
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import NO_TABLES, replay
 from kvscope.replay.traffic import traffic
-from kvscope.tuning.bootstrap import Drawn
+from kvscope.tuning.bootstrap import Resampled
 from kvscope.tuning.end_gain import LEVELS, WARMUP, _share, fit_ends
 from tests.golden.samples import sample
 
@@ -45,7 +45,7 @@ def test_shares_of_draws() -> None:
     """Half of the way in every draw is so surely; without any way there is no share."""
     figures = np.array([[10.0], [20.0], [8.0]])
     told, drawn = figures[0], np.stack((figures[1:], figures[1:]))
-    plain, goal, own = (Drawn(told * by, drawn * by) for by in (1.0, 0.5, 0.75))
+    plain, goal, own = (Resampled(told * by, drawn * by) for by in (1.0, 0.5, 0.75))
     assert _share(plain, goal, own) == pytest.approx((0.5, 0.5, 0.5))
     assert _share(plain, plain, own) is None
 

@@ -21,11 +21,11 @@ from kvscope.policies.gittins import AGES, STEPS, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.tuning.bootstrap import Bootstrap
-from kvscope.tuning.file import Recommendation, read_recommendation, write_recommendation
+from kvscope.tuning.file import RecommendationFile, read_recommendation, write_recommendation
 from kvscope.tuning.flags import flags
-from kvscope.tuning.result import Tuning
 from kvscope.tuning.target import Target
-from kvscope.validate.policies import recommended
+from kvscope.tuning.tuner import TuningResult
+from kvscope.validate.validate import recommended_run
 from kvscope.vllm_plugin.settings import settings as plugin_settings
 from tests.policies.drawn_trees import drawn_ends
 from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
@@ -34,20 +34,20 @@ CONTENDERS = [one for one in POLICIES if not one.hindsight]
 
 
 @pytest.fixture(scope="module")
-def found() -> Tuning:
-    """A switch to tlru."""
+def found() -> TuningResult:
+    """Return a switch to tlru."""
     return tuned(in_turn(), 0.2, capacity_blocks=350)
 
 
-def _with(found: Tuning, policy: Policy, capacity: int, target: Target) -> Tuning:
-    trial = replace(found.recommended.trial, policy=policy, capacity_blocks=capacity)
-    return replace(found, recommended=replace(found.recommended, trial=trial), target=target)
+def _with(found: TuningResult, policy: Policy, capacity: int, target: Target) -> TuningResult:
+    recommended = replace(found.recommended, policy=policy, capacity_blocks=capacity)
+    return replace(found, recommended=recommended, target=target)
 
 
 def _round(
-    path: Path, found: Tuning, trace: str = "a", profile: LatencyProfile = PROFILE
-) -> Recommendation:
-    best = found.recommended.trial
+    path: Path, found: TuningResult, trace: str = "a", profile: LatencyProfile = PROFILE
+) -> RecommendationFile:
+    best = found.recommended
     write_recommendation(
         path,
         found,
@@ -85,7 +85,7 @@ def policies(draw: st.DrawFn) -> Policy:
     per_token_s=st.floats(1e-12, 1),
 )
 def test_what_is_read_is_what_was_written(
-    found: Tuning,
+    found: TuningResult,
     tmp_path_factory: pytest.TempPathFactory,
     policy: Policy,
     capacity: int,
@@ -112,7 +112,7 @@ def test_what_is_read_is_what_was_written(
     assert (read.trace, read.verdict) == (trace, "switch")
 
 
-def test_a_fit_goes_along(found: Tuning, tmp_path: Path) -> None:
+def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
     """For a policy with a table of returns; the plugin finds it where it finds the policy."""
     fit = Fitted(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 600.0, 7, refits=True)
     path = tmp_path / "recommendation.toml"
@@ -137,7 +137,7 @@ def test_a_fit_goes_along(found: Tuning, tmp_path: Path) -> None:
     assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
 
 
-def test_trees_go_along(found: Tuning, tmp_path: Path) -> None:
+def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
     """For a policy with a table of ends; without it the file is read, and the plugin refuses it."""
     path, policy = tmp_path / "recommendation.toml", TLruLearned({"xi_tokens": 512})
     for fit in (drawn_ends(5), None):
@@ -156,16 +156,16 @@ def test_trees_go_along(found: Tuning, tmp_path: Path) -> None:
         assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
         if fit is not None:
             assert plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}).fitted == fit
-            assert recommended(read, path, overlapped=False).fitted == fit
+            assert recommended_run(read, path, overlapped=False).fitted == fit
     for refuse in (
         lambda: plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}),
-        lambda: recommended(read, path, overlapped=False),
+        lambda: recommended_run(read, path, overlapped=False),
     ):
         with pytest.raises(UsageError, match=r"tlru-learned goes by a table \[ends\]"):
             refuse()
 
 
-def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
+def test_people_can_read_it(found: TuningResult, tmp_path: Path) -> None:
     """Comments, the gain with its interval, the flags, the expected figures; every key is TOML."""
     path = tmp_path / "recommendation.toml"
     _round(path, found)
@@ -178,8 +178,8 @@ def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
     best = found.recommended
     gain = best.gains["p95"]
     assert document["gain"]["p95"] == [gain.value, gain.low, gain.high]
-    assert document["expected"]["recommended"]["p95_ms"] == best.trial.outcome.ttft_ms.p95
-    assert document["expected"]["lru"]["p95_ms"] == found.baseline.trial.outcome.ttft_ms.p95
+    assert document["expected"]["recommended"]["p95_ms"] == best.outcome.ttft_ms.p95
+    assert document["expected"]["lru"]["p95_ms"] == found.baseline.outcome.ttft_ms.p95
     assert document["capacity"] == {
         "tokens": 350 * BLOCK,
         "blocks": 350,
@@ -192,7 +192,7 @@ def test_people_can_read_it(found: Tuning, tmp_path: Path) -> None:
     assert "KvscopeScheduler" in document["flags"]["vllm"]
 
 
-def test_a_percentile_with_a_point_reads_back(found: Tuning, tmp_path: Path) -> None:
+def test_a_percentile_with_a_point_reads_back(found: TuningResult, tmp_path: Path) -> None:
     """The gain of p99.9 is a key with a point in it."""
     target = Target(0.2, 0.999)
     bootstrap = Bootstrap(np.arange(160, dtype=np.int32) % 20, target)
@@ -200,7 +200,7 @@ def test_a_percentile_with_a_point_reads_back(found: Tuning, tmp_path: Path) -> 
         bootstrap.figures(judged.ttft_s) for judged in (found.baseline, found.recommended)
     )
     gains = bootstrap.gains(slow, fast)
-    made = _with(found, found.recommended.trial.policy, 350, target)
+    made = _with(found, found.recommended.policy, 350, target)
     made = replace(made, recommended=replace(made.recommended, gains=gains))
     path = tmp_path / "recommendation.toml"
     assert _round(path, made).target == target
@@ -208,7 +208,9 @@ def test_a_percentile_with_a_point_reads_back(found: Tuning, tmp_path: Path) -> 
     assert set(tomllib.loads(path.read_text(encoding="utf-8"))["gain"]) == set(gains)
 
 
-def test_unknown_intervals_and_infinite_values_are_toml(found: Tuning, tmp_path: Path) -> None:
+def test_unknown_intervals_and_infinite_values_are_toml(
+    found: TuningResult, tmp_path: Path
+) -> None:
     """Few conversations give no interval; a policy's values may be infinite."""
     few = tuned(in_turn(8, 50), 0.2, capacity_blocks=140)
     shown = replace(few, recommended=few.chosen)

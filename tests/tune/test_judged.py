@@ -16,14 +16,15 @@ from kvscope.core.runs import Run
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.capacity_models import replayed
+from kvscope.replay.capacity_models import serve_replay
+from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.summary import Served
-from kvscope.replay.workload import Asked
-from kvscope.tuning.objective import Trial, tried, ttft_s
-from kvscope.tuning.result import Judged, Tuning
-from kvscope.tuning.split import FEWEST, split
+from kvscope.replay.sweep import make_run
+from kvscope.replay.workload import ReplayRequest
+from kvscope.tuning.split import FEWEST, split_windows
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Trial, trial_of, ttft_s
+from kvscope.tuning.tuner import HeldOutTrial, TuningResult
 from tests.tune.examples import chats, in_turn, prompts_of, tuned, workload
 
 REQUESTS, JUDGED_FROM = 320, 192
@@ -32,25 +33,23 @@ SOME = tuple(Variant(by_name(one)) for one in ("tlru", "threshold-lru", "wa"))
 
 
 def _replayed(policy: Policy, capacity: int) -> Run:
-    """What `kvscope simulate` says with a warm-up up to where judging begins."""
+    """Return the run of `kvscope simulate` with a warm-up up to the held-out window."""
     whole = workload(chats(4, REQUESTS), warmup=(JUDGED_FROM + 0.5) / REQUESTS)
     whole.setting = replace(whole.setting, slo_s=SLO_S)
-    return whole.run(Asked(policy, capacity))
+    return make_run(whole, ReplayRequest(policy, capacity))
 
 
 @pytest.fixture(scope="module", params=["unloaded", "queued"])
-def found(request: pytest.FixtureRequest) -> Tuning:
-    """A tuning in each view."""
+def found(request: pytest.FixtureRequest) -> TuningResult:
+    """Return a tuning in each view."""
     target = Target(SLO_S, 0.9, view=request.param)
     return tuned(chats(4, REQUESTS), SLO_S, SOME, target=target)
 
 
-def test_judged_figures_are_those_of_simulate(found: Tuning) -> None:
+def test_judged_figures_are_those_of_simulate(found: TuningResult) -> None:
     """LRU, every contender, the ceilings, the infinite cache, the least capacities."""
-    every: list[Trial] = [
-        one.trial for one in (found.baseline, *found.contenders, *found.ceilings, found.infinite)
-    ]
-    every += [one.judged for one in (found.least_lru, found.least_best) if one is not None]
+    every: list[Trial] = [found.baseline, *found.contenders, *found.oracles, found.infinite]
+    every += [one.held_out for one in (found.least_lru, found.least_any) if one is not None]
     assert len(every) > 6
     for trial in every:
         run = _replayed(trial.policy, trial.capacity_blocks)
@@ -67,17 +66,17 @@ def test_judged_figures_are_those_of_simulate(found: Tuning) -> None:
         assert trial.violation_share == (violations or 0) / run.outcome.requests
 
 
-def test_an_infinite_cache_bounds_every_policy(found: Tuning) -> None:
+def test_an_infinite_cache_bounds_every_policy(found: TuningResult) -> None:
     """No request is faster than where nothing that is reused was lost."""
-    for one in (found.baseline, *found.contenders, *found.ceilings):
+    for one in (found.baseline, *found.contenders, *found.oracles):
         assert (one.ttft_s >= found.infinite.ttft_s - 1e-12).all()
 
 
-def test_gains_are_over_lru_at_the_present_capacity(found: Tuning) -> None:
+def test_gains_are_over_lru_at_the_present_capacity(found: TuningResult) -> None:
     """(LRU - policy) / LRU of the judged figures; none for LRU itself."""
     assert not found.baseline.gains
 
-    def gain(one: Judged, name: Literal["p50", "p90", "p99"]) -> float:
+    def gain(one: HeldOutTrial, name: Literal["p50", "p90", "p99"]) -> float:
         ranks = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
         before, after = (
             np.quantile(each.ttft_s, ranks[name], method="inverted_cdf")
@@ -90,9 +89,9 @@ def test_gains_are_over_lru_at_the_present_capacity(found: Tuning) -> None:
             assert one.gains[name].value == pytest.approx(gain(one, name), abs=1e-12)
 
 
-def _served(times_s: list[float]) -> Served:
+def _served(times_s: list[float]) -> ServedRequests:
     trace = in_turn(len(times_s), 1, 1)
-    done = replayed(workload(trace), Asked(Lru(), 5)).served
+    done = serve_replay(workload(trace), ReplayRequest(Lru(), 5)).served
     return replace(done, ttft_s=np.array(times_s), queued_ttft_s=np.array(times_s))
 
 
@@ -107,7 +106,7 @@ def test_the_target_is_a_nearest_rank_and_says_the_same_as_a_share(
 ) -> None:
     """meets() if and only if at most a share 1 - p of the requests lies beyond the SLO."""
     target = Target(slo / 10, percent / 100)
-    trial = tried(Lru(), 5, _served([one / 10 for one in tenths]), target)
+    trial = trial_of(Lru(), 5, _served([one / 10 for one in tenths]), target)
     ascending = sorted(tenths)
     rank = math.ceil(round(percent * len(tenths), 6) / 100)
     assert trial.target_s == ascending[max(rank, 1) - 1] / 10
@@ -141,7 +140,7 @@ def test_the_split_is_by_order_of_arrival(
     warmup: float, judged: float, parts: tuple[int, int, int]
 ) -> None:
     """Warm-up, part to choose on, judged part; together all requests."""
-    found = split(prompts_of(in_turn()), warmup, judged, 0.95)
+    found = split_windows(prompts_of(in_turn()), warmup, judged, 0.95)
     assert (found.warmup_requests, found.chosen_on_requests, found.judged_requests) == parts
     assert found.judged_from_s == 400 - parts[2]
 
@@ -150,7 +149,7 @@ def test_the_split_is_by_order_of_arrival(
 def test_shares_that_leave_nothing_are_misuse(warmup: float, judged: float) -> None:
     """No longer trace would help, so that is not what the error says."""
     with pytest.raises(UsageError, match="--judge"):
-        split(prompts_of(in_turn()), warmup, judged, 0.95)
+        split_windows(prompts_of(in_turn()), warmup, judged, 0.95)
 
 
 def test_too_short_a_trace_is_refused() -> None:

@@ -15,9 +15,9 @@ from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.result import Tuning
 from kvscope.tuning.split import first_requests
+from kvscope.tuning.trial import Trial
+from kvscope.tuning.tuner import TuningResult
 from tests import small_traces
 from tests.tune.examples import chats, disturbed, prompts_of, tuned
 
@@ -60,17 +60,17 @@ def _trial(one: Trial | None) -> object:
     )
 
 
-def _chosen(tuning: Tuning) -> str:
+def _chosen(tuning: TuningResult) -> str:
     """Everything that was chosen, and every figure it was chosen by."""
     settings_of = [
-        (one.trial.policy.name, one.trial.policy.evicts, sorted(one.trial.policy.values.items()))
+        (one.policy.name, one.policy.evicts, sorted(one.policy.values.items()))
         for one in tuning.contenders
     ]
-    least = [one and _trial(one.chosen) for one in (tuning.least_lru, tuning.least_best)]
+    least = [one and _trial(one.training) for one in (tuning.least_lru, tuning.least_any)]
     explored = [_trial(one) for one in tuning.explored]
     capacity = (tuning.capacity_blocks, tuning.capacity_origin)
-    found = sorted((name, one.value, one.origin) for name, one in tuning.found.items())
-    infinite = _trial(tuning.infinite_chosen)
+    found = sorted((name, one.value, one.origin) for name, one in tuning.estimates.items())
+    infinite = _trial(tuning.infinite_training)
     return repr((settings_of, least, explored, capacity, found, infinite))
 
 
@@ -84,7 +84,7 @@ def test_no_parameter_sees_what_it_is_judged_on(seed: int, told: bool) -> None:
     one, two = (tuned(each, 0.1, ALL, lineage=lineage) for each in (trace, other))
     assert one.split.chosen_on_requests == SEEN - one.split.warmup_requests
     assert _chosen(one) == _chosen(two)
-    assert one.baseline.trial.outcome != two.baseline.trial.outcome
+    assert one.baseline.outcome != two.baseline.outcome
 
 
 def test_without_linking_anew_the_judged_requests_would_show() -> None:

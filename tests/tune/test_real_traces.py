@@ -17,14 +17,12 @@ from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.latency.file import load_profile
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.setting import setting_of
+from kvscope.replay.settings import run_setting
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.tuning.bootstrap import Bootstrap, Gain
-from kvscope.tuning.objective import Question
-from kvscope.tuning.result import Tuning
 from kvscope.tuning.target import Target
-from kvscope.tuning.tuner import tune
+from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
 from tests.tune.examples import quiet
 
 MOONCAKE, AGENTS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
@@ -43,15 +41,15 @@ def _prompts(name: str) -> tuple[Trace, Prompts]:
         return trace, load_prompts(store, trace)
 
 
-def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float, Tuning]]:
-    """What is recommended when 30, 40 or 50 % of the requests judge."""
+def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float, TuningResult]]:
+    """Return what is recommended when 30, 40 or 50 % of the requests are held out."""
     trace, prompts = _prompts(name)
-    question = Question(Target(slo_s), VARIANTS, capacity)
+    options = TuningOptions(Target(slo_s), VARIANTS, capacity)
     return prompts, {
         judged: tune(
             prompts,
-            setting_of(standard(), load_profile()),
-            replace(question, judged=judged),
+            run_setting(standard(), load_profile()),
+            replace(options, held_out=judged),
             round_windows(trace),
             lineage=trace.lineage,
             progress=quiet,
@@ -60,19 +58,19 @@ def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float,
     }
 
 
-def _better_or_lru(found: Tuning) -> None:
-    """What is recommended has, of the judged requests, a lower p95 than LRU has, or is LRU."""
+def _better_or_lru(found: TuningResult) -> None:
+    """Check that the recommendation has a lower held-out p95 than LRU, or is LRU."""
     best = found.recommended
-    if best.trial.policy.name == "lru":
+    if best.policy.name == "lru":
         assert found.verdict != "switch"
         return
-    assert best.gains["p95"].sure
-    assert best.trial.target_s < found.baseline.trial.target_s
-    assert best.trial.target_s >= found.infinite.trial.target_s
+    assert best.gains["p95"].significant
+    assert best.target_s < found.baseline.target_s
+    assert best.target_s >= found.infinite.target_s
 
 
-def _halves(prompts: Prompts, found: Tuning) -> list[Gain]:
-    """The chosen policy's gain in the first and in the second half of what judged it."""
+def _halves(prompts: Prompts, found: TuningResult) -> list[Gain]:
+    """Return the chosen policy's gain in both halves of the held-out window."""
     conversation = prompts.conversation[-found.split.judged_requests :]
     half = len(conversation) // 2
     gains = []
@@ -95,7 +93,7 @@ def test_mooncake_conversations() -> None:
     prompts, found = _tuned(MOONCAKE, 2.0, 8_000)
     for one in found.values():
         _better_or_lru(one)
-        assert one.chosen.trial.policy.name == "tlru"
+        assert one.chosen.policy.name == "tlru"
     gains = [one.chosen.gains["p95"] for one in found.values()]
     within = [one.low <= two.value <= one.high for one, two in permutations(gains, 2)]
     assert sum(within) >= 5

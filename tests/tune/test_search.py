@@ -11,23 +11,18 @@ import pytest
 
 from kvscope.core.errors import Stopped
 from kvscope.policies.registry import POLICIES, by_name
+from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.variants import Found, bind
 from kvscope.synth.birth_death import BirthDeath
+from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.flags import flags
-from kvscope.tuning.result import decide
-from kvscope.tuning.search import (
-    Evaluator,
-    coarse,
-    finer,
-    hints_from,
-    search,
-    values_to_try,
-)
+from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Evaluator
+from kvscope.tuning.tuner import HeldOutTrial, TuningResult, decide
 from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
 
-XI = {"xi_tokens": Found(190.0, "made up")}
+XI = {"xi_tokens": ParameterEstimate(190.0, "made up")}
 IN_TURN_CAPACITY = 350  # of 20 conversations of 20 blocks: LRU loses every one before it returns
 
 
@@ -36,12 +31,12 @@ def test_tlru_wins_where_every_conversation_must_keep_its_head() -> None:
     found = tuned(in_turn(), 0.2, capacity_blocks=IN_TURN_CAPACITY)
     assert found.verdict == "switch"
     assert found.recommended is found.chosen
-    assert found.baseline.trial.outcome.hit_tokens == 0
-    best = found.recommended.trial
+    assert found.baseline.outcome.hit_tokens == 0
+    best = found.recommended
     assert best.policy.name == "tlru"
-    assert best.target_s < 0.2 < found.baseline.trial.target_s == 0.330
+    assert best.target_s < 0.2 < found.baseline.target_s == 0.330
     gain = found.recommended.gains["p95"]
-    assert gain.sure
+    assert gain.significant
     assert gain.low <= gain.value <= gain.high
     assert gain.value == pytest.approx(1 - best.target_s / 0.330)
 
@@ -49,13 +44,13 @@ def test_tlru_wins_where_every_conversation_must_keep_its_head() -> None:
 def test_no_better_xi_was_overlooked() -> None:
     """No whole number of blocks as xi gives a lower p95 than what the search took, to 2 %."""
     tuning = tuned(in_turn(), 0.2, capacity_blocks=IN_TURN_CAPACITY)
-    tlru, start = by_name("tlru"), tuning.chosen.trial.policy
+    tlru, start = by_name("tlru"), tuning.chosen.policy
     every = [
         (tlru(dict(start.values) | {"xi_tokens": 16.0 * xi}), IN_TURN_CAPACITY)
         for xi in range(1, 25)
     ]
     with closing(Evaluator(workload(in_turn()[:240], 80.5 / 240), tuning.target)) as evaluator:
-        least = min(one.target_s for one in evaluator.trials(every))
+        least = min(one.target_s for one in evaluator.evaluate(every))
     found = min(one.target_s for one in tuning.explored if one.capacity_blocks == IN_TURN_CAPACITY)
     assert found <= least * 1.02
 
@@ -105,31 +100,31 @@ def test_ample_capacity_keeps_lru() -> None:
     assert found.recommended is found.baseline
     assert found.least_lru is not None
     # 20 blocks for each; of the one that waits longest 11 may be gone, which is 186 ms
-    assert 389 <= found.least_lru.chosen.capacity_blocks <= 389 * 1.01
-    assert found.least_lru.judged.meets(found.target)
+    assert 389 <= found.least_lru.training.capacity_blocks <= 389 * 1.01
+    assert found.least_lru.held_out.meets(found.target)
 
 
 def test_an_slo_below_what_an_infinite_cache_gives_is_unreachable() -> None:
     """19 of 20 blocks hit at most (the last token rule): 26 ms; no cache gives 20 ms."""
     found = tuned(in_turn(), 0.020, capacity_blocks=IN_TURN_CAPACITY)
     assert found.verdict == "unreachable"
-    assert found.infinite.trial.target_s == pytest.approx(0.026)
+    assert found.infinite.target_s == pytest.approx(0.026)
     assert found.least_lru is None
-    assert found.least_best is None
-    assert found.recommended.trial.capacity_blocks == IN_TURN_CAPACITY
+    assert found.least_any is None
+    assert found.recommended.capacity_blocks == IN_TURN_CAPACITY
 
 
 def test_capacity_is_added_where_nothing_else_keeps_the_slo() -> None:
     """With 100 of 400 blocks no policy gives 100 ms; more blocks do."""
     found = tuned(in_turn(), 0.1, capacity_blocks=100)
     assert found.verdict == "add-capacity"
-    best = found.recommended.trial
+    best = found.recommended
     assert best.capacity_blocks > 100
     assert best.meets(found.target)
-    assert found.least_best is not None
+    assert found.least_any is not None
     assert found.least_lru is not None
-    assert best.capacity_blocks == found.least_best.chosen.capacity_blocks
-    assert found.least_best.chosen.capacity_blocks <= found.least_lru.chosen.capacity_blocks
+    assert best.capacity_blocks == found.least_any.training.capacity_blocks
+    assert found.least_any.training.capacity_blocks <= found.least_lru.training.capacity_blocks
 
 
 def test_added_capacity_is_more_than_there_is() -> None:
@@ -144,13 +139,13 @@ def test_added_capacity_is_more_than_there_is() -> None:
         one.parent_chat_id += 600 if one.parent_chat_id >= 0 else 0
         one.hash_ids = [500_000 + int(block) for block in one.hash_ids or ()]
     trace += later
-    found = tuned(trace, 0.03, (), capacity_blocks=300, warmup=0.1, judged=280 / 900)
+    found = tuned(trace, 0.03, (), capacity_blocks=300, warmup=0.1, held_out=280 / 900)
     assert found.verdict == "add-capacity"
     assert found.least_lru is not None
-    assert found.least_lru.chosen.capacity_blocks <= 204
-    assert found.least_lru.would_need_blocks == found.recommended.trial.capacity_blocks
-    assert 396 <= found.recommended.trial.capacity_blocks <= 404
-    assert found.recommended.trial.meets(found.target)
+    assert found.least_lru.training.capacity_blocks <= 204
+    assert found.least_lru.would_need_blocks == found.recommended.capacity_blocks
+    assert 396 <= found.recommended.capacity_blocks <= 404
+    assert found.recommended.meets(found.target)
 
 
 def test_where_the_range_ends_too_soon_nothing_is_made_up() -> None:
@@ -168,9 +163,9 @@ def test_lru_is_kept_where_it_is_provably_best() -> None:
     for slo_s in (0.3, 0.6, 2.0):
         found = tuned(trace, slo_s, zero)
         (contender,) = found.contenders
-        assert contender.trial.policy.values["xi_tokens"] == 0
-        assert all(not one.sure for one in contender.gains.values())
-        assert found.recommended.trial.policy.name == "lru"
+        assert contender.policy.values["xi_tokens"] == 0
+        assert all(not one.significant for one in contender.gains.values())
+        assert found.recommended.policy.name == "lru"
         assert found.verdict != "switch"
 
 
@@ -179,36 +174,40 @@ def test_a_few_conversations_are_no_proof() -> None:
     found = tuned(in_turn(8, 50), 0.2, capacity_blocks=140)
     gain = found.chosen.gains["p95"]
     assert gain.value > 0.3
-    assert not gain.sure
+    assert not gain.significant
     assert found.verdict == "add-capacity"
-    assert found.recommended.trial.policy.name == "lru"
+    assert found.recommended.policy.name == "lru"
+
+
+@pytest.fixture(scope="module")
+def switch() -> TuningResult:
+    """Return a switch to tlru."""
+    return tuned(in_turn(), 0.2, capacity_blocks=IN_TURN_CAPACITY)
 
 
 @pytest.mark.parametrize("truth", list(product([False, True], repeat=4)))
-def test_verdicts(truth: tuple[bool, ...]) -> None:
+def test_verdicts(switch: TuningResult, truth: tuple[bool, ...]) -> None:
     """A switch only where it is needed, is enough, and is significant; capacity where it helps."""
     lru_meets, best_meets, better, reachable = truth
-    for known in ("larger", None):
-        verdict, run = decide(
-            "lru",
-            "best",
-            lambda: known,  # noqa: B023
-            lru_meets=lru_meets,
-            best_meets=best_meets,
-            best_is_better=better,
-            reachable=reachable,
-        )
+    low = 0.1 if better else -0.1
+
+    def made(meets: bool, gains: dict[str, Gain]) -> HeldOutTrial:
+        return replace(switch.recommended, target_s=0.1 if meets else 0.3, gains=gains)
+
+    lru, best = made(lru_meets, {}), made(best_meets, {"p95": Gain(0.2, low, 0.3)})
+    for known in (switch.infinite, None):
+        verdict, run = decide(Target(0.2), lru, best, lambda: known, reachable=reachable)  # noqa: B023
         assert (verdict == "keep-lru") == lru_meets
         assert (verdict == "switch") == (not lru_meets and best_meets and better and reachable)
         assert (verdict == "unreachable") == (not lru_meets and not reachable)
         larger = known if verdict == "add-capacity" else None
-        assert run == (larger or ("best" if better and not lru_meets else "lru"))
+        assert run is (larger or (best if better and not lru_meets else lru))
 
 
 @pytest.mark.parametrize("policy", [one for one in POLICIES if not one.hindsight])
 def test_every_policy_has_a_space_of_its_own(policy: type) -> None:
     """Values lie within what the policy takes; what is fixed stays fixed; halves lie between."""
-    space = values_to_try(Variant(policy), XI, {"xi_tokens": [100.0]})
+    space = search_values(Variant(policy), XI, {"xi_tokens": [100.0]})
     for one in coarse(Variant(policy), XI, space):
         assert isinstance(one, policy)
     best = bind(Variant(policy), XI)
@@ -218,17 +217,17 @@ def test_every_policy_has_a_space_of_its_own(policy: type) -> None:
     if "xi_tokens" in space:
         assert {100.0, 190.0, 95.0} <= set(space["xi_tokens"])
         fixed = Variant(policy, {"xi_tokens": 7.0})
-        assert "xi_tokens" not in values_to_try(fixed, XI, {"xi_tokens": [100.0]})
+        assert "xi_tokens" not in search_values(fixed, XI, {"xi_tokens": [100.0]})
         assert all(one.values["xi_tokens"] == 7 for one in coarse(fixed, XI, {}))
 
 
 def test_each_question_is_answered_once() -> None:
-    """Asked again, nothing is replayed: progress is told of nothing."""
+    """ReplayRequest again, nothing is replayed: progress is told of nothing."""
     with closing(Evaluator(workload(in_turn()), Target(0.2))) as evaluator:
         asked = [(by_name("lru")(), 40), (by_name("tlru")(), 40)]
         steps: list[int] = []
-        first = evaluator.trials(asked, steps.append)
-        assert evaluator.trials(asked, steps.append) == first
+        first = evaluator.evaluate(asked, steps.append)
+        assert evaluator.evaluate(asked, steps.append) == first
         assert steps == [1, 1]
 
 
@@ -237,8 +236,7 @@ def test_the_search_is_the_same_every_time() -> None:
 
     def found() -> list[tuple[str, float, dict[str, float]]]:
         with closing(Evaluator(workload(in_turn()), Target(0.2))) as evaluator:
-            lru = by_name("lru")()
-            hints = hints_from(evaluator, lru, IN_TURN_CAPACITY)
+            hints = xi_hints(evaluator, IN_TURN_CAPACITY)
             several = (*TLRU, Variant(by_name("ttl")), Variant(by_name("threshold-lru")))
             contenders = search(evaluator, several, XI, hints, IN_TURN_CAPACITY)
             return [
@@ -261,7 +259,7 @@ def test_a_stop_ends_it() -> None:
 def test_another_speed_is_another_answer() -> None:
     """Four times as slow no policy keeps the SLO here; half as slow LRU is enough."""
     found = tuned(in_turn(), 0.2, capacity_blocks=IN_TURN_CAPACITY, scales=(0.5, 4.0))
-    fast, slow = found.scaled
+    fast, slow = found.scenarios
     assert (fast.times, fast.verdict, fast.baseline_s) == (0.5, "keep-lru", 0.165)
     assert slow.verdict == "add-capacity"
     assert slow.baseline_s == pytest.approx(1.32)
@@ -274,8 +272,8 @@ def test_more_prefill_time_keeps_the_variant_that_won() -> None:
     tlru = by_name("tlru")
     two = (Variant(tlru, {"xi_tokens": 0.0}), Variant(tlru, {"xi_tokens": 160.0}))
     found = tuned(in_turn(), 0.2, two, capacity_blocks=IN_TURN_CAPACITY, scales=(1.001,))
-    assert found.chosen.trial.policy.values["xi_tokens"] == 160
-    assert found.scaled[0].params["xi_tokens"] == 160
+    assert found.chosen.policy.values["xi_tokens"] == 160
+    assert found.scenarios[0].params["xi_tokens"] == 160
 
 
 def test_measures_decide_differently() -> None:
@@ -283,7 +281,7 @@ def test_measures_decide_differently() -> None:
     target = Target(0.2, 0.95, "violations")
     found = tuned(in_turn(), 0.2, target=target, capacity_blocks=IN_TURN_CAPACITY)
     assert found.verdict == "switch"
-    assert found.recommended.gains["violations"].sure
-    later = replace(found.recommended.trial, target_s=9.0, violation_share=0.0)
-    assert later.rank(target) < found.baseline.trial.rank(target)
-    assert later.rank(Target(0.2)) > found.baseline.trial.rank(Target(0.2))
+    assert found.recommended.gains["violations"].significant
+    later = replace(found.recommended, target_s=9.0, violation_share=0.0)
+    assert later.rank(target) < found.baseline.rank(target)
+    assert later.rank(Target(0.2)) > found.baseline.rank(Target(0.2))

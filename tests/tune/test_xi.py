@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.policies.registry import by_name
-from kvscope.tuning.capacity import has_xi
+from kvscope.tuning.search import has_xi
 
 
 @pytest.mark.parametrize(

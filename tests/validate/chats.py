@@ -19,7 +19,7 @@ def write_chats(
     alive: int = 12,
     longest_output: int = 40,
 ) -> Path:
-    """A bailian trace: some heads that chats share, turns, and outputs of 1 to so many tokens.
+    """Write a bailian trace: shared heads, turns, and outputs of 1 to so many tokens.
 
     A turn goes on with one of the `alive` chats that went on last: the more, the longer the waits.
     """

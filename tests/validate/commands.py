@@ -33,7 +33,7 @@ def document(printed: Printed) -> dict[str, Any]:
 
 
 def tolerant(trace: str) -> list[str]:
-    """The options, and a profile, by which all that takes less than ten seconds is as predicted."""
+    """Return options, with a profile, by which all below ten seconds is as predicted."""
     slow = Path(trace).parent / "latency.toml"
     slow.write_text(PROFILE.replace("4.0", "5000.0"))
     return ["--tolerance", "100%"]

@@ -33,11 +33,12 @@ from kvscope.serving.client import BlockPool, block_pool, completion
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.server import Launch, VllmServer
 from kvscope.tuning.file import read_recommendation
-from kvscope.validate.policies import PolicyRun, lru, recommended
 from kvscope.validate.predict import Prediction, predict
 from kvscope.validate.replay import Measurement, Pace, replay
 from kvscope.validate.tokens import TokenTrace
+from kvscope.validate.validate import PolicyRun, recommended_run
 from kvscope.vllm_sim import EngineSettings
+from tests.long import long
 from tests.policies.drawn_trees import drawn_ends
 from tests.validate.test_tokens import chats
 
@@ -67,7 +68,7 @@ def ignore(amount: int) -> None:
 
 
 def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
-    """A vLLM with few blocks, which says what it is told to."""
+    """Return a vLLM with few blocks and forced outputs."""
     (folder / "config.json").write_text(json.dumps(TINY))
     wanted = Launch(
         str(folder),
@@ -85,8 +86,8 @@ def launch(folder: Path, run: PolicyRun, blocks: int = BLOCKS) -> VllmServer:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A vLLM as it comes."""
-    with launch(tmp_path_factory.mktemp("tiny"), lru()) as running:
+    """Yield a vLLM with its own policy."""
+    with launch(tmp_path_factory.mktemp("tiny"), PolicyRun()) as running:
         yield running
 
 
@@ -97,7 +98,7 @@ def replayed(
     policy: Policy | None = None,
     blocks: int = BLOCKS,
 ) -> tuple[Prediction, Measurement]:
-    """The same requests on the engine, whose cache was emptied, and on its model."""
+    """Replay the requests on the engine, its cache emptied, and on its simulation."""
     assert server.endpoint.reset_cache()
     trace = TokenTrace(prompts, forced=True)
     model = server.endpoint.model().name
@@ -113,7 +114,7 @@ def foreseen(
     measured: Measurement | None = None,
     blocks: int = BLOCKS,
 ) -> Prediction:
-    """What the simulator says of the requests."""
+    """Return the prediction for the requests."""
     sent = TokenTrace(prompts, forced=True).sent(SIZE)
     settings = replace(SETTINGS, usable_blocks=blocks)
     fitted = FITTED.get(policy.name)
@@ -147,7 +148,11 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
     assert 0 < predicted.hit_tokens.sum() < whole.hit_tokens.sum()  # the bound was felt
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "policy",
+    [policy if isinstance(policy, Gittins) else long(policy) for policy in POLICIES],
+    ids=lambda policy: policy.name,
+)
 def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> None:
     """300 requests as `kvscope validate` sends them to its plugin: not one token off.
 
@@ -163,7 +168,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"base_ms = 5\nper_token_ms = 0.03\n"
         + "\n".join(FITTED[policy.name].lines() if policy.name in FITTED else [])
     )
-    run = recommended(read_recommendation(file), file, overlapped=False, told_time=True)
+    run = recommended_run(read_recommendation(file), file, overlapped=False, trace_clock=True)
     prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)
     pace = Pace("sequential")
     with launch(tmp_path, run, FEW_BLOCKS) as server:

@@ -62,7 +62,7 @@ def test_an_engine_of_its_own_runs_the_policies_by_turns(
 
 
 def recommending(folder: Path, name: str = "tlru") -> list[str]:
-    """The options that ask for what is recommended too."""
+    """Return the options that also run the recommendation."""
     advice = folder / "recommendation.toml"
     both = ADVICE.replace(", next_prompt_tokens = 50.0", "")  # which etlru has none of
     advice.write_text(both.replace('"tlru"', f'"{name}"'))
@@ -70,7 +70,7 @@ def recommending(folder: Path, name: str = "tlru") -> list[str]:
 
 
 def own(folder: Path, *options: str) -> list[str]:
-    """The options that start an engine of its own."""
+    """Return the options that start an engine."""
     sizes = ("--blocks", "60", "--engine-block-size", "16")
     python = fake_vllm.interpreter(folder)
     return ["--model", "a/model", "--python", python, "--sequential", *sizes, *options]
@@ -84,7 +84,7 @@ def test_a_policy_that_no_engine_runs_is_refused_in_a_line(
     more = recommending(tmp_path, "etlru")
     assert run(asked(trace, *own(tmp_path, "--server-log", str(log)), *more)) == 2
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
-    assert "vLLM cannot run etlru, and kvscope's plugin neither; tune with --policies tlru" in line
+    assert "neither vLLM nor kvscope's plugin runs etlru; tune with --policies tlru" in line
     assert not log.exists()
 
 

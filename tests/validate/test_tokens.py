@@ -10,8 +10,7 @@ from kvscope.core.trace import Prompts
 from kvscope.policies.lru import Lru
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
-from kvscope.validate.request_share import part
-from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace
+from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace, sample_trace
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.validate.chats import write_chats
 
@@ -26,7 +25,7 @@ def chats(folder: Path, requests: int = 120, alive: int = 12, **how: Any) -> Pro
 
 
 def hits_by_tokens(trace: TokenTrace, size: int) -> list[int]:
-    """What a cache without limits hits of the tokens themselves, by vLLM's rules."""
+    """Return the hits of an infinite cache on the tokens themselves, by vLLM's rules."""
     held: set[tuple[int, ...]] = set()
     found = []
     for request in range(len(trace)):
@@ -95,11 +94,12 @@ def test_turns_are_counted(tmp_path: Path) -> None:
 def test_a_share_keeps_conversations_and_times(tmp_path: Path) -> None:
     """Those drawn are whole, at their own times; the rest is counted by why it is left out."""
     prompts = chats(tmp_path, 200)
-    found = part(prompts, share=0.5, seconds=40.0, most=60, longest=500, seed=1)
+    found = sample_trace(prompts, share=0.5, seconds=40.0, most=60, longest=500, seed=1)
     kept = found.prompts
     assert 0 < len(kept.leaf) <= 60
-    assert found.not_drawn + found.later + found.too_long + len(kept.leaf) == found.of == 200
-    whole = part(prompts, share=0.5, seed=1).prompts
+    left_out = found.outside_sample + found.beyond_limit + found.too_long
+    assert left_out + len(kept.leaf) == found.total == 200
+    whole = sample_trace(prompts, share=0.5, seed=1).prompts
     members = np.isin(prompts.arrival_s, whole.arrival_s)
     for conversation in np.unique(prompts.conversation):
         assert len(set(members[prompts.conversation == conversation])) == 1

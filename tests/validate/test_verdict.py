@@ -11,11 +11,11 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.bootstrap import FEWEST
 from kvscope.tuning.target import Target
-from kvscope.validate.policies import PolicyRun, interleaved
-from kvscope.validate.predict import Prediction, compared
+from kvscope.validate.predict import Prediction, compare_run
 from kvscope.validate.replay import Measurement
 from kvscope.validate.result import Check, RunFacts
-from kvscope.validate.verdict import judged
+from kvscope.validate.validate import PolicyRun, interleaved
+from kvscope.validate.verdict import judge
 from tests.validate.test_tokens import chats
 
 COUNT = 120
@@ -25,18 +25,18 @@ Times = NDArray[np.float64]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: Pytest) -> RunFacts:
-    """A run of LRU in which all went as predicted."""
+    """Return a run of LRU in which all went as predicted."""
     prompts = chats(tmp_path_factory.mktemp("chats"), COUNT)
     hits = np.full(COUNT, 16, dtype=np.int64)
     times = np.random.default_rng(0).uniform(0.05, 0.2, COUNT)
     measured = Measurement(np.arange(COUNT, dtype=float), times, times, hits, hits, {})
-    return compared(
+    return compare_run(
         prompts, Lru(), Prediction(hits, times), measured, warmup=20, slo_s=0.1, repeat=0
     )
 
 
 def verdict(*runs: RunFacts, sequential: bool = True) -> tuple[str, dict[str, Check]]:
-    checks, _, word = judged(
+    checks, _, word = judge(
         runs,
         np.arange(COUNT, dtype=np.int32),
         baseline="lru",
@@ -48,7 +48,7 @@ def verdict(*runs: RunFacts, sequential: bool = True) -> tuple[str, dict[str, Ch
 
 
 def faster(facts: RunFacts, times: float) -> RunFacts:
-    """The same from T-LRU, measured so many times as fast, and predicted to be twice as fast."""
+    """Return the same from T-LRU, `times` as fast, and predicted to be twice as fast."""
     return replace(
         facts,
         policy=TLru.name,
@@ -95,7 +95,7 @@ def test_what_may_be_chance_is_not_held_against_it(facts: RunFacts) -> None:
 def test_few_conversations_tell_no_interval(facts: RunFacts) -> None:
     """Three times as slow as predicted, but in all of nine conversations: that fails nothing."""
     slow = replace(facts, measured_ttft_s=facts.measured_ttft_s * 3)
-    checks, _, word = judged(
+    checks, _, word = judge(
         [slow],
         np.arange(COUNT, dtype=np.int32) % (FEWEST - 1),
         baseline="lru",
@@ -105,7 +105,7 @@ def test_few_conversations_tell_no_interval(facts: RunFacts) -> None:
     )
     assert word == "inconclusive"
     assert [one.passed for one in checks] == [True, None, None]
-    assert "fewer than 10 conversations tell no interval" in checks[1].words
+    assert "no interval: fewer than 10 conversations" in checks[1].words
 
 
 def test_a_gain_that_may_be_chance_confirms_nothing(facts: RunFacts) -> None:
@@ -122,11 +122,11 @@ def test_conversations_are_drawn_whole(facts: RunFacts) -> None:
     same = replace(facts, predicted_ttft_s=alike, measured_ttft_s=alike * 1.15)
 
     def width(conversation: NDArray[np.int32]) -> float:
-        checks, *_ = judged(
+        checks, *_ = judge(
             [same], conversation, baseline="lru", target=None, tolerance=0.1, sequential=True
         )
         (words,) = (one.words for one in checks if one.name == "p50")
-        low, high = re.findall(r"interval ([\d.]+)ms to ([\d.]+)ms", words)[0]
+        low, high = re.findall(r"CI ([\d.]+)ms to ([\d.]+)ms", words)[0]
         return float(high) - float(low)
 
     single = np.arange(COUNT, dtype=np.int32)
@@ -139,7 +139,7 @@ def test_intervals_lie_around_what_was_measured(facts: RunFacts) -> None:
     same = replace(facts, predicted_ttft_s=counted[0], measured_ttft_s=counted[1])
     word, checks = verdict(same)
     assert word == "not confirmed"
-    assert "95 % interval 120ms to 120ms" in checks["p50"].words
+    assert "95 % CI 120ms to 120ms" in checks["p50"].words
 
 
 def test_a_gain_is_measured_with_its_interval(facts: RunFacts) -> None:

@@ -33,7 +33,7 @@ class Alone:
         self.free = self.steering.attach(pool, blocks, self._forget, self._of.__getitem__)
 
     def _forget(self, block: FakeBlock) -> None:
-        """A block loses its content."""
+        """Drop a block's content."""
         self.left.append((self._number, block.block_hash_num_tokens or 0))
         alike = self._cached[block.block_hash]
         alike.remove(block)
@@ -43,12 +43,12 @@ class Alone:
         self.steering.tell("uncached", [key])
 
     def arrive(self, request: FakeRequest, arrival_s: float) -> None:
-        """A request comes."""
+        """Take in a request."""
         self.now_s = arrival_s
         self.steering.tell("arrived", request)
 
     def run(self, request: FakeRequest) -> None:
-        """It is let in, and gets the blocks of its prompt and of all its output."""
+        """Admit it with the blocks of its prompt and of all its output."""
         self.steering.tell("stepping")
         look = (request.num_prompt_tokens - 1) // self._size
         found = []
@@ -87,7 +87,7 @@ class Alone:
             self.steering.tell("cached", blocks, start, full)
 
     def end(self, request: FakeRequest) -> None:
-        """It is done: its blocks are free again, the last one first."""
+        """Free its blocks, the last one first."""
         self.steering.tell("updating")
         self.steering.tell("releasing", request)
         free = []
@@ -100,7 +100,7 @@ class Alone:
         self.steering.tell("released")
 
     def serve(self, of: Traffic) -> Alone:
-        """A whole trace, each request at its time and alone."""
+        """Serve a whole trace, each request at its time and alone."""
         for request, arrival_s in asked_in(of):
             self.arrive(request, arrival_s)
             self.run(request)

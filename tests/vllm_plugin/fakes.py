@@ -25,7 +25,7 @@ class FakeBlock:
     next_free_block: Any = None
 
     def hold(self, key: Any, tokens: int) -> FakeBlock:
-        """The block with content."""
+        """Return the block with content."""
         self.block_hash, self.block_hash_num_tokens = key, tokens
         return self
 
@@ -60,7 +60,7 @@ class FakeRequest:
 
 
 def asked_in(of: Traffic) -> Iterator[tuple[FakeRequest, float]]:
-    """The requests of a trace as an engine gets them, and when; their blocks are the hashes."""
+    """Return a trace's requests as an engine gets them, and when; hashes are the blocks."""
     _, blocks = paths(of.block_parent, of.leaf, of.length)
     ends = np.cumsum(of.length)
     for number, arrival_s in enumerate(of.arrival_s.tolist()):

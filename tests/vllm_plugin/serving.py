@@ -1,18 +1,19 @@
-"""A real vLLM in this process, on a CPU, with a tiny model of random weights: a script for tests.
+"""A real vLLM in a process of its own, on a CPU, with a tiny model of random weights.
 
-`python -m tests.vllm_plugin.serving WHAT` prints one JSON document: what was asked and answered, in
-order, and what vLLM found in its cache. The plugin comes by `--scheduler-cls`, set up by the
-environment as an operator would.
+`python -m tests.vllm_plugin.serving` starts one engine and then serves a scenario per line of
+stdin: a JSON document with `what`, `requests`, `blocks` and `environment`, the settings of the
+plugin as an operator gives them. It answers with one JSON line: what was served, in order, and what
+vLLM found in its cache. Every scenario gets a new KvscopeScheduler, which has an empty cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,17 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",  # several of these run beside each other
+    "OMP_NUM_THREADS": "1",  # other tests run at the same time
 }
-BLOCK, LONGEST = 32, 2048
+BLOCK, LONGEST, MOST_BLOCKS = 32, 2048, 400
+SETTINGS = ("KVSCOPE_RECOMMENDATION", "KVSCOPE_RECORD")
 KINDS = ("chat", "api", "agent", "batch")
 MODEL = tiny_llama(LONGEST)
 Serve = Callable[..., dict[str, Any]]
 
 
 def conversations(serve: Serve, requests: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Conversations of several turns under shared heads, which go on with what was answered."""
+    """Yield conversations of several turns under shared heads, built on the model's answers."""
     rng = np.random.default_rng(seed)
 
     def tokens(mean: int) -> list[int]:
@@ -64,7 +66,7 @@ def conversations(serve: Serve, requests: int, seed: int) -> Iterator[dict[str, 
 
 
 def five_sessions(serve: Serve) -> Iterator[dict[str, Any]]:
-    """Five callers ask the same again in turn, 31,680 tokens; 64 blocks do not hold all of it."""
+    """Yield five repeated prompts in turn, 31,680 tokens; 64 blocks do not hold all of them."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, VOCABULARY, 528).tolist() for _ in range(5)]
     for _ in range(12):
@@ -73,9 +75,9 @@ def five_sessions(serve: Serve) -> Iterator[dict[str, Any]]:
 
 
 class Engine:
-    """vLLM and its plugin on a clock of whole steps: a step takes a second."""
+    """vLLM on a clock of whole steps: a step takes a second."""
 
-    def __init__(self, folder: str, blocks: int) -> None:
+    def __init__(self, folder: str) -> None:
         from vllm import LLM
 
         Path(folder, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
@@ -85,7 +87,7 @@ class Engine:
             skip_tokenizer_init=True,
             enforce_eager=True,
             block_size=BLOCK,
-            num_gpu_blocks_override=blocks + 1,
+            num_gpu_blocks_override=MOST_BLOCKS + 1,
             max_model_len=LONGEST,
             max_num_batched_tokens=LONGEST,
             distributed_executor_backend="uni",
@@ -93,77 +95,99 @@ class Engine:
             seed=0,
             scheduler_cls="kvscope.vllm_plugin.KvscopeScheduler",
         )
-        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
         self.now_s = 0.0
-        self.asked = 0
-        for one in self.scheduler.kvscope:
-            if hasattr(one, "score"):
-                one._start_s, one.clock = 0.0, lambda: self.now_s
+        self.requests = 0  # of all scenarios: vLLM wants names that are new
+
+    def new_scheduler(self, blocks: int) -> None:
+        """Replace the scheduler, as the engine's core makes it, by one with so many blocks."""
+        while self.scheduler.has_requests():  # the worker still has to drop the last request
+            self.llm.llm_engine.step()
+        self.scheduler.shutdown()
+        cache = replace(self.scheduler.kv_cache_config, num_blocks=blocks + 1)
+        self.core.vllm_config.cache_config.num_gpu_blocks = blocks + 1
+        self.scheduler = self.core.scheduler = type(self.scheduler)(
+            vllm_config=self.core.vllm_config,
+            kv_cache_config=cache,
+            structured_output_manager=self.core.structured_output_manager,
+            log_stats=True,
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+        )
+        self.now_s = 0.0
+        for observer in self.scheduler.kvscope:
+            if hasattr(observer, "score"):
+                observer._start_s, observer.clock = 0.0, lambda: self.now_s
         update = self.scheduler.update_from_output
 
-        def update_from_output(*of: Any) -> Any:
+        def update_from_output(*arguments: Any) -> Any:
             self.now_s += 1
-            return update(*of)
+            return update(*arguments)
 
         self.scheduler.update_from_output = update_from_output
 
     def serve(
         self, prompt: list[int], outputs: int, *, session: str, kind: str, gap_s: float
     ) -> dict[str, Any]:
-        """One request, alone."""
+        """Serve one request, alone."""
         from vllm import SamplingParams
 
         self.now_s += gap_s
         arrival_s = self.now_s
-        said = {"kvscope_type": kind, "kvscope_turn": 1}
+        hints = {"kvscope_type": kind, "kvscope_turn": 1}
         params = SamplingParams(
-            max_tokens=outputs, ignore_eos=True, detokenize=False, temperature=0, extra_args=said
+            max_tokens=outputs, ignore_eos=True, detokenize=False, temperature=0, extra_args=hints
         )
-        engine, self.asked = self.llm.llm_engine, self.asked + 1
-        name = str(self.asked)
+        engine, self.requests = self.llm.llm_engine, self.requests + 1
+        name = str(self.requests)
         engine.add_request(name, {"prompt_token_ids": prompt}, params, session_id=session)
-        found = None
         while engine.has_unfinished_requests():
-            found = engine.step()[0]
+            result = engine.step()[0]
         return {
             "prompt": prompt,
-            "output": list(found.outputs[0].token_ids),
-            "hit_tokens": found.num_cached_tokens,
+            "output": list(result.outputs[0].token_ids),
+            "hit_tokens": result.num_cached_tokens,
             "arrival_s": arrival_s,
             "session": session,
             "kind": kind,
         }
 
     def counted_hits(self) -> int:
-        """vLLM's own counter of hit tokens."""
-        (found,) = (
-            one.value for one in self.llm.get_metrics() if one.name == "vllm:prefix_cache_hits"
-        )
-        return int(found)
+        """Return vLLM's own counter of hit tokens, over all scenarios."""
+        (counter,) = (x for x in self.llm.get_metrics() if x.name == "vllm:prefix_cache_hits")
+        return int(counter.value)
+
+
+def answer(engine: Engine, scenario: dict[str, Any]) -> dict[str, Any]:
+    """Serve a scenario with a new scheduler."""
+    for name in SETTINGS:
+        os.environ.pop(name, None)
+    os.environ |= scenario["environment"]
+    engine.new_scheduler(scenario["blocks"])
+    before = engine.counted_hits()
+    if scenario["what"] == "conversations":
+        served = list(conversations(engine.serve, scenario["requests"], 7))
+    else:
+        served = list(five_sessions(engine.serve))
+    observers = engine.scheduler.kvscope
+    document = {
+        "served": served,
+        "counted_hits": engine.counted_hits() - before,
+        "observers": [type(observer).__name__ for observer in observers],
+        "broken": [observer.broken for observer in observers],
+    }
+    engine.scheduler.shutdown()  # a recording ends here
+    return document
 
 
 def main() -> None:
-    """The command line of this file."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("conversations", "five-sessions"))
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--blocks", type=int, default=64)
-    told = parser.parse_args()
+    """Serve scenarios until stdin ends."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(folder, told.blocks)
-        if told.what == "conversations":
-            served = list(conversations(engine.serve, told.requests, 7))
-        else:
-            served = list(five_sessions(engine.serve))
-        watching = engine.scheduler.kvscope
-        answer = {
-            "served": served,
-            "counted_hits": engine.counted_hits(),
-            "watching": [type(one).__name__ for one in watching],
-            "broken": [one.broken for one in watching],
-        }
-        engine.scheduler.shutdown()
-    json.dump(answer, sys.stdout)
+        engine = Engine(folder)
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps(answer(engine, json.loads(line))) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from kvscope.learning.ends.offline import fixed_ends
 from kvscope.learning.ends.online import Ends, Turns
 from kvscope.learning.online.conversations import told
 from kvscope.policies.tlru_learned import ENDS_SOON
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
 from tests.policies.drawn_trees import drawn_ends
@@ -46,7 +46,7 @@ class Served:
 def test_features_and_classes_are_the_simulators(name: str, window_s: float) -> None:
     """Every feature of every request to its last bit, and whether its conversation ends."""
     of = traffic(sample(name), standard())
-    expected = turn_features(of, handovers(of), window_s).known
+    expected = turn_features(of, last_touch_segments(of), window_s).known
     found = Served(of, window_s)
     for at, feature in enumerate(FEATURES):
         assert found.known[:, at].tolist() == expected[:, at].tolist(), feature

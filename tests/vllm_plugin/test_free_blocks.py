@@ -21,7 +21,7 @@ def lanes(lane: int, idle_s: float) -> float:
 def queue(
     score: Callable[[int, float], float] = lanes, total: int = 8, leaf: bool = False
 ) -> tuple[FreeBlocks, list[FakeBlock]]:
-    """A queue of empty blocks that forgets what is taken, and the blocks."""
+    """Return a queue of empty blocks that forgets what is taken, and the blocks."""
     blocks = [FakeBlock(number) for number in range(total)]
 
     def forget(block: FakeBlock) -> None:
@@ -37,7 +37,7 @@ def queue(
 
 
 def cached(free: FreeBlocks, path: str, deep_beyond: int = 99) -> None:
-    """A request took, filled and freed blocks called by the letters: deepest first."""
+    """Take, fill and free blocks called by the letters as a request does: deepest first."""
     taken = free.popleft_n(len(path))
     for depth, block in enumerate(taken, start=1):
         block.hold(path[:depth], depth)
@@ -48,7 +48,7 @@ def cached(free: FreeBlocks, path: str, deep_beyond: int = 99) -> None:
 
 
 def held(free: FreeBlocks) -> list[str | None]:
-    """What the free blocks hold, in order."""
+    """Return what the free blocks hold, in order."""
     return [block.block_hash for block in free.get_all_free_blocks()]
 
 

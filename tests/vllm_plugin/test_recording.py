@@ -24,13 +24,13 @@ def keys(path: str) -> list[bytes]:
 
 
 def asked(name: str, path: str, at: float, **more: object) -> FakeRequest:
-    """A request of so many blocks and a token more, with 5 outputs."""
+    """Return a request of so many blocks and a token more, with 5 outputs."""
     inputs = len(path) * SIZE + 1
     return FakeRequest(name, inputs, 5, keys(path), arrival_time=1000.0 + at, **more)  # type: ignore[arg-type]
 
 
 def recorded(folder: Path, requests: list[FakeRequest], **lines: int) -> Recording:
-    """A recording of requests that are served one by one."""
+    """Return a recording of requests that are served one by one."""
     made = Recording(folder, SIZE, lambda: 1000.0, Lines(folder, "made", **lines))
     for one in requests:
         made.tell("arrived", one)

@@ -19,7 +19,7 @@ from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.ttl import Ttl
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic
 from tests.policies.traffics import CATEGORIES, long_traffic, traffics
@@ -38,11 +38,11 @@ POLICIES: dict[str, LanePolicy] = {
 
 def visits(of: Traffic, kinds: list[list[int]]) -> Iterator[Visit]:
     """The requests of a trace, with what each takes over from whom."""
-    moved = handovers(of)
+    moved = last_touch_segments(of)
     start = moved.start
     for number, arrival_s in enumerate(of.arrival_s.tolist()):
         taken = range(moved.starts[number], moved.starts[number + 1])
-        stretches = [(int(start[k]), int(moved.end[k]), int(moved.giver[k])) for k in taken]
+        stretches = [(int(start[k]), int(moved.end[k]), int(moved.previous[k])) for k in taken]
         blocks = int(of.length[number] + of.anonymous[number])
         history = int(of.history_tokens[number])
         kind = [each[number] for each in kinds]

@@ -30,7 +30,7 @@ SIZE = 16
 
 
 def steering(policy: LanePolicy, blocks: int = 8) -> Steering:
-    """A steering of made-up blocks, whose clock stands still."""
+    """Return a controller of made-up blocks, whose clock stands still."""
     made = Steering(policy, SIZE, clock=lambda: 0.0)
     made.attach([FakeBlock(number) for number in range(blocks)], blocks, print, lambda _: [])
     return made

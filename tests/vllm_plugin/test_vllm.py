@@ -7,9 +7,11 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -31,7 +33,8 @@ from kvscope.tuning.file import write_policy
 from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from tests.conformance.conversations import Asked, prompts_of
+from tests.conformance.conversations import TokenRequest, prompts_of
+from tests.long import long
 from tests.policies.drawn_trees import drawn_ends
 from tests.vllm_plugin.serving import BLOCK
 
@@ -40,49 +43,84 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 64
-REQUESTS = 2000
+REQUESTS = 1000
 TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
-POLICIES = (Lru(), TAIL, Wa(), Gittins({"xi_tokens": 256, "next_prompt_tokens": 64}))
+POLICIES = (
+    Lru(),
+    TAIL,
+    Wa({"refit_s": 5000}),
+    Gittins({"xi_tokens": 256, "next_prompt_tokens": 64}),
+)
 
 
 def recommended(path: Path, policy: LanePolicy, fitted: Fit | None = None) -> Path:
-    """The file that kvscope would write for a policy, as far as the plugin reads it."""
+    """Write the file that kvscope would write for a policy."""
     write_policy(path, policy, fitted, trace="made", block_size=BLOCK)
     return path
 
 
-def ran(
-    what: str, blocks: int = BLOCKS, requests: int = REQUESTS, **environment: str
-) -> dict[str, Any]:
-    """What the script of `tests.vllm_plugin.serving` tells, run as an operator would run vLLM."""
-    sizes = ("--blocks", str(blocks), "--requests", str(requests))
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.vllm_plugin.serving", what, *sizes],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    answer: dict[str, Any] = json.loads(found.stdout)
-    return answer
+class Vllm:
+    """The process that serves scenarios; its start takes longer than most of them."""
+
+    def __init__(self, stderr: IO[bytes]) -> None:
+        self._stderr = stderr
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.vllm_plugin.serving"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def serve(
+        self, what: str, blocks: int = BLOCKS, requests: int = 600, **environment: str
+    ) -> dict[str, Any]:
+        """Return what the engine answers to a scenario."""
+        assert self._process.stdin
+        assert self._process.stdout
+        sizes = {"blocks": blocks, "requests": requests}
+        print(
+            json.dumps({"what": what, "environment": environment} | sizes),
+            file=self._process.stdin,
+            flush=True,
+        )
+        line = self._process.stdout.readline()
+        if not line:
+            self._stderr.seek(0)
+            raise AssertionError(self._stderr.read()[-2000:].decode())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Vllm]:
+    """One engine for all tests of this file."""
+    with tempfile.TemporaryFile() as stderr:
+        engine = Vllm(stderr)
+        yield engine
+        engine.close()
 
 
 def prompts(answer: dict[str, Any]) -> Prompts:
-    """The same requests for the simulator."""
-    asked = [
-        Asked(tuple(one["prompt"]), tuple(one["output"]), None, one["arrival_s"])
-        for one in answer["served"]
+    """Return the same requests for the simulator."""
+    trace = [
+        TokenRequest(tuple(x["prompt"]), tuple(x["output"]), None, x["arrival_s"])
+        for x in answer["served"]
     ]
     kinds = [one["kind"] for one in answer["served"]]
     met = list(dict.fromkeys(kinds))
     category = np.array([met.index(kind) for kind in kinds], dtype=np.int32)
-    return replace(prompts_of(asked, BLOCK), category=category, categories=tuple(met))
+    return replace(prompts_of(trace, BLOCK), category=category, categories=tuple(met))
 
 
 def predicted(known: Prompts, policy: LanePolicy, fitted: Fit | None = None) -> list[int]:
-    """Each request's hit tokens as the simulator has them, a step of the engine a second."""
+    """Return each request's hit tokens in the simulator; a step of the engine takes a second."""
     seen = replay_engine(
         known,
         policy,
@@ -93,13 +131,16 @@ def predicted(known: Prompts, policy: LanePolicy, fitted: Fit | None = None) -> 
     return [int(hits) * BLOCK for hits in seen.hit_blocks]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
-def test_every_request_hits_what_was_predicted(tmp_path: Path, policy: LanePolicy) -> None:
-    """2,000 requests, answered by the model and continued with its answers: not a token off."""
+@pytest.mark.parametrize("requests", [REQUESTS, long(2000)])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_every_request_hits_what_was_predicted(
+    vllm: Vllm, tmp_path: Path, policy: LanePolicy, requests: int
+) -> None:
+    """Requests answered by the model and continued with its answers: not a token off."""
     path = recommended(tmp_path / "recommendation.toml", policy)
-    answer = ran("conversations", KVSCOPE_RECOMMENDATION=str(path))
-    assert answer["watching"] == ([] if policy.name == "lru" else ["Steering"])
-    assert answer["broken"] == [False] * len(answer["watching"])
+    answer = vllm.serve("conversations", requests=requests, KVSCOPE_RECOMMENDATION=str(path))
+    assert answer["observers"] == ([] if policy.name == "lru" else ["Steering"])
+    assert answer["broken"] == [False] * len(answer["observers"])
     measured = [one["hit_tokens"] for one in answer["served"]]
     known = prompts(answer)
     assert measured == predicted(known, policy)
@@ -109,13 +150,15 @@ def test_every_request_hits_what_was_predicted(tmp_path: Path, policy: LanePolic
 
 
 @pytest.mark.parametrize("class_set", range(len(STEPS)))
-def test_every_request_hits_what_was_predicted_of_one_fit(tmp_path: Path, class_set: int) -> None:
+def test_every_request_hits_what_was_predicted_of_one_fit(
+    vllm: Vllm, tmp_path: Path, class_set: int
+) -> None:
     """The same with a table from a file: each request is of the class that the simulator has."""
     index = np.random.default_rng(3).lognormal(-4.0, 2.0, (math.prod(STEPS[class_set]), AGES))
     fitted = Fitted(class_set, index, 10_800.0, 1)
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
-    answer = ran("conversations", requests=600, KVSCOPE_RECOMMENDATION=str(path))
+    answer = vllm.serve("conversations", KVSCOPE_RECOMMENDATION=str(path))
     assert answer["broken"] == [False]
     known = prompts(answer)
     measured = [one["hit_tokens"] for one in answer["served"]]
@@ -123,12 +166,12 @@ def test_every_request_hits_what_was_predicted_of_one_fit(tmp_path: Path, class_
     assert measured not in [predicted(known, one) for one in (Lru(), TAIL, policy)]
 
 
-def test_ends_are_foreseen_as_the_simulator_has_them(tmp_path: Path) -> None:
+def test_ends_are_foreseen_as_the_simulator_has_them(vllm: Vllm, tmp_path: Path) -> None:
     """T-LRU with trees from a file: whose conversation ends is known of each request alike."""
     fitted = drawn_ends(3)
     policy = TLruLearned({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
-    answer = ran("conversations", requests=600, KVSCOPE_RECOMMENDATION=str(path))
+    answer = vllm.serve("conversations", KVSCOPE_RECOMMENDATION=str(path))
     assert answer["broken"] == [False]
     known = prompts(answer)
     measured = [one["hit_tokens"] for one in answer["served"]]
@@ -136,22 +179,22 @@ def test_ends_are_foreseen_as_the_simulator_has_them(tmp_path: Path) -> None:
     assert measured not in [predicted(known, one) for one in (Lru(), TAIL, policy)]
 
 
-def test_five_sessions_that_take_turns(tmp_path: Path) -> None:
-    """LRU gives up each history just before it is asked for; T-LRU keeps what the tail needs."""
-    answer = ran("five-sessions")
+def test_five_sessions_that_take_turns(vllm: Vllm, tmp_path: Path) -> None:
+    """LRU gives up each history just before it is trace for; T-LRU keeps what the tail needs."""
+    answer = vllm.serve("five-sessions")
     known = prompts(answer)
     assert known.input_tokens.sum() == 31_680
     assert answer["counted_hits"] == sum(predicted(known, Lru())) == 0
     path = recommended(tmp_path / "recommendation.toml", TAIL)
-    answer = ran("five-sessions", KVSCOPE_RECOMMENDATION=str(path))
+    answer = vllm.serve("five-sessions", KVSCOPE_RECOMMENDATION=str(path))
     measured = [one["hit_tokens"] for one in answer["served"]]
     assert measured == predicted(prompts(answer), TAIL)
     assert sum(measured) == answer["counted_hits"] == 19_360
 
 
-def test_a_recording_has_vllms_hits(tmp_path: Path) -> None:
+def test_a_recording_has_vllms_hits(vllm: Vllm, tmp_path: Path) -> None:
     """Recorded, ingested and replayed: as many hit tokens as vLLM counted, and nothing said."""
-    answer = ran("five-sessions", 400, KVSCOPE_RECORD=str(tmp_path / "to"))
+    answer = vllm.serve("five-sessions", 400, KVSCOPE_RECORD=str(tmp_path / "to"))
     (path,) = (tmp_path / "to").iterdir()
     text = path.read_text()
     lines = [json.loads(line) for line in text.splitlines()]

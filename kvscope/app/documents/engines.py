@@ -9,7 +9,14 @@ from typing import Literal
 from kvscope.app.documents.base import Document, TraceFacts, trace_facts
 from kvscope.core.trace import Trace
 from kvscope.latency.calibration import Calibration
-from kvscope.validate.result import Check, Compared, EngineFacts, Figures, RunFacts, Validation
+from kvscope.validate.result import (
+    Check,
+    EngineFacts,
+    Figures,
+    GainComparison,
+    RunFacts,
+    Validation,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ class ValidateDocument(Document):
     slo_ms: float | None
     requests: RequestCounts
     runs: tuple[EngineRun, ...]
-    gain: Compared | None
+    gain: GainComparison | None
     checks: tuple[Check, ...]
     verdict: str
     ended: str | None
@@ -136,7 +143,7 @@ class CalibrateDocument(Document):
 
 def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
     """Return the document of `kvscope validate`."""
-    part = validation.part
+    sample = validation.sample
     return ValidateDocument(
         trace=trace_facts(trace),
         engine=validation.engine,
@@ -146,12 +153,12 @@ def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
         tolerance=validation.tolerance,
         slo_ms=None if validation.slo_s is None else validation.slo_s * 1e3,
         requests=RequestCounts(
-            of=part.of,
-            sent=len(part.prompts.leaf),
+            of=sample.total,
+            sent=len(sample.prompts.leaf),
             warmup=validation.warmup,
-            not_drawn=part.not_drawn,
-            later=part.later,
-            too_long=part.too_long,
+            not_drawn=sample.outside_sample,
+            later=sample.beyond_limit,
+            too_long=sample.too_long,
         ),
         runs=tuple(_engine_run(run) for run in validation.runs),
         gain=validation.compared,

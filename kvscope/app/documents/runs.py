@@ -20,7 +20,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
-from kvscope.replay.variants import Found
+from kvscope.replay.parameter_estimates import ParameterEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class SimulateDocument(Document, SettingFacts):
     command: Literal["simulate"] = "simulate"
     trace: TraceFacts
     model: ModelFacts | None
-    found: Mapping[str, Found]
+    found: Mapping[str, ParameterEstimate]
     results: tuple[RunFigures, ...]
 
 

@@ -15,13 +15,13 @@ from kvscope.app.documents.base import (
     values,
 )
 from kvscope.app.documents.runs import SettingFacts, setting_facts
-from kvscope.app.tune import Assumption, Tuned
+from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.runs import Outcome
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.flags import Flags
-from kvscope.tuning.objective import Trial
-from kvscope.tuning.result import Judged, Least, Scaled
 from kvscope.tuning.split import Split
+from kvscope.tuning.trial import Trial
+from kvscope.tuning.tuner import HeldOutTrial, PrefillScenario, RequiredCapacity
 
 _GIB = 2**30
 
@@ -126,11 +126,11 @@ class TuneDocument(Document, SettingFacts):
     least_capacity: LeastCapacities
     explored: tuple[TrialFigures, ...]
     split: Split
-    scaled: tuple[Scaled, ...]
+    scaled: tuple[PrefillScenario, ...]
     assumptions: tuple[Assumption, ...]
 
 
-def tune_document(tuned: Tuned) -> TuneDocument:
+def tune_document(tuned: Recommendation) -> TuneDocument:
     """Return the document of `kvscope tune`."""
     tuning, best = tuned.tuning, tuned.tuning.recommended
     return TuneDocument(
@@ -146,45 +146,45 @@ def tune_document(tuned: Tuned) -> TuneDocument:
         capacity_blocks=tuning.capacity_blocks,
         capacity_origin=tuning.capacity_origin,
         recommendation=RecommendationFacts(
-            **_capacity(tuned, best.trial.capacity_blocks),
+            **_capacity(tuned, best.capacity_blocks),
             verdict=tuning.verdict,
-            policy=best.trial.policy.name,
-            leaves=best.trial.policy.evicts,
-            params=_params(tuned, best.trial),
-            baseline=TrialFigures(**_trial(tuned, tuning.baseline.trial)),
-            expected=TrialFigures(**_trial(tuned, best.trial)),
+            policy=best.policy.name,
+            leaves=best.policy.evicts,
+            params=_params(tuned, best),
+            baseline=TrialFigures(**_trial(tuned, tuning.baseline)),
+            expected=TrialFigures(**_trial(tuned, best)),
             gain=best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             flags=tuned.flags,
             next_best_for_sglang=_next_best(tuned),
         ),
         contenders=tuple(JudgedFigures(**_judged(tuned, one)) for one in tuning.contenders),
-        ceilings=tuple(JudgedFigures(**_judged(tuned, one)) for one in tuning.ceilings),
+        ceilings=tuple(JudgedFigures(**_judged(tuned, one)) for one in tuning.oracles),
         infinite=JudgedFigures(**_judged(tuned, tuning.infinite)),
         least_capacity=LeastCapacities(
-            lru=_least(tuned, tuning.least_lru), best=_least(tuned, tuning.least_best)
+            lru=_least(tuned, tuning.least_lru), best=_least(tuned, tuning.least_any)
         ),
         explored=tuple(TrialFigures(**_trial(tuned, trial)) for trial in tuning.explored),
         split=tuning.split,
-        scaled=tuning.scaled,
+        scaled=tuning.scenarios,
         assumptions=tuned.assumptions,
     )
 
 
-def _next_best(tuned: Tuned) -> NextBest | None:
+def _next_best(tuned: Recommendation) -> NextBest | None:
     other = None if tuned.flags.sglang else tuned.next_best_for_sglang()
     if other is None:
         return None
     return NextBest(**_judged(tuned, other), flags=tuned.flags_for(other))
 
 
-def _params(tuned: Tuned, trial: Trial) -> dict[str, float]:
+def _params(tuned: Recommendation, trial: Trial) -> dict[str, float]:
     params = dict(trial.policy.values)
     if "xi_tokens" in params:
         params["xi_ms"] = float(tuned.profile.ttft_s(int(params["xi_tokens"]), 0)) * 1e3
     return params
 
 
-def _capacity(tuned: Tuned, blocks: int) -> dict[str, Any]:
+def _capacity(tuned: Recommendation, blocks: int) -> dict[str, Any]:
     size = tuned.bytes_in(blocks)
     return {
         "capacity_blocks": blocks,
@@ -195,7 +195,7 @@ def _capacity(tuned: Tuned, blocks: int) -> dict[str, Any]:
     }
 
 
-def _trial(tuned: Tuned, trial: Trial) -> dict[str, Any]:
+def _trial(tuned: Recommendation, trial: Trial) -> dict[str, Any]:
     return {
         **values(trial.outcome),
         "policy": trial.policy.name,
@@ -210,16 +210,16 @@ def _trial(tuned: Tuned, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _judged(tuned: Tuned, judged: Judged) -> dict[str, Any]:
-    return _trial(tuned, judged.trial) | {"keeps_share": judged.keeps, "gain": judged.gains}
+def _judged(tuned: Recommendation, judged: HeldOutTrial) -> dict[str, Any]:
+    return _trial(tuned, judged) | {"keeps_share": judged.meeting_share, "gain": judged.gains}
 
 
-def _least(tuned: Tuned, least: Least | None) -> LeastCapacity | None:
+def _least(tuned: Recommendation, least: RequiredCapacity | None) -> LeastCapacity | None:
     if least is None:
         return None
     return LeastCapacity(
-        **_capacity(tuned, least.chosen.capacity_blocks),
-        chosen=TrialFigures(**_trial(tuned, least.chosen)),
-        judged=TrialFigures(**_trial(tuned, least.judged)),
+        **_capacity(tuned, least.training.capacity_blocks),
+        chosen=TrialFigures(**_trial(tuned, least.training)),
+        judged=TrialFigures(**_trial(tuned, least.held_out)),
         would_need_blocks=least.would_need_blocks,
     )

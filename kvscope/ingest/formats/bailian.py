@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import Reader, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.base import (
+    ROOT,
+    Identifier,
+    Reader,
+    ReadOptions,
+    Request,
+    TraceFormat,
+)
+from kvscope.ingest.formats.exporter import LineExporter, Row
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
-from kvscope.ingest.identifiers import ROOT, Identifier
 
 _ROOT = str(ROOT)
 _SPELLED = {
@@ -19,10 +26,10 @@ _SPELLED = {
 
 
 class _Row(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
-    """A line as it is written; whatever else it holds is ignored.
+    """A line as it is written; unknown fields are ignored.
 
-    It has all that a `Request` has, and does for one: to make another of each takes as long as to
-    decode them.
+    It has all fields of a `Request` and stands in for one: to make another of each takes as long
+    as to decode them.
     """
 
     chat_id: Identifier
@@ -42,30 +49,66 @@ class _Row(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
 
 class _BailianReader(RowReader[_Row]):
     def request(self, row: _Row) -> Request:
-        return self.requests([row])[0]
-
-    def requests(self, rows: list[_Row]) -> list[Request]:
-        for row in rows:
-            if row.parent_chat_id == _ROOT:
-                row.parent_chat_id = ROOT
-        return cast(list[Request], rows)
+        if row.parent_chat_id == _ROOT:
+            row.parent_chat_id = ROOT
+        return row  # type: ignore[return-value]  # see _Row
 
 
 class Bailian(TraceFormat):
-    """Qwen-Bailian JSONL; `chat_id` tells it from the other JSON lines."""
+    """Qwen-Bailian JSONL; `chat_id` distinguishes it from the other JSON lines."""
 
     name = "bailian"
     summary = "Qwen-Bailian JSONL: chat ids, times in s, blocks of 16 tokens"
     source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
+    fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = 16
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Whether the lines carry a `chat_id`, and are not sessions."""
+        """Return True if the lines carry a `chat_id` and are not sessions."""
         keys = common_keys(head)
         return "chat_id" in keys and "requests" not in keys
 
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
-        """A reader of one request a line."""
+        """Return a reader of one request per line."""
         return _BailianReader(options, _Row)
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    chat_id: int
+    parent_chat_id: int
+    user_id: int | None = None
+    timestamp: float
+    input_length: int
+    output_length: int
+    type: str
+    turn: int
+    hash_ids: list[int] | None = None
+    block_size: int | None = None
+
+
+class BailianExport(LineExporter):
+    """Everything but how conversations are known: an inferred parent is written as a given one.
+
+    Also lost: ids that were strings (their digests are written), what the original block hashes
+    were, and whether a parent that the trace names was missing from it.
+    """
+
+    name = Bailian.name
+    summary = Bailian.summary
+
+    def line(self, row: Row, block_size: int) -> _Line:
+        """Return a line in the field order of the published traces."""
+        return _Line(
+            chat_id=row.chat_id,
+            parent_chat_id=ROOT if row.parent_chat_id is None else row.parent_chat_id,
+            user_id=row.user_id,
+            timestamp=row.arrival_s,
+            input_length=row.input_tokens,
+            output_length=row.output_tokens,
+            type=row.type,
+            turn=row.turn,
+            hash_ids=row.hash_ids or None,
+            block_size=None if block_size == Bailian.default_block_size else block_size,
+        )

@@ -1,8 +1,8 @@
 """The contract of a trace format: what one file in this folder has to provide.
 
-A format recognizes its traces by their first bytes, and reads them as canonical requests. Most
-formats are lines of text: they subclass `LineReader` and write `parse` alone. The loop around it,
-defects, interning, lineage and the store are the same for all and live elsewhere.
+A format recognizes its traces by their first bytes and reads them as canonical requests. Most
+formats are lines of text: they subclass `LineReader` and write only `parse`. The loop around it,
+defects, interning, lineage and the store are the same for all formats and live elsewhere.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from typing import ClassVar, Self
 import msgspec
 
 from kvscope.core.errors import InputError
-from kvscope.ingest.identifiers import Identifier
 from kvscope.ingest.source import Source
+
+Identifier = int | str
+
+ROOT = -1
+"""The parent id of a request that has no parent according to its trace."""
 
 HashIds = list[int | str] | msgspec.Raw | None
 """A prompt's hash ids, or the JSON text of them, which is read many prompts at a time."""
 
 NOT_UTF8 = "text that is not UTF-8"
+_MOST_KINDS = 5
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True):
-    """One request as any trace may tell it; everything but the token counts may be missing.
+    """One request as any trace may have it; everything but the token counts may be missing.
 
     `hash_ids` name the prompt's blocks from the first on, a partial last one included or not; JSON
     formats leave them undecoded, and `msgspec.Raw()` is none, like None.
-    `parent_chat_id` is ROOT (-1) where the trace says that there is no parent, None where it says
+    `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
     nothing. `scope` marks ids that mean something only inside one session. A request without
     `arrival_s` arrives `delay_s` after its predecessor in its session, or with the line before it.
     """
@@ -57,8 +62,8 @@ class BadLine(Exception):
 class Records:
     """Some records (lines of text, rows of a table) that follow each other in the trace.
 
-    Records that can be used have their numbers in `lines`; their requests are in one list, those of
-    record k up to ends[k]. The others are in `refused`, with the reason.
+    Usable records have their numbers in `lines`; their requests are in one list, those of record k
+    up to ends[k]. The others are in `refused`, with the reason.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -68,7 +73,7 @@ class Records:
 
     @classmethod
     def one_each(cls, first: int, requests: list[Request]) -> Self:
-        """Records that have one request each and are numbered from `first`, without a gap."""
+        """Return records of one request each, numbered from `first` without a gap."""
         count = len(requests)
         return cls(requests, list(range(first, first + count)), list(range(1, count + 1)))
 
@@ -83,7 +88,7 @@ class Records:
         self.refused.append((line, reason))
 
     def __iter__(self) -> Iterator[tuple[int, list[Request]]]:
-        """Yield each record that is not refused: its number, and its requests."""
+        """Yield each usable record: its number, and its requests."""
         first = 0
         for line, end in zip(self.lines, self.ends, strict=True):
             yield line, self.requests[first:end]
@@ -92,7 +97,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What the user may say about a trace that the trace does not say itself.
+    """What the user states about a trace because the trace does not.
 
     `session_arrivals` places sessions that have no common clock: sessions per second of a Poisson
     process, or None for back to back.
@@ -103,10 +108,9 @@ class ReadOptions:
     seed: int = 0
 
     def fingerprint(self, *, places_sessions: bool = True) -> str:
-        """What a content hash adds for these options: another reading is another trace.
+        """Return what a content hash adds for these options: another reading is another trace.
 
-        What the format (see TraceFormat) does not heed counts as not told, nor does a seed of which
-        nothing is drawn.
+        Options that the format (see TraceFormat) ignores do not count, nor does an unused seed.
         """
         arrivals = self.session_arrivals if places_sessions else None
         return f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
@@ -114,28 +118,55 @@ class ReadOptions:
 
 @dataclass(slots=True)
 class Rejects:
-    """Lines that could not be used, counted by reason; nothing vanishes.
+    """Lines that could not be used, counted by kind of reason; none is dropped silently.
 
-    `accepted + count` is the number of lines read, blank lines and headers aside.
+    `accepted + count` is the number of lines read, blank lines and headers aside. `lines` holds the
+    first `limit` of them as (line, reason).
     """
 
     path: str
     strict: bool = False
-    kept: int = 10_000
+    limit: int = 10_000
     accepted: int = 0
     count: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     lines: list[tuple[int, str]] = field(default_factory=list)
 
     def reject(self, line: int, reason: str) -> None:
-        """Record a line as unusable, in file order; in strict mode that ends the ingest."""
+        """Record a line as unusable, in file order; in strict mode raise InputError."""
         if self.strict:
             raise InputError(reason, where=f"{self.path}:{line}")
         self.count += 1
-        kind = reason.split(" - at ", 1)[0].split(":", 1)[0]
+        kind = _kind(reason)
         self.reasons[kind] = self.reasons.get(kind, 0) + 1
-        if len(self.lines) < self.kept:
+        if len(self.lines) < self.limit:
             self.lines.append((line, reason))
+
+    def in_words(self) -> list[str]:
+        """Return a line of text with the count, then one for each kind of reason, commonest first.
+
+        Each kind is shown once, by its first line. Nothing is returned if every line can be used.
+        """
+        if not self.count:
+            return []
+        first: dict[str, str] = {}
+        for line, reason in self.lines:
+            first.setdefault(_kind(reason), f"{self.path}:{line}: {reason}")
+        common = sorted(self.reasons.items(), key=lambda item: -item[1])
+        lines = self.accepted + self.count
+        told = [f"{self.path}: {self.count:,} of {lines:,} lines cannot be used:"]
+        for kind, count in common[:_MOST_KINDS]:
+            more = f" (and {count - 1:,} more like it)" if count > 1 else ""
+            told.append(first.get(kind, kind) + more)
+        if len(common) > _MOST_KINDS:
+            others = sum(count for _, count in common[_MOST_KINDS:])
+            told.append(f"{others:,} more for {len(common) - _MOST_KINDS} other reasons")
+        return told
+
+
+def _kind(reason: str) -> str:
+    """Return a reason without its place and its value."""
+    return reason.split(" - at ", 1)[0].split(":", 1)[0]
 
 
 class Reader(ABC):
@@ -151,17 +182,17 @@ class Reader(ABC):
 
 
 class LineReader(Reader):
-    """A reader of formats with one record a line of text."""
+    """A reader of formats with one record per line of text."""
 
     @abstractmethod
     def parse(self, line: bytes) -> Sequence[Request] | None:
-        """The requests that `line` holds, or None where the line is no record (a header).
+        """Return the requests that `line` holds, or None where it is no record (a header).
 
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
 
     def parse_at_once(self, text: bytes) -> list[Request] | None:
-        """The requests of several lines, one each; None where each has to be parsed by itself.
+        """Return the requests of several lines, one each; None if each has to be parsed by itself.
 
         For formats that can do so faster than line by line.
         """
@@ -172,39 +203,41 @@ class LineReader(Reader):
         for first, text in source.lines():
             requests = self.parse_at_once(text)
             if requests is None:
-                yield self._one_by_one(first, text.split(b"\n"))
+                yield self._line_by_line(first, text.split(b"\n"))
             else:
                 yield Records.one_each(first, requests)
 
-    def _one_by_one(self, first: int, lines: list[bytes]) -> Records:
-        read = Records()
+    def _line_by_line(self, first: int, lines: list[bytes]) -> Records:
+        records = Records()
         for number, line in enumerate(lines, first):
             if not line or line.isspace():
                 continue
             try:
                 requests = self.parse(line)
             except (BadLine, msgspec.MsgspecError) as error:
-                read.refuse(number, str(error))
+                records.refuse(number, str(error))
             except UnicodeDecodeError:
-                read.refuse(number, NOT_UTF8)
+                records.refuse(number, NOT_UTF8)
             except RecursionError:
-                read.refuse(number, "values nested too deeply")
+                records.refuse(number, "values nested too deeply")
             else:
                 if requests is not None:
-                    read.add(number, requests)
-        return read
+                    records.add(number, requests)
+        return records
 
 
 class TraceFormat(ABC):
     """One trace format: its name, how it is recognized, how it is read.
 
-    Abilities are declared: `has_hashes` is False for formats that only tell lengths,
-    `places_sessions` is True for those that heed `session_arrivals` and `seed`.
+    Abilities are declared: `has_hashes` is False for formats that have only lengths,
+    `places_sessions` is True for those that use `session_arrivals` and `seed`. `fields` are the
+    names that its records have at least or usually, for messages about files of no known format.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str] = ""  # where the format is described
+    fields: ClassVar[tuple[str, ...]] = ()
     default_block_size: ClassVar[int]
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False
@@ -212,7 +245,7 @@ class TraceFormat(ABC):
     @classmethod
     @abstractmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Whether a trace that begins with `head` (up to 64 KiB) is of this format.
+        """Return True if a trace that begins with `head` (up to 64 KiB) is of this format.
 
         No two formats may claim the same trace.
         """
@@ -220,4 +253,4 @@ class TraceFormat(ABC):
     @classmethod
     @abstractmethod
     def reader(cls, options: ReadOptions) -> Reader:
-        """A reader for one trace."""
+        """Return a reader for one trace."""

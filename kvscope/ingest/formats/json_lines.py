@@ -1,4 +1,4 @@
-"""What the formats with one JSON object a line share: telling them apart, and decoding lines."""
+"""JSON formats with one object per line: telling them apart, and decoding lines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 _OPEN, _CLOSE, _LINE_FEED = b"{}\n"
 
-Row = TypeVar("Row", bound=msgspec.Struct)
+LineRow = TypeVar("LineRow", bound=msgspec.Struct)
 
 
-class RowReader(LineReader, Generic[Row]):
+class RowReader(LineReader, Generic[LineRow]):
     """A reader of lines that are a `row` each, a struct whose `hash_ids` stay JSON text.
 
-    What is wrong with a line is told as if they did not: the first defect, and its place.
+    Errors are those of a line with decoded hash ids: the first defect, and its place.
     """
 
-    def __init__(self, options: ReadOptions, row: type[Row]) -> None:
+    def __init__(self, options: ReadOptions, row: type[LineRow]) -> None:
         super().__init__(options)
         hash_ids = ("hash_ids", list[int | str] | None, None)
         decoder = msgspec.json.Decoder(row)
@@ -37,18 +37,14 @@ class RowReader(LineReader, Generic[Row]):
         ).decode
 
     @abstractmethod
-    def request(self, row: Row) -> Request:
-        """What a line tells. Raises BadLine with the reason where it cannot be used.
+    def request(self, row: LineRow) -> Request:
+        """Return the request of a line. Raises BadLine with the reason if it cannot be used.
 
-        May be asked twice of one line: at once with others and, if one of them is bad, by itself.
+        May be called twice for one line: together with others and, if one of them is bad, alone.
         """
 
-    def requests(self, rows: list[Row]) -> list[Request]:
-        """What lines tell, as `request`."""
-        return [self.request(row) for row in rows]
-
     def parse(self, line: bytes) -> Sequence[Request]:
-        """The line's request."""
+        """Return the line's request."""
         try:
             row = self._decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -57,19 +53,19 @@ class RowReader(LineReader, Generic[Row]):
         return (self.request(row),)
 
     def parse_at_once(self, text: bytes) -> list[Request] | None:
-        """The requests of the lines, unless some are unusual or unusable."""
+        """Return the requests of the lines, None if some are unusual or unusable."""
         others = _further_lines(text)
         if others is None:
             return None
         try:
             rows = self._decode_lines(text)
-            return self.requests(rows) if len(rows) == others + 1 else None
+            return [*map(self.request, rows)] if len(rows) == others + 1 else None
         except (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
 
 def _further_lines(text: bytes) -> int | None:
-    """How many lines follow the first, if every line feed stands between a "}" and a "{".
+    """Return the number of lines after the first if every line feed is between a "}" and a "{".
 
     No JSON value has these three in a row, so such a line feed ends one and begins another.
     """
@@ -82,10 +78,10 @@ def _further_lines(text: bytes) -> int | None:
 
 
 def common_keys(head: bytes) -> frozenset[str]:
-    """The keys that at least half of the JSON objects in `head`, one a line, carry.
+    """Return the keys that at least half of the JSON objects in `head`, one per line, carry.
 
     A vote, so that neither a broken line nor a stray one decides. Where no line is whole, as with
-    one line longer than `head`, the keys that its beginning shows.
+    one line longer than `head`, the keys are those in its beginning.
     """
     lines = head.removeprefix(_UTF8_BOM).split(b"\n")
     objects = [keys for keys in map(_keys, lines) if keys]
@@ -103,7 +99,7 @@ def _keys(line: bytes) -> frozenset[str]:
 
 
 def _keys_of_beginning(line: bytes) -> Iterator[str]:
-    """The outermost keys of an object that may break off anywhere."""
+    """Yield the outermost keys of an object that may break off anywhere."""
     if not line.lstrip().startswith(b"{"):
         return
     depth = 0

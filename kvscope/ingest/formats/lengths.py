@@ -1,4 +1,4 @@
-"""CSV traces that tell lengths and arrivals alone, without block hashes: Azure, BurstGPT, Vidur."""
+"""CSV traces of lengths and arrivals without block hashes: Azure, BurstGPT, Vidur."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _LengthsReader(LineReader):
         if inputs is None or outputs is None:
             lengths = "prompt" if inputs is None else "output"
             raise InputError(
-                f"no column tells {lengths} lengths: the first line must name the columns",
+                f"no column of {lengths} lengths: the first line must name the columns",
                 where=self._path,
                 remedy="call it one of " + ", ".join(_INPUTS if inputs is None else _OUTPUTS),
             )
@@ -86,18 +86,18 @@ class _LengthsReader(LineReader):
         self._header = header
 
     def _arrival_s(self, text: str) -> float:
-        """Seconds: as written, or, from a date, since the trace's first one."""
+        """Return seconds: as written, or, from a date, since the trace's first one."""
         if _DECIMAL.fullmatch(text):
-            self._insist_on("seconds", text)
+            self._require_kind("seconds", text)
             return float(text)
         at_ns = _since_epoch_ns(text)
-        self._insist_on("a date", text)
+        self._require_kind("a date", text)
         if self._first_ns is None:
             self._first_ns = at_ns
         # Integers up to here: a double cannot hold 100 ns beside the seconds since 1970.
         return (at_ns - self._first_ns) / _NS
 
-    def _insist_on(self, kind: str, text: str) -> None:
+    def _require_kind(self, kind: str, text: str) -> None:
         self._time_kind = self._time_kind or kind
         if kind != self._time_kind:
             raise BadLine(f"time is not {self._time_kind}, as before: {reprlib.repr(text)}")
@@ -115,7 +115,7 @@ def _fields(line: bytes) -> list[str]:
 
 
 def _header(line: bytes) -> list[str]:
-    """The names of the columns; none where the line is no CSV."""
+    """Return the names of the columns, none where the line is no CSV."""
     try:
         return _fields(line)
     except (BadLine, UnicodeDecodeError):
@@ -123,11 +123,8 @@ def _header(line: bytes) -> list[str]:
 
 
 def _column(header: list[str], names: Sequence[str]) -> int | None:
-    """Where the first column with one of `names` is."""
-    for index, name in enumerate(header):
-        if name.lower() in names:
-            return index
-    return None
+    """Return the position of the first column with one of `names`."""
+    return next((index for index, name in enumerate(header) if name.lower() in names), None)
 
 
 def _whole(name: str, text: str) -> int:
@@ -137,7 +134,7 @@ def _whole(name: str, text: str) -> int:
 
 
 def _since_epoch_ns(text: str) -> int:
-    """Nanoseconds since 1970, exactly; without an offset the time counts as UTC."""
+    """Return ns since 1970, exactly; without an offset the time counts as UTC."""
     match = _DATETIME.fullmatch(text)
     if match is None:
         raise BadLine(f"expected a date and time, or seconds: {reprlib.repr(text)}")
@@ -158,22 +155,23 @@ def _days(day: str) -> int:
 
 
 class Lengths(TraceFormat):
-    """CSV with lengths and arrivals: for their analysis alone, nothing about reuse."""
+    """CSV with lengths and arrivals: no analysis of reuse."""
 
     name = "lengths"
     summary = "CSV of token counts (Azure, BurstGPT, Vidur columns), no block hashes"
     source = "Azure LLM inference 2023, BurstGPT, Vidur"
+    fields = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     default_block_size = 16
     has_hashes = False
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Whether the first line names columns for both lengths."""
+        """Return True if the first line names columns for both lengths."""
         lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         header = _header(next((line for line in lines if line.strip()), b""))
         return _column(header, _INPUTS) is not None and _column(header, _OUTPUTS) is not None
 
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
-        """A reader of one request a row."""
+        """Return a reader of one request per row."""
         return _LengthsReader(options)

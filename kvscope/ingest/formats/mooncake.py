@@ -6,19 +6,29 @@ with delays; this reader takes them all.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from typing import TypeVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Reader, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.base import (
+    BadLine,
+    Identifier,
+    Reader,
+    ReadOptions,
+    Request,
+    TraceFormat,
+)
+from kvscope.ingest.formats.exporter import LineExporter, Row
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 from kvscope.ingest.hash_ids import decoded
-from kvscope.ingest.identifiers import Identifier
+
+TEXT_PROMPTS = "prompts as text, without input_length"
 
 _BLOCK_SIZE = 512
 _TEXT_KEYS = frozenset({"messages", "text_input", "text_inputs", "texts"})
-_TELLING_KEYS = frozenset({"input_length", "input_tokens", "hash_ids"}) | _TEXT_KEYS
+_TYPICAL_KEYS = frozenset({"input_length", "input_tokens", "hash_ids"}) | _TEXT_KEYS
 _OTHER_FORMATS_KEYS = frozenset({"chat_id", "requests"})
 _NO_OUTPUTS = "output_length is missing in some rows: taken as 0 tokens"
 _ABSENT = msgspec.Raw()
@@ -80,19 +90,19 @@ class _MooncakeReader(RowReader[_Row]):
             self.notes.append(_NO_OUTPUTS)
         return 0
 
-    def _check_block_tokens(self, told: list[int], inputs: int, row: _Row) -> None:
-        """Refuse blocks of other than the block size, but for a shorter one at the prompt's end."""
+    def _check_block_tokens(self, counts: list[int], inputs: int, row: _Row) -> None:
+        """Refuse blocks of another size, except a shorter one at the prompt's end."""
         size = row.block_size or self.options.block_size or _BLOCK_SIZE
         hashes = len(decoded(row.hash_ids) or ())
-        if len(told) != hashes:
-            raise BadLine(f"block_tokens and hash_ids differ in length: {len(told)} and {hashes}")
+        if len(counts) != hashes:
+            raise BadLine(f"block_tokens and hash_ids differ in length: {len(counts)} and {hashes}")
         blocks = -(-inputs // size)
-        if len(told) > blocks:
+        if len(counts) > blocks:
             raise BadLine(
-                f"more block_tokens than the prompt has blocks: {len(told)},"
+                f"more block_tokens than the prompt has blocks: {len(counts)},"
                 f" but {inputs} tokens are {blocks} of {size}"
             )
-        for depth, tokens in enumerate(told):
+        for depth, tokens in enumerate(counts):
             expected = min(size, inputs - depth * size)
             if tokens != expected:
                 raise BadLine(
@@ -103,7 +113,7 @@ class _MooncakeReader(RowReader[_Row]):
 
 
 def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None) -> _Number | None:
-    """The value told under either name."""
+    """Return the value under either name; raise BadLine if both are there and differ."""
     if other is None:
         return value
     if value is not None and value != other:
@@ -115,7 +125,7 @@ def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None)
 
 def _why_no_length(row: _Row) -> str:
     if any(bytes(text) for text in (row.messages, row.text_input, row.text_inputs, row.texts)):
-        return "prompts as text, without input_length: kvscope reads hashed traces only"
+        return f"{TEXT_PROMPTS}: kvscope reads hashed traces only"
     return "Object missing required field `input_length`"
 
 
@@ -125,15 +135,55 @@ class Mooncake(TraceFormat):
     name = "mooncake"
     summary = "Mooncake JSONL (aiperf, Dynamo too): times in ms, blocks of 512 tokens"
     source = "Mooncake traces (FAST'25); aiperf and Dynamo write relatives"
+    fields = ("timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = _BLOCK_SIZE
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Whether the lines carry prompt lengths, hash ids or texts, and no other format's key."""
+        """Return True if lines have lengths, hash ids or texts, and no other format's key."""
         keys = common_keys(head)
-        return bool(keys & _TELLING_KEYS) and not keys & _OTHER_FORMATS_KEYS
+        return bool(keys & _TYPICAL_KEYS) and not keys & _OTHER_FORMATS_KEYS
 
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
-        """A reader of one request a line."""
+        """Return a reader of one request per line."""
         return _MooncakeReader(options, _Row)
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    timestamp: int | float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] | None = None
+    block_size: int | None = None
+
+
+class MooncakeExport(LineExporter):
+    """Times, lengths and blocks: no conversations, turns, users or types.
+
+    Conversations can be inferred again from the prompts. Times that are no whole milliseconds are
+    written as fractions of one, exact to a float's last place.
+    """
+
+    name = Mooncake.name
+    summary = Mooncake.summary
+
+    def line(self, row: Row, block_size: int) -> _Line:
+        """Return a line in the field order of the published trace."""
+        return _Line(
+            timestamp=milliseconds(row.arrival_s),
+            input_length=row.input_tokens,
+            output_length=row.output_tokens,
+            hash_ids=row.hash_ids or None,
+            block_size=None if block_size == Mooncake.default_block_size else block_size,
+        )
+
+
+def milliseconds(seconds: float) -> int | float:
+    """Return the number of ms that divided by 1,000 is exactly `seconds`, if there is one."""
+    nearest = round(seconds * 1000)
+    if nearest / 1000 == seconds:
+        return nearest
+    scaled = seconds * 1000
+    around = (scaled, math.nextafter(scaled, 0), math.nextafter(scaled, math.inf))
+    return next((each for each in around if each / 1000 == seconds), scaled)

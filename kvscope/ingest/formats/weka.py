@@ -1,4 +1,13 @@
-"""The Weka format: agent sessions, one JSON object a line, with sub-agents nested in it."""
+"""The Weka format: agent sessions, one JSON object per line, with sub-agents nested in it.
+
+The times of a sub-agent's requests count from its own start as kv-cache-tester writes them, and
+from the session's start in the corpora that SemiAnalysis publishes. A session whose nested times
+are all at or after their sub-agent's is read as the latter: a sub-agent asks as soon as it starts,
+so times from its own start begin near 0. Each session is judged by itself.
+
+Source: callanjfox/kv-cache-tester; the rule is that of ai-dynamo/aisimulate, pull request 115,
+which applies it to a whole corpus.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +20,7 @@ import numpy as np
 from kvscope.core.errors import UsageError
 from kvscope.ingest.formats.base import (
     BadLine,
+    Identifier,
     LineReader,
     Reader,
     ReadOptions,
@@ -18,15 +28,16 @@ from kvscope.ingest.formats.base import (
     TraceFormat,
 )
 from kvscope.ingest.formats.json_lines import common_keys
-from kvscope.ingest.identifiers import Identifier
 
 _MAIN = "main"
 _SCOPES = ("local", "global", None)
 _LONGEST_SESSION_S = 1e9  # some 30 years: a broken time must not push all later sessions away
+_ROUNDING_S = 1e-6
+_ABSOLUTE = "times of sub-agents count from the start of their session where none is earlier"
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """A request, or a sub-agent with its requests; `t` counts from the start of what holds it."""
+    """A request, or a sub-agent with its requests; `t` is in s."""
 
     t: float
     type: str | None = None
@@ -50,7 +61,7 @@ class _WekaReader(LineReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._decode = msgspec.json.Decoder(_Session).decode
-        self._seen: set[str] = set()
+        self._names: set[str] = set()
         self._start_s = 0.0
         self._gap_s = _poisson_gaps(options)
         how = (
@@ -64,19 +75,30 @@ class _WekaReader(LineReader):
     def parse(self, line: bytes) -> Sequence[Request]:
         session = self._decode(line)
         name = str(session.id)
-        if name in self._seen:
+        if name in self._names:
             raise BadLine(f"duplicate session id: {reprlib.repr(name)}")
         if session.hash_id_scope not in _SCOPES:
-            told = reprlib.repr(session.hash_id_scope)
-            raise BadLine(f"hash_id_scope is neither local nor global: {told}")
-        requests = list(_Unfolded(session, self._start_s).requests())
-        self._seen.add(name)
+            scope = reprlib.repr(session.hash_id_scope)
+            raise BadLine(f"hash_id_scope is neither local nor global: {scope}")
+        unfolded = _Unfolded(session, self._start_s)
+        requests = list(unfolded.requests())
+        self._names.add(name)
+        if unfolded.is_absolute and _ABSOLUTE not in self.notes:
+            self.notes.append(_ABSOLUTE)
         if self._gap_s is not None:
             self._start_s += self._gap_s()
         else:
             last = (request.arrival_s or 0.0 for request in requests)
             self._start_s = max(last, default=self._start_s)
         return requests
+
+
+def _nested_times(entries: Sequence[_Entry]) -> Iterator[tuple[float, float]]:
+    """Yield the time of a sub-agent and that of an entry in it, for all such pairs."""
+    for entry in entries:
+        for nested in entry.requests or ():
+            yield entry.t, nested.t
+        yield from _nested_times(entry.requests or ())
 
 
 class _Unfolded:
@@ -88,9 +110,13 @@ class _Unfolded:
         self._agents: set[str] = {_MAIN}
         models = session.models or []
         self._only_model = models[0] if len(models) == 1 else None
+        times = [*_nested_times(session.requests)]
+        self.is_absolute = any(agent_s > 0 for agent_s, _ in times) and all(
+            nested_s >= agent_s - _ROUNDING_S for agent_s, nested_s in times
+        )
 
     def requests(self) -> Iterator[Request]:
-        """Yield each request; raises BadLine where one of them cannot be used."""
+        """Yield each request; raise BadLine if one of them cannot be used."""
         yield from self._of(self._session.requests, _MAIN, self._start_s, "$.requests")
 
     def _of(
@@ -103,9 +129,9 @@ class _Unfolded:
                     f"time outside 0 to {_LONGEST_SESSION_S:g} s: {entry.t:g} - at `{here}.t`"
                 )
             if entry.requests is not None or entry.type == "subagent":
-                inner = self._name(agent, entry)
-                nested = entry.requests or []
-                yield from self._of(nested, inner, start_s + entry.t, f"{here}.requests")
+                name = self._name(agent, entry)
+                nested_s = start_s if self.is_absolute else start_s + entry.t
+                yield from self._of(entry.requests or [], name, nested_s, f"{here}.requests")
             else:
                 yield self._request(entry, agent, start_s + entry.t, here)
 
@@ -129,7 +155,7 @@ class _Unfolded:
         )
 
     def _name(self, parent: str, entry: _Entry) -> str:
-        """A name for a sub-agent that no other agent of the session has."""
+        """Return a name for a sub-agent that no other agent of the session has."""
         wanted = f"{parent}/{'agent' if entry.agent_id is None else entry.agent_id}"
         name, count = wanted, 1
         while name in self._agents:
@@ -140,7 +166,7 @@ class _Unfolded:
 
 
 def _poisson_gaps(options: ReadOptions) -> Callable[[], float] | None:
-    """Draws the time from one session's start to the next's; None for back to back."""
+    """Return what draws the s from one session's start to the next's; None for back to back."""
     rate = options.session_arrivals
     if rate is None:
         return None
@@ -158,17 +184,18 @@ class Weka(TraceFormat):
     """Weka's agent sessions: JSON lines with `requests`, hash ids local to the session."""
 
     name = "weka"
-    summary = "Weka agent sessions: one JSON object a session, sub-agents nested"
+    summary = "Weka agent sessions: one JSON object per session, sub-agents nested"
     source = "Weka agent-session traces"
+    fields = ("id", "requests")
     default_block_size = 64
     places_sessions = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Whether the lines carry `requests`; a session may be longer than `head`."""
+        """Return True if the lines carry `requests`; a session may be longer than `head`."""
         return "requests" in common_keys(head)
 
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
-        """A reader of one session a line."""
+        """Return a reader of one session per line."""
         return _WekaReader(options)

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.learning.chances import FEATURES, NOTHING, SHARED_HEAD
 from kvscope.learning.offline.prefix_features import Beginnings, Bools, Floats, beginnings, chained
-from kvscope.replay.last_touch import Handovers
+from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
 
@@ -23,7 +23,7 @@ class TurnFeatures(NamedTuple):
     next_s: Floats
 
 
-def turn_features(traffic: Traffic, moved: Handovers, memory_s: float) -> TurnFeatures:
+def turn_features(traffic: Traffic, moved: Segments, memory_s: float) -> TurnFeatures:
     """From the blocks that requests share; those not touched for `memory_s` count as new."""
     requests, arrival_s = len(traffic.leaf), traffic.arrival_s
     found = beginnings(traffic, moved, memory_s)
@@ -54,7 +54,7 @@ def turn_features(traffic: Traffic, moved: Handovers, memory_s: float) -> TurnFe
     return TurnFeatures(stacked, next_s)
 
 
-def _goes_on(traffic: Traffic, moved: Handovers, found: Beginnings) -> Bools:
+def _goes_on(traffic: Traffic, moved: Segments, found: Beginnings) -> Bools:
     """Which stretches are turns: all of a prompt before, and no head that many share.
 
     The path to a stretch's end had gone on in so many ways as there were requests before that

@@ -20,7 +20,7 @@ from kvscope.learning.offline.shadow_caches import Candidate, Shadows
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
 from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON, TLruLearned
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
@@ -65,7 +65,7 @@ class Ends:
     @cached_property
     def turns(self) -> TurnFeatures:
         """Features and waits of all requests."""
-        return turn_features(self.traffic, handovers(self.traffic), self.window_s)
+        return turn_features(self.traffic, last_touch_segments(self.traffic), self.window_s)
 
     def tables(self) -> Tables:
         """The tables that choose for each cache; as they are, no conversation ends."""
@@ -202,5 +202,5 @@ def ends_fit(
 
 def fixed_ends(traffic: Traffic, fitted: FittedEnds) -> Tables:
     """The tables of a replay that goes by one fit for good; no shadow looks after it."""
-    found = turn_features(traffic, handovers(traffic), fitted.window_s)
+    found = turn_features(traffic, last_touch_segments(traffic), fitted.window_s)
     return Tables(*taken_to_end(chances(fitted.trees, found.known) < fitted.threshold))

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.replay.last_touch import Handovers
+from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
 Floats = NDArray[np.float64]
@@ -21,7 +21,7 @@ _Numbers = TypeVar("_Numbers", Ints, Floats)
 
 
 class Beginnings(NamedTuple):
-    """What R prompts begin with, in the K stretches that `Handovers` have, in their order.
+    """What R prompts begin with, in the K stretches that `Segments` have, in their order.
 
     A prompt has `full` (R) full blocks. A stretch was touched by `giver` last, `wait_s` before
     `taker` came, and ends in front of depth `end`, or with the taker's prompt. Of those that begin
@@ -53,9 +53,9 @@ class Beginnings(NamedTuple):
         return self.of_deepest(np.where(goes_on, self.giver, -1), -1)
 
 
-def beginnings(traffic: Traffic, moved: Handovers, memory_s: float) -> Beginnings:
+def beginnings(traffic: Traffic, moved: Segments, memory_s: float) -> Beginnings:
     """What prompts begin with, where blocks are forgotten that were not touched for `memory_s`."""
-    giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    giver, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
     wait_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
     full = traffic.input_tokens.astype(np.int64) // traffic.block_size
     end = np.minimum(moved.end, full[taker])

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, Sums, slots_of
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic
 
 Floats = NDArray[np.float64]
@@ -58,8 +58,8 @@ def seen_by(traffic: Traffic, refits: Refits, refit_s: float) -> Seen:
 
     Blocks that were not touched for so long are forgotten: when they come again they are new.
     """
-    moved = handovers(traffic)
-    giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    moved = last_touch_segments(traffic)
+    giver, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
     blocks = (moved.end - moved.start).astype(np.float64)
     gap_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
     held = (traffic.length + traffic.anonymous).astype(np.float64)

@@ -20,8 +20,8 @@ from kvscope.learning.guard import FIRST, RETURNS, Guard, Rule
 from kvscope.learning.offline.refits import refits_of
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES
-from kvscope.replay.last_touch import NO_TOUCHES, Handovers, handovers
-from kvscope.replay.replay import History, Tables, replay
+from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
+from kvscope.replay.replay import Tables, TouchHistory, replay
 from kvscope.replay.sampling import uniform
 from kvscope.replay.traffic import Traffic
 
@@ -47,7 +47,7 @@ class _Sample:
     rate: float
     requests: Ints
     traffic: Traffic
-    moved: Handovers
+    moved: Segments
 
 
 class Shadows:
@@ -118,13 +118,13 @@ class Shadows:
         if capacity_blocks < 1:
             return costs
         sample = self._sample(capacity_blocks)
-        past = History(sample.moved, NO_TOUCHES, NO_PATHS)  # all that lanes ask for
+        past = TouchHistory(sample.moved, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes ask for
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, one in enumerate(self.candidates):
             since = np.searchsorted(sample.requests, one.since)
             tables = Tables(since, one.values, one.classes[sample.requests])
-            done = replay(sample.traffic, policy, small, past=past, tables=tables)
+            done = replay(sample.traffic, policy, small, history=past, tables=tables)
             hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
             computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]
             costs[at] = np.bincount(row, np.maximum(computed, 0.0), minlength=shape[1])
@@ -142,13 +142,13 @@ class Shadows:
                 if name not in {"block_size", "block_parent"}
             }
             some = self._traffic._replace(**columns)
-            self._samples[rate] = _Sample(rate, requests, some, handovers(some))
+            self._samples[rate] = _Sample(rate, requests, some, last_touch_segments(some))
         return self._samples[rate]
 
     @cached_property
     def _place(self) -> Floats:
         """Of each request a number in [0, 1), the same for all of a conversation."""
-        return uniform(first_turns(self._traffic, handovers(self._traffic)), seed=0)
+        return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
 def _row(since: Ints, requests: Ints) -> Ints:
@@ -156,15 +156,15 @@ def _row(since: Ints, requests: Ints) -> Ints:
     return np.searchsorted(since, requests, side="right") - 1
 
 
-def first_turns(traffic: Traffic, moved: Handovers) -> Ints:
+def first_turns(traffic: Traffic, moved: Segments) -> Ints:
     """The request that began each one's conversation, as far as blocks tell.
 
     A request goes on with the latest one that is the whole beginning of it. One that leaves another
     half-way, as behind a head that many share, begins anew.
     """
     first = np.arange(len(traffic.leaf))
-    whole = moved.end == traffic.length[moved.giver]
-    first[moved.taker[whole]] = moved.giver[whole]
+    whole = moved.end == traffic.length[moved.previous]
+    first[moved.request[whole]] = moved.previous[whole]
     while not np.array_equal(first, first[first]):
         first = first[first]
     return first

@@ -20,7 +20,7 @@ from kvscope.learning.returns.offline import features_of, learned, waits_seen
 from kvscope.policies.base import REFIT, REFIT_S, Policy
 from kvscope.policies.gittins import AGES, STEPS, WINDOW_REFITS, Gittins, classes
 from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.replay.last_touch import handovers
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
@@ -62,7 +62,7 @@ def fit_at_end(
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
     at_end = Refits(bins, np.array([ends]), np.array([len(bins)]))
     of, steps = _classes(traffic, refit_s, class_set), STEPS[class_set]
-    seen = waits_seen(traffic, handovers(traffic), at_end, refit_s, of, math.prod(steps))
+    seen = waits_seen(traffic, last_touch_segments(traffic), at_end, refit_s, of, math.prod(steps))
     index = return_values(seen, steps)[0, ::2]
     return Fitted(class_set, index, WINDOW_REFITS * refit_s, int(seen.requests[0]))
 
@@ -96,5 +96,5 @@ def plugin_tables(traffic: Traffic, policy: Policy, fitted: Fit | None) -> Table
 
 
 def _classes(traffic: Traffic, refit_s: float, class_set: int) -> NDArray[np.int32]:
-    known = features_of(traffic, handovers(traffic), WINDOW_REFITS * refit_s)
+    known = features_of(traffic, last_touch_segments(traffic), WINDOW_REFITS * refit_s)
     return classes(known)[class_set]

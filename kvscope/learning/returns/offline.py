@@ -20,7 +20,7 @@ from kvscope.policies.gittins import (
     ages_of,
     classes,
 )
-from kvscope.replay.last_touch import Handovers, handovers
+from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
@@ -43,7 +43,7 @@ def learned(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> tuple[Can
     were not touched for as long are forgotten: they count as new, as they would to an engine that
     remembers no more.
     """
-    moved = handovers(traffic)
+    moved = last_touch_segments(traffic)
     refits = refits_of(traffic, refit_s)
     told = classes(features_of(traffic, moved, WINDOW_REFITS * refit_s))
     found = []
@@ -53,7 +53,7 @@ def learned(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> tuple[Can
     return tuple(found)
 
 
-def features_of(traffic: Traffic, moved: Handovers, memory_s: float) -> Features:
+def features_of(traffic: Traffic, moved: Segments, memory_s: float) -> Features:
     """What is known of each request, by which of its blocks were touched within `memory_s`."""
     found = beginnings(traffic, moved, memory_s)
     turns, _ = chained(found.before(found.whole))
@@ -64,7 +64,7 @@ def features_of(traffic: Traffic, moved: Handovers, memory_s: float) -> Features
 
 def waits_seen(
     traffic: Traffic,
-    moved: Handovers,
+    moved: Segments,
     refits: Refits,
     refit_s: float,
     of: NDArray[np.int32],
@@ -74,7 +74,7 @@ def waits_seen(
 
     `of` is the class of each request, of so many.
     """
-    giver, taker = moved.giver.astype(np.int64), moved.taker.astype(np.int64)
+    giver, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
     blocks = (moved.end - moved.start).astype(np.float64)
     gap_s = traffic.arrival_s[taker] - traffic.arrival_s[giver]
     held = (traffic.length + traffic.anonymous).astype(np.float64)

@@ -8,46 +8,42 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.jit import callable_in_kernels, kernel, once
-from kvscope.core.prefix import ancestor
-from kvscope.policies.base import ADAPT_EVERY, RECENT, Floats, LanePolicy, Turn
-from kvscope.replay.last_touch import Handovers
+from kvscope.core.jit import callable_in_kernels, once
+from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy
+from kvscope.replay.kernels.loop import Now, observe_nothing, replay_loop, turn_of
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.recent import note_recent, nothing_recent, sort_recent
 from kvscope.replay.structures.runs import (
     END,
     FIRST,
-    TIP,
     Ints,
-    empty_knots,
+    Runs,
     empty_runs,
     may_shrink,
     release,
     shrink,
-    take_over,
 )
 from kvscope.replay.traffic import Traffic
 
 
 class Lanes(NamedTuple):
-    """What a lane policy and its kernel keep up: `runs.py` says what `runs` and `knots` are.
+    """The state of a lane policy: `queues` has a set a lane (bitset.py) of R requests.
 
-    `queues` has a set a lane (bitset.py), `places` (R x 3) what `place` said of each request.
+    `places` (R x 3) is what `place` says of each request, `recent` the tokens that recent requests
+    computed (recent.py).
     """
 
-    runs: Ints
-    knots: Ints
+    runs: Runs
     queues: NDArray[np.uint64]
     places: Ints
     recent: NDArray[np.int64]
 
 
 def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
-    """An empty cache with so many lanes."""
+    """Return an empty cache with so many lanes."""
     requests = len(traffic.leaf)
     return Lanes(
-        empty_runs(traffic.leaf, traffic.length),
-        empty_knots(len(traffic.block_parent), leaf),
+        empty_runs(traffic, leaf),
         empty_sets(lanes, requests),
         np.zeros((requests, 3), dtype=np.int32),
         nothing_recent(),
@@ -55,7 +51,7 @@ def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
 
 
 def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
-    """The kernel that replays a lane policy; `leaf` as in `Policy.leaves`.
+    """Return the kernel that replays a lane policy; `leaf` as in `Policy.leaves`.
 
     Policies that differ in parameters alone share one.
     """
@@ -70,6 +66,7 @@ def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
     )
 
 
+# The tier kernel (tiers.py) with one tier takes 1.2 to 1.4 times as long as this one.
 @once
 def _kernel_of(
     admits: Callable[..., bool],
@@ -80,140 +77,96 @@ def _kernel_of(
     adaptive: bool,
     leaf: bool,
 ) -> Callable[..., Any]:
-    """The kernel of these functions.
+    """Return the kernel of these functions.
 
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
-    the depth where its blocks do, and leaves all lanes while a child hangs from its end.
+    the depth where its blocks do, and leaves all lanes while a child run continues from its end.
     """
     for function in (admits, place, score, adapts, adapt):
         callable_in_kernels(function)
 
     @callable_in_kernels
-    def lane_of(runs: Ints, places: Ints, request: int) -> int:
+    def lane_of(state: Lanes, request: int) -> int:
+        places = state.places
         depth, deep, shallow = places[request, 0], places[request, 1], places[request, 2]
-        return int(deep if runs[request, END] > depth else shallow)
+        return int(deep if state.runs.of[request, END] > depth else shallow)
 
     @callable_in_kernels
-    def lowest(
-        queues: NDArray[np.uint64],
-        words: int,
-        lanes: int,
-        runs: Ints,
-        arrival_s: NDArray[np.float64],
-        now: float,
-        p: Floats,
-        table: Floats,
-    ) -> int:
-        """The request whose run gives the next block, -1 if there is none."""
+    def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
+        depth, deep, shallow = place(turn_of(traffic, request), now.block_size, now.p)
+        places = state.places
+        places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
+
+    @callable_in_kernels
+    def join(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
+        add(state.queues, words_for(len(state.places)), lane_of(state, request), request)
+
+    @callable_in_kernels
+    def lowest(state: Lanes, traffic: Traffic, now: Now) -> int:
+        """Return the request whose run evicts the next block, -1 if there is none."""
+        of, queues, words = state.runs.of, state.queues, words_for(len(state.places))
         victim, least_worth = -1, np.inf
-        for lane in range(lanes):
+        for lane in range(len(queues)):
             head = least(queues, words, lane)
-            while head >= 0 and runs[head, FIRST] >= runs[head, END]:  # its blocks were taken over
+            while head >= 0 and of[head, FIRST] >= of[head, END]:  # its blocks were taken over
                 discard(queues, words, lane, head)
                 head = least(queues, words, lane)
             if head < 0:
                 continue
-            worth = score(lane, now - arrival_s[head], p, table) if lanes > 1 else 0.0
+            worth = 0.0
+            if len(queues) > 1:
+                worth = score(lane, now.now_s - traffic.arrival_s[head], now.p, now.table)
             if victim < 0 or worth < least_worth or (worth == least_worth and head < victim):
                 victim, least_worth = head, worth
         return victim
 
     @callable_in_kernels
-    def give_up(
-        runs: Ints,
-        knots: Ints,
-        parents: Ints,
-        queues: NDArray[np.uint64],
-        words: int,
-        places: Ints,
-        request: int,
-        most: int,
-    ) -> int:
+    def evict_from(state: Lanes, request: int, most: int) -> int:
         """Evict up to `most` of a run's blocks, as far as they are in its deepest block's lane."""
-        lane, depth = lane_of(runs, places, request), places[request, 0]
-        first = runs[request, FIRST]
-        stop = max(first, depth) if runs[request, END] > depth else first
-        gone = shrink(runs, knots, parents, request, most, stop, leaf, leaf)
-        if runs[request, END] == first:
+        runs, queues, words = state.runs, state.queues, words_for(len(state.places))
+        lane, depth = lane_of(state, request), state.places[request, 0]
+        first = runs.of[request, FIRST]
+        stop = max(first, depth) if runs.of[request, END] > depth else first
+        count = shrink(runs, request, most, stop, leaf, leaf)
+        if runs.of[request, END] == first:
             discard(queues, words, lane, request)
-            freed = release(runs, knots, request) if leaf else -1
+            freed = release(runs, request) if leaf else -1
             if freed >= 0:
-                add(queues, words, lane_of(runs, places, freed), freed)
-        elif not may_shrink(runs, knots, request, leaf):
+                add(queues, words, lane_of(state, freed), freed)
+        elif not may_shrink(runs, request, leaf):
             discard(queues, words, lane, request)
-        elif lane_of(runs, places, request) != lane:
+        elif lane_of(state, request) != lane:
             discard(queues, words, lane, request)
-            add(queues, words, lane_of(runs, places, request), request)
-        return gone
+            add(queues, words, lane_of(state, request), request)
+        return count
 
-    @kernel
-    def replay(
-        traffic: Traffic,
-        moved: Handovers,
-        state: Lanes,
-        capacity: int,
-        p: Floats,
-        tables: NDArray[np.float64],
-        since: NDArray[np.int64],
-        ttl_s: float,
-        mandatory: bool,
-        hits: NDArray[np.int32],
-    ) -> int:
-        parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
-        anonymous, look, inputs = traffic.anonymous, traffic.look, traffic.input_tokens
-        starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
-        history, category = traffic.history_tokens, traffic.category
-        following, block_size = traffic.next_prompt_tokens, traffic.block_size
-        requests = len(length)
-        runs, knots, queues = state.runs, state.knots, state.queues
-        places, recent = state.places, state.recent
-        words, lanes = words_for(requests), len(queues)
-        table = tables[0]
-        size, evictions, expired, period = 0, 0, 0, 0
-        observing = adaptive and adapts(p)
-        for request in range(requests):
-            now = arrival_s[request]
-            while period + 1 < len(since) and since[period + 1] <= request:
-                period += 1
-                table = tables[period]
-            while expired < request and arrival_s[expired] < now - ttl_s:
-                left = runs[expired, END] - runs[expired, FIRST]
-                while left > 0:
-                    gone = give_up(runs, knots, parents, queues, words, places, expired, left)
-                    left -= gone
-                    size -= gone
-                    evictions += gone
-                expired += 1
+    @callable_in_kernels
+    def evict(state: Lanes, traffic: Traffic, request: int, now: Now, most: int) -> int:
+        victim = lowest(state, traffic, now)
+        return evict_from(state, victim, most) if victim >= 0 else 0
 
-            found, cached = take_over(runs, knots, request, starts, giver, stops, block, leaf)
-            hits[request] = min(found, look[request])
-            turn = Turn(request, now, history[request], category[request], following[request])
-            end = length[request] + anonymous[request]
-            if not admits(turn, p):
-                if leaf:
-                    unused = length[request] - found
-                    runs[request, TIP] = ancestor(parents, runs[request, TIP], unused)
-                end = found
-            runs[request, END] = end
-            size += end - cached
-            depth, deep, shallow = place(turn, block_size, p)
-            places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
-            for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
-                if step == 1 and end > 0 and may_shrink(runs, knots, request, leaf):
-                    add(queues, words, lane_of(runs, places, request), request)
-                while size > capacity:
-                    victim = lowest(queues, words, lanes, runs, arrival_s, now, p, table)
-                    if victim < 0:
-                        break
-                    most = size - capacity
-                    gone = give_up(runs, knots, parents, queues, words, places, victim, most)
-                    size -= gone
-                    evictions += gone
-            if adaptive and observing:
-                uncached = max(inputs[request] - hits[request] * block_size, 0)
-                note_recent(recent, request, uncached)
-                if (request + 1) % ADAPT_EVERY == 0:
-                    adapt(recent[RECENT : sort_recent(recent, request + 1)], p)
-        return evictions
+    @callable_in_kernels
+    def expire(state: Lanes, traffic: Traffic, request: int, now: Now) -> int:
+        blocks = max(state.runs.of[request, END] - state.runs.of[request, FIRST], 0)
+        left = blocks
+        while left > 0:
+            left -= evict_from(state, request, left)
+        return int(blocks)
 
-    return replay
+    @callable_in_kernels
+    def observe(state: Lanes, request: int, uncached_tokens: int, now: Now) -> None:
+        if adapts(now.p):
+            note_recent(state.recent, request, uncached_tokens)
+            if (request + 1) % ADAPT_EVERY == 0:
+                adapt(state.recent[RECENT : sort_recent(state.recent, request + 1)], now.p)
+
+    return replay_loop(
+        admits,
+        enter=enter,
+        join=join,
+        evict=evict,
+        expire=expire,
+        observe=observe if adaptive else observe_nothing,
+        leaf=leaf,
+        climb=leaf,
+    )

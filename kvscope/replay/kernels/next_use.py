@@ -1,4 +1,4 @@
-"""Replay of the policies that keep blocks in a few queues by who will hit them next."""
+"""Replay of the policies that keep blocks in a few queues by the request that hits them next."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.jit import callable_in_kernels, kernel, once
-from kvscope.policies.base import NEVER, Floats, NextUsePolicy, Turn
-from kvscope.replay.last_touch import Handovers, Touches, next_touch
+from kvscope.core.jit import callable_in_kernels, once
+from kvscope.policies.base import NEVER, NextUsePolicy
+from kvscope.replay.kernels.loop import Now, replay_loop, turn_of
+from kvscope.replay.last_touch import NextTouches, next_touch
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.runs import (
     END,
     FIRST,
     NAMED,
     Ints,
-    empty_knots,
+    Runs,
     empty_runs,
     may_shrink,
     release,
     shrink,
-    take_over,
 )
 from kvscope.replay.traffic import Traffic
 
@@ -30,27 +30,27 @@ _DEPTH, _DEEP, _SHALLOW, _NEXT, _SINCE = range(5)
 
 
 class NextUses(NamedTuple):
-    """What a next-use policy and its kernel keep up: `runs.py` says what `runs` and `knots` are.
+    """The state of a next-use policy over R requests.
 
-    `places` (R x 5) has what `place` said of each request, then who will hit its deepest block
-    next, and from which depth on that is so. `queues` has a set a lane (bitset.py) of 2 R members:
-    r for the run of request r, whose deepest block nobody will hit; 2 R - 1 - q for the one whose
-    deepest block request q will hit, which is `holder[q]`. So the least member leaves first.
+    `places` (R x 5) has what `place` says of each request, then which request hits its deepest
+    block next, and from which depth on that is so. `queues` has a set a lane (bitset.py) of 2 R
+    members: r for the run of request r, whose deepest block is not hit again; 2 R - 1 - q for the
+    one whose deepest block request q hits, which is `run_for[q]`. So the least member leaves first.
     """
 
-    runs: Ints
-    knots: Ints
+    runs: Runs
+    future: NextTouches
     places: Ints
     queues: NDArray[np.uint64]
-    holder: Ints
+    run_for: Ints
 
 
-def empty_next_uses(traffic: Traffic, lanes: int) -> NextUses:
-    """An empty cache with so many lanes."""
+def empty_next_uses(traffic: Traffic, lanes: int, future: NextTouches) -> NextUses:
+    """Return an empty cache with so many lanes."""
     requests = len(traffic.leaf)
     return NextUses(
-        empty_runs(traffic.leaf, traffic.length),
-        empty_knots(len(traffic.block_parent), leaf=True),
+        empty_runs(traffic, leaf=True),
+        future,
         np.zeros((requests, 5), dtype=np.int32),
         empty_sets(lanes, 2 * requests),
         np.zeros(requests, dtype=np.int32),
@@ -59,149 +59,98 @@ def empty_next_uses(traffic: Traffic, lanes: int) -> NextUses:
 
 @once
 def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
-    """The kernel that replays a next-use policy.
+    """Return the kernel that replays a next-use policy.
 
     A queue holds the runs that may shrink, by their deepest block. No two of them wait for the same
     request: both would lie on its path, and the shallower could not shrink before the deeper.
-    Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one stretch of its
+    Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one segment of its
     path, and so need no heap, is kvscope's own.
     """
     place = callable_in_kernels(policy.place)
 
     @callable_in_kernels
-    def lane_of(runs: Ints, places: Ints, request: int) -> int:
-        deep = runs[request, END] > places[request, _DEPTH]
+    def lane_of(state: NextUses, request: int) -> int:
+        places = state.places
+        deep = state.runs.of[request, END] > places[request, _DEPTH]
         return int(places[request, _DEEP] if deep else places[request, _SHALLOW])
 
     @callable_in_kernels
-    def member(places: Ints, request: int) -> int:
-        awaited = places[request, _NEXT]
-        return request if awaited == NEVER else 2 * len(places) - 1 - awaited
+    def member(state: NextUses, request: int) -> int:
+        awaited = state.places[request, _NEXT]
+        return request if awaited == NEVER else 2 * len(state.places) - 1 - awaited
 
     @callable_in_kernels
-    def join(
-        runs: Ints,
-        places: Ints,
-        queues: NDArray[np.uint64],
-        words: int,
-        holder: Ints,
-        touch_starts: NDArray[np.int64],
-        touches: Ints,
-        request: int,
-    ) -> None:
+    def enter(state: NextUses, traffic: Traffic, request: int, now: Now) -> None:
+        depth, deep, shallow = place(turn_of(traffic, request), now.block_size, now.p)
+        places = state.places
+        places[request, _DEPTH], places[request, _DEEP] = depth, deep
+        places[request, _SHALLOW] = shallow
+
+    @callable_in_kernels
+    def queue(state: NextUses, request: int) -> None:
         """Queue a run that may shrink."""
-        deepest, named = runs[request, END] - 1, runs[request, NAMED]
+        deepest, named = state.runs.of[request, END] - 1, state.runs.of[request, NAMED]
         awaited, since = NEVER, named
         if deepest < named:
-            awaited, since = next_touch(touch_starts, touches, request, deepest)
-        places[request, _NEXT], places[request, _SINCE] = awaited, since
+            awaited, since = next_touch(state.future, request, deepest)
+        state.places[request, _NEXT], state.places[request, _SINCE] = awaited, since
         if awaited != NEVER:
-            holder[awaited] = request
-        add(queues, words, lane_of(runs, places, request), member(places, request))
+            state.run_for[awaited] = request
+        words = words_for(2 * len(state.places))
+        add(state.queues, words, lane_of(state, request), member(state, request))
 
     @callable_in_kernels
-    def lowest(
-        runs: Ints, places: Ints, queues: NDArray[np.uint64], words: int, holder: Ints
-    ) -> int:
-        """The request whose run gives the next block, -1 if there is none."""
+    def join(state: NextUses, traffic: Traffic, request: int, now: Now) -> None:
+        queue(state, request)
+
+    @callable_in_kernels
+    def lowest(state: NextUses) -> int:
+        """Return the request whose run evicts the next block, -1 if there is none."""
+        of, queues, requests = state.runs.of, state.queues, len(state.places)
+        words = words_for(2 * requests)
         for lane in range(len(queues)):
             head = least(queues, words, lane)
             while head >= 0:
-                run = head if head < len(places) else int(holder[2 * len(places) - 1 - head])
-                if runs[run, FIRST] < runs[run, END]:
-                    return run
+                request = head if head < requests else int(state.run_for[2 * requests - 1 - head])
+                if of[request, FIRST] < of[request, END]:
+                    return request
                 discard(queues, words, lane, head)  # its blocks were taken over
                 head = least(queues, words, lane)
         return -1
 
     @callable_in_kernels
-    def give_up(
-        runs: Ints,
-        knots: Ints,
-        parents: Ints,
-        places: Ints,
-        queues: NDArray[np.uint64],
-        words: int,
-        holder: Ints,
-        touch_starts: NDArray[np.int64],
-        touches: Ints,
-        request: int,
-        most: int,
-    ) -> int:
+    def evict_from(state: NextUses, request: int, most: int) -> int:
         """Evict up to `most` of a queued run's blocks, as far as its deepest block's rank goes."""
-        first, depth = runs[request, FIRST], places[request, _DEPTH]
-        discard(queues, words, lane_of(runs, places, request), member(places, request))
+        runs, places = state.runs, state.places
+        first, depth = runs.of[request, FIRST], places[request, _DEPTH]
+        words = words_for(2 * len(places))
+        discard(state.queues, words, lane_of(state, request), member(state, request))
         stop = max(first, places[request, _SINCE])
-        if runs[request, END] > depth:
+        if runs.of[request, END] > depth:
             stop = max(stop, depth)
-        gone = shrink(runs, knots, parents, request, most, stop, climb=True, leaf=True)
+        count = shrink(runs, request, most, stop, climb=True, leaf=True)
         joining = request
-        if runs[request, END] == first:
-            joining = release(runs, knots, request)
-        elif not may_shrink(runs, knots, request, leaf=True):
+        if runs.of[request, END] == first:
+            joining = release(runs, request)
+        elif not may_shrink(runs, request, leaf=True):
             joining = -1
         if joining >= 0:
-            join(runs, places, queues, words, holder, touch_starts, touches, joining)
-        return gone
+            queue(state, joining)
+        return count
 
-    @kernel
-    def replay(
-        traffic: Traffic,
-        moved: Handovers,
-        future: Touches,
-        state: NextUses,
-        capacity: int,
-        p: Floats,
-        ttl_s: float,
-        mandatory: bool,
-        hits: NDArray[np.int32],
-    ) -> int:
-        parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
-        anonymous, look, category = traffic.anonymous, traffic.look, traffic.category
-        starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
-        history, following = traffic.history_tokens, traffic.next_prompt_tokens
-        touch_starts, touches = future.starts, future.stretches
-        runs, knots, places = state.runs, state.knots, state.places
-        queues, holder = state.queues, state.holder
-        requests, block_size = len(length), traffic.block_size
-        words = words_for(2 * requests)
-        size, evictions, expired = 0, 0, 0
-        for request in range(requests):
-            now = arrival_s[request]
-            while expired < request and arrival_s[expired] < now - ttl_s:
-                left = runs[expired, END] - runs[expired, FIRST]
-                while left > 0:
-                    gone = give_up(
-                        runs, knots, parents, places, queues, words, holder, touch_starts, touches,
-                        expired, left,
-                    )  # fmt: skip
-                    left -= gone
-                    size -= gone
-                    evictions += gone
-                expired += 1
+    @callable_in_kernels
+    def evict(state: NextUses, traffic: Traffic, request: int, now: Now, most: int) -> int:
+        victim = lowest(state)
+        return evict_from(state, victim, most) if victim >= 0 else 0
 
-            found, cached = take_over(runs, knots, request, starts, giver, stops, block, leaf=True)
-            hits[request] = min(found, look[request])
-            turn = Turn(request, now, history[request], category[request], following[request])
-            end = length[request] + anonymous[request]
-            runs[request, END] = end
-            size += end - cached
-            depth, deep, shallow = place(turn, block_size, p)
-            places[request, _DEPTH], places[request, _DEEP] = depth, deep
-            places[request, _SHALLOW] = shallow
-            for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
-                if step == 1 and end > 0 and may_shrink(runs, knots, request, leaf=True):
-                    join(runs, places, queues, words, holder, touch_starts, touches, request)
-                while size > capacity:
-                    victim = lowest(runs, places, queues, words, holder)
-                    if victim < 0:
-                        break
-                    gone = give_up(
-                        runs, knots, parents, places, queues, words, holder, touch_starts, touches,
-                        victim, size - capacity,
-                    )  # fmt: skip
-                    size -= gone
-                    evictions += gone
-        return evictions
+    @callable_in_kernels
+    def expire(state: NextUses, traffic: Traffic, request: int, now: Now) -> int:
+        blocks = max(state.runs.of[request, END] - state.runs.of[request, FIRST], 0)
+        left = blocks
+        while left > 0:
+            left -= evict_from(state, request, left)
+        return int(blocks)
 
-    return replay
+    return replay_loop(
+        policy.admits, enter=enter, join=join, evict=evict, expire=expire, leaf=True, climb=True
+    )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.policies.base import Floats, LanePolicy, Turn
-from kvscope.replay.last_touch import Handovers
+from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.bitset import add, discard, least, words_for
 from kvscope.replay.structures.runs import Ints
 from kvscope.replay.structures.tier_runs import Counts, lane_of, may_shrink, move_down, take_up
@@ -112,7 +112,7 @@ def _settle(
 @kernel
 def exclusive_kernel(
     traffic: Traffic,
-    moved: Handovers,
+    moved: Segments,
     capacity: Counts,
     ttl_s: Floats,
     places: Ints,
@@ -137,7 +137,7 @@ def exclusive_kernel(
     """
     parents, length, arrival_s = traffic.block_parent, traffic.length, traffic.arrival_s
     anonymous, look, leaves = traffic.anonymous, traffic.look, traffic.leaf
-    starts, giver, stops, block = moved.starts, moved.giver, moved.end, moved.block
+    starts, giver, stops, block = moved.starts, moved.previous, moved.end, moved.block
     requests, tiers = len(length), len(capacity)
     words = words_for(requests)
     expired, size, left, demoted = counts[0], counts[1], counts[2], counts[3]

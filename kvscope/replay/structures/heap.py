@@ -1,6 +1,8 @@
-"""A binary heap of requests by (key, request): two arrays side by side, the lowest pair first."""
+"""A binary heap of requests by (key, request), the lowest pair first."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,46 +10,64 @@ from numpy.typing import NDArray
 from kvscope.core.jit import callable_in_kernels
 
 
-@callable_in_kernels
-def comes_before(
-    key: float, request: int, keys: NDArray[np.float64], queued: NDArray[np.int32], at: int
-) -> bool:
-    """Whether (key, request) is lower than the heap's entry `at`."""
-    return bool(key < keys[at] or (key == keys[at] and request < queued[at]))
+class Heap(NamedTuple):
+    """The first `size[0]` entries of `keys` and `requests`, side by side."""
+
+    keys: NDArray[np.float64]
+    requests: NDArray[np.int32]
+    size: NDArray[np.int64]
+
+
+def empty_heap(room: int) -> Heap:
+    """Return an empty heap with room for that many entries."""
+    size = np.zeros(1, dtype=np.int64)
+    return Heap(np.empty(room, dtype=np.float64), np.empty(room, dtype=np.int32), size)
 
 
 @callable_in_kernels
-def put(
-    keys: NDArray[np.float64], queued: NDArray[np.int32], count: int, key: float, request: int
-) -> int:
-    """Add an entry to a heap of `count` that has room; the new count."""
-    at = count
+def comes_before(heap: Heap, key: float, request: int, at: int) -> bool:
+    """Return whether (key, request) is lower than the heap's entry `at`."""
+    return bool(key < heap.keys[at] or (key == heap.keys[at] and request < heap.requests[at]))
+
+
+@callable_in_kernels
+def precedes_all(heap: Heap, key: float, request: int) -> bool:
+    """Return whether (key, request) is lower than every entry."""
+    return heap.size[0] == 0 or comes_before(heap, key, request, 0)
+
+
+@callable_in_kernels
+def put(heap: Heap, key: float, request: int) -> None:
+    """Add an entry to a heap that has room."""
+    at = heap.size[0]
+    heap.size[0] = at + 1
     while at > 0:
         above = (at - 1) >> 1
-        if not comes_before(key, request, keys, queued, above):
+        if not comes_before(heap, key, request, above):
             break
-        keys[at], queued[at] = keys[above], queued[above]
+        heap.keys[at], heap.requests[at] = heap.keys[above], heap.requests[above]
         at = above
-    keys[at], queued[at] = key, request
-    return count + 1
+    heap.keys[at], heap.requests[at] = key, request
 
 
 @callable_in_kernels
-def drop_lowest(keys: NDArray[np.float64], queued: NDArray[np.int32], count: int) -> int:
-    """Take the lowest entry out of a heap of `count`; the new count."""
-    left = count - 1
-    key, request = keys[left], int(queued[left])
+def drop_lowest(heap: Heap) -> None:
+    """Remove the lowest entry."""
+    left = heap.size[0] - 1
+    heap.size[0] = left
+    key, request = heap.keys[left], int(heap.requests[left])
     at = 0
     while True:
         below = 2 * at + 1
         if below >= left:
             break
-        beside = below + 1
-        if beside < left and comes_before(keys[beside], int(queued[beside]), keys, queued, below):
-            below = beside
-        if comes_before(key, request, keys, queued, below):
+        sibling = below + 1
+        if sibling < left and comes_before(
+            heap, heap.keys[sibling], int(heap.requests[sibling]), below
+        ):
+            below = sibling
+        if comes_before(heap, key, request, below):
             break
-        keys[at], queued[at] = keys[below], queued[below]
+        heap.keys[at], heap.requests[at] = heap.keys[below], heap.requests[below]
         at = below
-    keys[at], queued[at] = key, request
-    return left
+    heap.keys[at], heap.requests[at] = key, request

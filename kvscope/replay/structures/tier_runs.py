@@ -52,7 +52,7 @@ def take_up(
     """Take the cached blocks of a request's path out of all tiers, and count them as its hits.
 
     Hits are the leading ones, as far as it looks. `starts`, `giver`, `stop` and `block` are those
-    of `Handovers`.
+    of `Segments`.
     """
     tiers = len(size)
     leading, start, above = 0, 0, 0

@@ -13,8 +13,8 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.core.runs import Run
 from kvscope.replay import run_cache as kept
-from kvscope.replay import workload as sweep
-from kvscope.replay.workload import Asked, Workload
+from kvscope.replay import sweep
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from tests.cli.replayed import simulated
 
@@ -28,13 +28,13 @@ def test_the_same_run_is_not_repeated(
     asked = (trace, *options, "--policies", "lru")
     first = simulated(capsys, *asked, "--capacity-blocks", "1,2")
     replayed: list[int] = []
-    replay = Workload.run
+    replay = sweep.make_run
 
-    def counted(workload: Workload, one: Asked) -> Run:
+    def counted(workload: Workload, one: ReplayRequest) -> Run:
         replayed.append(one.capacity_blocks)
         return replay(workload, one)
 
-    monkeypatch.setattr(Workload, "run", counted)
+    monkeypatch.setattr(sweep, "make_run", counted)
     again = simulated(capsys, *asked, "--capacity-blocks", "1,2,3")
     assert again["results"][:2] == first["results"]
     assert replayed == [3]
@@ -50,9 +50,9 @@ def test_ctrl_c_keeps_what_is_finished(
 ) -> None:
     """After an interrupt the runs under way end, no other starts, and all of them are kept."""
     interrupted = Event()
-    replay, keep = Workload.run, results.add_run
+    replay, keep = sweep.make_run, results.add_run
 
-    def held_back(workload: Workload, one: Asked) -> Run:
+    def held_back(workload: Workload, one: ReplayRequest) -> Run:
         if one.capacity_blocks > 1:  # the second of them waits for the interrupt
             assert interrupted.wait(60)
         return replay(workload, one)
@@ -64,7 +64,7 @@ def test_ctrl_c_keeps_what_is_finished(
             interrupted.set()
         return run
 
-    monkeypatch.setattr(Workload, "run", held_back)
+    monkeypatch.setattr(sweep, "make_run", held_back)
     monkeypatch.setattr(results, "add_run", interrupting)
     monkeypatch.setattr(sweep, "cores", lambda: 1)
     before = signal.getsignal(signal.SIGINT)
@@ -142,7 +142,7 @@ def test_lengths_cannot_be_replayed(
         "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     )
     assert run(["simulate", str(path), *options]) == 3
-    assert "tells lengths only" in capsys.readouterr().err
+    assert "has only lengths" in capsys.readouterr().err
 
 
 def test_refit_is_for_those_who_fit(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

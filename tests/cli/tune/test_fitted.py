@@ -29,11 +29,10 @@ BLOCKS = 1000
 def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     """As `fit` has it; a table that an engine can fit anew says that it is to."""
     prompts = sample("to-c")
-    trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
+    recommended = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
     setting = SimpleNamespace(isolate=None, definition=standard())
-    tuned: Any = SimpleNamespace(
-        tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial), setting=setting),
-    )
+    tuning = SimpleNamespace(recommended=recommended, setting=setting)
+    tuned: Any = SimpleNamespace(tuning=tuning)
     found = engine_fit(tuned, prompts)
     expected = fit_for(traffic(prompts, standard()), policy, BLOCKS)
     if isinstance(found, Fitted):
@@ -49,11 +48,10 @@ def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
 def test_a_fit_to_what_was_replayed(by: Tenant | None, outputs: Outputs) -> None:
     """Isolated, or without outputs, as the recommendation was judged."""
     prompts, policy = sample("agent"), Gittins()
-    trial = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
+    recommended = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
     setting = SimpleNamespace(isolate=by, definition=standard(outputs=outputs))
-    tuned: Any = SimpleNamespace(
-        tuning=SimpleNamespace(recommended=SimpleNamespace(trial=trial), setting=setting),
-    )
+    tuning = SimpleNamespace(recommended=recommended, setting=setting)
+    tuned: Any = SimpleNamespace(tuning=tuning)
     fitted = engine_fit(tuned, prompts)
     assert isinstance(fitted, Fitted)
     replayed = traffic(isolate(prompts, by) if by else prompts, setting.definition)

@@ -13,7 +13,7 @@ from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.policies.base import Policy
 from kvscope.tuning import tuner
-from kvscope.tuning.search import Evaluator
+from kvscope.tuning.trial import Evaluator
 from tests.cli.tune.asked import HERE, told, write_trace
 from tests.tune.examples import in_turn
 
@@ -36,7 +36,7 @@ Streams = pytest.CaptureFixture[str]
         (("--model", "lama3-8b"), "did you mean"),
         (("--latency", "llama2-7b-a10"), "did you mean"),
         (("--policies", "tlruu"), "did you mean"),
-        (("--policies", "belady"), "the oracles are always shown"),
+        (("--policies", "belady"), "oracles are always shown"),
         (("--param", "tlru.xi=3"), "xi"),
         (("--param", "wa.ttl_s=3s"), "add wa to --policies"),
         (("--capacity-blocks", "0"), "2000"),
@@ -91,7 +91,7 @@ def test_a_trace_of_lengths_cannot_be_tuned(
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     assert run(["tune", str(path), *options, "--slo", "200ms"]) == ExitCode.INPUT
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: {path}: tells lengths only")
+    assert error.startswith(f"error: {path}: has only lengths")
     assert error.endswith("; take a trace with block hashes")
 
 

@@ -51,5 +51,5 @@ def test_a_recommendation_settles_what_it_says(
     asked = ["simulate", trace, *options[:2], "--recommendation", str(tmp_path / "none.toml")]
     assert run([*asked, *said]) == ExitCode.USAGE
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {said[0]}: says what the recommendation says")
+    assert error.startswith(f"error: {said[0]}: the recommendation settles this")
     assert len(error.splitlines()) == 1

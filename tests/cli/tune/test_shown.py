@@ -37,22 +37,22 @@ def test_explain_says_why(trace: str, options: tuple[str, ...], capsys: Streams)
     """The target against xi, all that was tried, and who pays."""
     asked = (trace, *options, "--slo", "200ms", *HERE)
     plain, words = told(capsys, *asked), told(capsys, *asked, "--explain")
-    for title in ("Why this xi", "Tried in the part to choose on", "Who gains and who pays"):
+    for title in ("Why this xi", "Tried in the training window", "TTFT by category"):
         assert title in words
         assert title not in plain
-    assert "LRU now, and tlru xi_tokens=" in words
+    assert "LRU now, then tlru xi_tokens=" in words
 
 
 def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """Without --latency: which preset, and what another speed of prefill would change."""
     asked = (trace, *options[:2], "--policies", "tlru", "--slo", "30ms")
     words = told(capsys, *asked)
-    assert "--latency llama2-7b-a100: a preset, 8.2ms + 60.9 us a token" in words
-    assert "Were prefill 2 times as fast: " in words
-    assert "Were prefill 0.5 times as fast: " in words
+    assert "--latency llama2-7b-a100" in words
+    assert "With prefill 2× as fast: " in words
+    assert "With prefill 0.5× as fast: " in words
     assert "--capacity" in words
     given = told(capsys, trace, *options, "--slo", "200ms", *HERE)
-    assert "Were prefill" not in given
+    assert "With prefill" not in given
     assert "--latency" not in given
 
 

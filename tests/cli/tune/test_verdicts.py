@@ -19,14 +19,14 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     words = told(capsys, trace, *options, "--slo", "200ms", *HERE)
     assert "Recommendation: switch" in words
     found = re.search(
-        r"Switch to tlru xi_tokens=(\d+): p95 TTFT 330ms -> (\d+)ms \(-[\d.]+%, 95% interval"
-        r" -[\d.]+% to -[\d.]+%\), within the SLO of 200ms \(in (?:9\d|100)% of the"
-        r" draws\), at 350 blocks, 5,600 tokens",
+        r"Switch to tlru xi_tokens=(\d+): p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
+        r" same in all\), within the SLO of 200 ms in (?:9\d|100)% of the bootstrap"
+        r" resamples, at 350 blocks\.",
         words,
     )
     assert found is not None
     assert int(found[2]) <= 200
-    assert re.search(r"With it: p50 330ms -> \d+ms .*hit rate 0.0% -> .*prefills/s 3.03 -> ", words)
+    assert re.search(r"Also: p50 330 ms -> \d+ ms .*hit rate 0.0% -> .*prefills/s 3.03 -> ", words)
     assert (
         "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config"
         f""" '{{"threshold":{found[1]},"next_prompt_estimate":0}}' --max-total-tokens 5600"""
@@ -37,8 +37,8 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
 def test_keep_lru(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """LRU is good enough, and less of it would be, too; vLLM's flags are for what there is."""
     words = told(capsys, trace, *options, "--slo", "200ms", "--capacity-blocks", "1000")
-    assert "Keep LRU: LRU gives a p95 TTFT of 26ms at 1,000 blocks" in words
-    assert re.search(r"You could shrink: LRU still keeps it at 3(89|9\d) blocks", words)
+    assert "Keep LRU: LRU has a p95 TTFT of 26 ms at 1,000 blocks" in words
+    assert re.search(r"You could shrink: LRU meets it down to 3(89|9\d) blocks", words)
     assert "vLLM: --block-size 16 --num-gpu-blocks-override 1001" in words
     assert "SGLang: --radix-eviction-policy lru --max-total-tokens 16000" in words
 
@@ -48,25 +48,27 @@ def test_an_slo_that_no_cache_is_needed_for(
 ) -> None:
     """Every prompt computed whole is within the SLO: the least capacity is none."""
     words = told(capsys, trace, *options, "--slo", "1s", *HERE)
-    assert "You could shrink: the SLO is kept without any cache." in words
+    assert "You could shrink: the SLO is met without any cache." in words
 
 
 def test_unreachable(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """What even an infinite cache leaves, and what a policy is worth all the same."""
     words = told(capsys, trace, *options, "--slo", "20ms", *HERE)
     assert "Recommendation: unreachable" in words
-    assert "No cache can keep the SLO of 20ms: even an infinite one" in words
-    assert "leaves a p95 TTFT of 26ms. LRU gives a p95 TTFT of 330ms" in words
-    assert "The levers left are faster prefill and shorter prompts." in words
-    assert "none, not even an infinite cache" in words
+    assert "No cache can meet the SLO of 20 ms: even an infinite one" in words
+    assert "has a p95 TTFT of 26 ms. LRU has a p95 TTFT of 330 ms" in words
+    assert "What remains is faster prefill or shorter prompts." in words
+    assert "none; an infinite cache does not meet it" in words
 
 
 def test_add_capacity(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """LRU fails here, no policy is enough, more blocks are."""
     words = told(capsys, trace, *options, "--slo", "100ms", "--capacity-blocks", "100")
     assert "Recommendation: add-capacity" in words
-    assert re.search(r"Add capacity: LRU gives .* no policy surely keeps the SLO of 100ms", words)
-    assert re.search(r"keeps it at [\d,]+ blocks, [\d,]+ tokens, with a p95 TTFT of ", words)
+    assert re.search(
+        r"Add capacity: LRU has .* no policy significantly meets the SLO of 100 ms", words
+    )
+    assert re.search(r"meets it at [\d,]+ blocks.*: p95 TTFT ", words)
 
 
 def test_a_range_that_ends_too_soon(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
@@ -78,7 +80,7 @@ def test_a_range_that_ends_too_soon(trace: str, options: tuple[str, ...], capsys
         *("--capacity-range", "80MiB..1.5GiB"),
     )
     assert "Add capacity" in words
-    assert "None was found that does, where it was looked for." in words
+    assert "No capacity within the search range meets it." in words
 
 
 def test_the_document_keeps_its_contract(

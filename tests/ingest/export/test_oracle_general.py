@@ -11,9 +11,9 @@ from libcachesim.libcachesim_python import convert_to_oracleGeneral
 
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Trace
-from kvscope.ingest.export.oracle_general import RECORD
-from kvscope.ingest.export.pipeline import export
+from kvscope.ingest.export import export
 from kvscope.ingest.formats.base import Request
+from kvscope.ingest.formats.oracle_general import RECORD
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import load_prompts
@@ -45,7 +45,7 @@ def chats(requests: int) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Trace, Path]:
-    """A trace of 4,500 requests, more than are written at a time, and its export."""
+    """Return a trace of 4,500 requests, more than are written at a time, and its export."""
     store = open_store(MEMORY)
     trace = small_traces.stored(store, chats(4500), 16)
     path = tmp_path_factory.mktemp("peer") / "trace.oracleGeneral"

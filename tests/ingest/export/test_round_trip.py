@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Trace
-from kvscope.ingest.export.base import REQUESTS_AT_ONCE, rows
-from kvscope.ingest.export.mooncake import milliseconds
-from kvscope.ingest.export.pipeline import EXPORTERS, export
+from kvscope.ingest.export import EXPORTERS, export
 from kvscope.ingest.formats.base import Request
+from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, rows
+from kvscope.ingest.formats.mooncake import milliseconds
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
@@ -42,13 +42,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def again(store: Store, trace: Trace, to: str, path: Path) -> Trace:
-    """The trace as it comes back from an export to `to`."""
+    """Return the trace as it comes back from an export to `to`."""
     export(store, trace, to, str(path))
     return ingest(store, str(path)).trace
 
 
 def prompts_of(store: Store, trace: Trace) -> dict[str, Any]:
-    """Times, lengths and path structure, and what LRU makes of the prompts alone."""
+    """Return times, lengths and path structure, and what LRU makes of the prompts alone."""
     found = load_prompts(store, trace)
     columns = ("arrival_s", "input_tokens", "output_tokens", "blocks", "full_blocks")
     numbers: dict[int, int] = {}
@@ -83,7 +83,7 @@ def conversations_of(store: Store, trace: Trace) -> dict[str, Any]:
 
 
 def ideal_of(store: Store, trace: Trace) -> list[int]:
-    """The blocks that an infinite cache hits, request by request."""
+    """Return the blocks that an infinite cache hits, request by request."""
     cursor = store._connection.execute(
         "SELECT ideal_blocks FROM requests WHERE trace_id = $1 ORDER BY request", [trace.trace_id]
     )
@@ -103,7 +103,7 @@ def labels_of(store: Store, trace: Trace) -> list[tuple[int | None, str]]:
 
 @st.composite
 def labelled(draw: st.DrawFn, size: int, *, chats: bool) -> list[Request]:
-    """Requests with users and types, on a grid of milliseconds."""
+    """Return requests with users and types, on a grid of milliseconds."""
     trace = draw(small_traces.requests(size, chats=chats))
     for request in trace:
         request.user_id = draw(st.none() | st.integers(0, 3))

@@ -34,7 +34,7 @@ class Sample:
 
 
 def parquet(**columns: list[object]) -> bytes:
-    """A Parquet file with these columns."""
+    """Return a Parquet file with these columns."""
     file = io.BytesIO()
     pl.DataFrame(columns, strict=False).write_parquet(file)
     return file.getvalue()
@@ -254,7 +254,7 @@ SAMPLES = {
 
 @pytest.fixture(scope="session", params=[known.name for known in registry.FORMATS])
 def sample(request: pytest.FixtureRequest) -> Sample:
-    """The sample of each format in turn; a format without one fails here."""
+    """Return the sample of each format in turn; a format without one fails here."""
     return SAMPLES[request.param]
 
 
@@ -312,7 +312,7 @@ class TraceReading:
 
     @staticmethod
     def with_ids(read: Records) -> Records:
-        """The records with their hash ids, which a reader may leave to others to decode.
+        """Return the records with their hash ids, which a reader may leave to others to decode.
 
         Of what does for a request, as a format's own row may, there is one with all that it tells.
         """
@@ -334,5 +334,5 @@ def _whole(request: Request) -> Request:
 
 @pytest.fixture(scope="session")
 def read(tmp_path_factory: pytest.TempPathFactory) -> TraceReading:
-    """Reads bytes as a trace."""
+    """Read bytes as a trace."""
     return TraceReading(tmp_path_factory.mktemp("traces"))

@@ -38,7 +38,7 @@ EDIT = st.one_of(
 
 
 def damaged(data: bytes, edits: list[tuple[str, float, Any]]) -> bytes:
-    """`data` after these edits, each at a position relative to its length."""
+    """Return `data` after these edits, each at a position relative to its length."""
     for kind, position, detail in edits:
         at = int(position * len(data))
         if kind == "flip" and data:

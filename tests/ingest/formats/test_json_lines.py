@@ -53,7 +53,7 @@ def test_at_once_as_one_by_one(chosen: Any, lines: list[bytes]) -> None:
     assert isinstance(reader, LineReader)
     text = b"\n".join(lines)
     at_once = reader.parse_at_once(text)
-    one_by_one = reader._one_by_one(1, text.split(b"\n"))
+    one_by_one = reader._line_by_line(1, text.split(b"\n"))
     if at_once is not None:
         assert not one_by_one.refused
         assert one_by_one.lines == list(range(1, len(at_once) + 1))

@@ -18,7 +18,7 @@ from kvscope.store.db import statement
 
 
 def parquet(frame: pl.DataFrame, **options: Any) -> bytes:
-    """The bytes of a Parquet file."""
+    """Return the bytes of a Parquet file."""
     file = io.BytesIO()
     frame.write_parquet(file, **options)
     return file.getvalue()

@@ -14,18 +14,18 @@ from kvscope.ingest.source import HEAD_BYTES
 
 
 def session(name: str | int, *requests: dict[str, Any], **fields: Any) -> bytes:
-    """A line with one session."""
+    """Return a line with one session."""
     head = {"id": name, "block_size": 64, "hash_id_scope": "local"}
     return json.dumps(head | fields | {"requests": list(requests)}).encode() + b"\n"
 
 
 def entry(t: float, **fields: Any) -> dict[str, Any]:
-    """A request of 70 tokens."""
+    """Return a request of 70 tokens."""
     return {"t": t, "type": "n", "model": "m", "in": 70, "out": 2, "hash_ids": [1]} | fields
 
 
 def agent(t: float, *requests: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A sub-agent."""
+    """Return a sub-agent."""
     return {"t": t, "type": "subagent", "requests": list(requests)} | fields
 
 
@@ -42,6 +42,25 @@ def test_sub_agents_count_from_their_own_start(read: Any) -> None:
         "s/main/a/b/m",
         "s/main/m",
     ]
+
+
+def test_times_that_count_from_the_session_are_recognized(read: Any) -> None:
+    """If nothing nested is earlier than its sub-agent, times are the session's, at any depth."""
+    inner = agent(12.0, entry(12.0), agent_id="b")
+    absolute = session("s", entry(1.0), agent(10.0, entry(10.5), inner, agent_id="a"))
+    relative = session("t", agent(3.0, entry(0.0), entry(4.0)), agent(5.0, entry(6.0)))
+    result = read(absolute + relative)
+    assert [r.arrival_s for r in result.requests] == [1.0, 10.5, 12.0, 15.0, 19.0, 23.0]
+    assert result.reader.notes[1:] == [
+        "times of sub-agents count from the start of their session where none is earlier"
+    ]
+
+
+def test_sub_agents_at_the_start_leave_no_doubt(read: Any) -> None:
+    """At 0 both readings agree, and nothing is noted."""
+    result = read(session("s", agent(0.0, entry(0.0), entry(2.0))))
+    assert [r.arrival_s for r in result.requests] == [0.0, 2.0]
+    assert len(result.reader.notes) == 1
 
 
 def test_agents_of_one_name_are_told_apart(read: Any) -> None:
@@ -75,7 +94,7 @@ def test_a_session_of_one_model_need_not_repeat_it(read: Any) -> None:
 def test_sessions_are_placed_back_to_back(read: Any) -> None:
     """The next session starts when the last request of all before it arrived."""
     data = (
-        session("a", entry(3), agent(4, entry(5)), entry(6)) + session("b") + session("c", entry(1))
+        session("a", entry(3), agent(5, entry(4)), entry(6)) + session("b") + session("c", entry(1))
     )
     result = read(data)
     assert [r.arrival_s for r in result.requests] == [3.0, 9.0, 6.0, 10.0]

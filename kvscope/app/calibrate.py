@@ -1,0 +1,170 @@
+"""Calibrate: measure TTFT on a running server, on a vLLM started for it, or on plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvscope.app.engine_options import (
+    CPU_BLOCK,
+    GPU_BLOCK,
+    CalibrateOptions,
+    LaunchOptions,
+    TargetOptions,
+)
+from kvscope.app.monitor import Monitor
+from kvscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvscope.latency.calibration import Calibration, Measurable, MeasuredEngine
+
+DEFAULT_LONGEST = 4096
+
+OpenEngine = tuple["Measurable", "MeasuredEngine", int]
+"""What to measure, what it is, and the longest prompt in tokens."""
+
+
+def check_target(target: TargetOptions, options: CalibrateOptions) -> None:
+    """Raise UsageError unless exactly one engine is named, as its backend takes it."""
+    if (target.url is None) == (target.model is None):
+        raise UsageError(
+            "name one of them",
+            where="--url, --model",
+            remedy="a running server, or the model to start an engine with",
+        )
+    if target.url is not None and options.backend == "torch":
+        raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
+
+
+def calibrate(
+    target: TargetOptions, options: CalibrateOptions, launch: LaunchOptions, monitor: Monitor
+) -> Calibration:
+    """Measure an engine and fit a latency profile; what was measured before a stop is kept.
+
+    Raises EngineError where the engine cannot be reached, or fails before there is enough.
+    """
+    from kvscope.latency.calibration import calibrate as fit_profile
+    from kvscope.latency.calibration import grid
+
+    if target.url is not None:
+        opened = _server(target, options, launch)
+    elif options.backend == "torch":
+        opened = _torch(str(target.model), options, launch)
+    else:
+        opened = _vllm(str(target.model), options, launch, monitor)
+    with opened as (measurable, measured, longest):
+        cells = options.repeats * len(grid(longest))
+        with monitor.steps("measuring", cells) as advance:
+            return fit_profile(
+                measurable,
+                measured,
+                longest=longest,
+                rounds=options.repeats,
+                seed=options.seed,
+                name=options.name,
+                advance=advance,
+                stop=monitor.stop,
+            )
+
+
+@contextmanager
+def _server(
+    target: TargetOptions, options: CalibrateOptions, launch: LaunchOptions
+) -> Iterator[OpenEngine]:
+    from kvscope.latency.calibration import MeasuredEngine
+    from kvscope.latency.targets import ServerTarget
+    from kvscope.serving.client import Endpoint
+
+    endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
+    served = endpoint.model(target.served_model)
+    measured = MeasuredEngine("server", endpoint.version(), None, served.name)
+    # without a seed: it may have been calibrated before, and still have those tokens in its cache
+    target_server = ServerTarget(endpoint, served.name)
+    yield target_server, measured, _longest(options.max_tokens, served.max_model_len)
+
+
+@contextmanager
+def _vllm(
+    model: str, options: CalibrateOptions, launch: LaunchOptions, monitor: Monitor
+) -> Iterator[OpenEngine]:
+    from kvscope.latency.calibration import MeasuredEngine
+    from kvscope.latency.targets import ServerTarget
+    from kvscope.serving.interpreter import with_vllm
+    from kvscope.serving.server import Launch, VllmServer, config_of
+
+    python = with_vllm(launch.python)
+    longest = _longest(options.max_tokens, _limit(config_of(model)))
+    default_block = GPU_BLOCK if python.device == "cuda" else CPU_BLOCK
+    device = python.device_name or python.device
+    monitor.note(f"starting vLLM {python.vllm} on {device}")
+    server = VllmServer(
+        Launch(
+            model,
+            launch.engine_block_size or default_block,
+            max_model_len=longest + 1,
+            max_num_seqs=launch.max_num_seqs,
+            max_num_batched_tokens=launch.max_num_batched_tokens,
+            flags=launch.vllm_flags,
+        ),
+        python,
+        start_s=launch.start_timeout,
+        timeout_s=launch.timeout,
+        log_path=launch.server_log,
+        stop=monitor.stop,
+    )
+    with server:
+        served = server.endpoint.model()
+        measured = MeasuredEngine(
+            "vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags
+        )
+        yield ServerTarget(server.endpoint, served.name, seed=options.seed), measured, longest
+
+
+@contextmanager
+def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iterator[OpenEngine]:
+    from kvscope.latency.calibration import MeasuredEngine
+    from kvscope.latency.targets import TorchTarget
+    from kvscope.serving.interpreter import with_torch
+    from kvscope.serving.server import config_of, model_folder
+
+    config, folder = config_of(model), model_folder(model)
+    if config is None or folder is None:
+        raise UsageError(
+            f"no folder {model!r}",
+            where="--model",
+            remedy="name a folder with a config.json: torch takes the shape from there",
+        )
+    python = with_torch(launch.python)
+    longest = _longest(options.max_tokens, _limit(config))
+    decoder = TorchTarget(
+        python,
+        folder / "config.json",
+        options.device,
+        start_s=launch.start_timeout,
+        timeout_s=launch.timeout,
+    )
+    with decoder:
+        device = decoder.description["device"]
+        name = python.device_name if device == python.device and python.device_name else device
+        yield decoder, MeasuredEngine("torch", python.torch, name, folder.name), longest
+
+
+def _limit(config: dict[str, object] | None) -> int | None:
+    """Return the longest context, in tokens, that a model's config.json states."""
+    limit = (config or {}).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
+def _longest(requested: int | None, limit: int | None) -> int:
+    """Return the longest prompt to measure; one token is to come after it."""
+    if requested is None:
+        return min(DEFAULT_LONGEST, limit - 1 if limit else DEFAULT_LONGEST)
+    if limit is not None and requested >= limit:
+        raise UsageError(
+            f"the model takes no more than {limit:,} tokens",
+            where=f"--max-tokens {requested}",
+            remedy=f"take at most {limit - 1}",
+        )
+    return requested

@@ -1,0 +1,207 @@
+"""The options of the use cases that work with an engine: which one, how started, what is sent."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from kvscope.app import values
+from kvscope.app.options import Latency, Option, RateScale, Slo
+from kvscope.core import units
+
+TEN_MINUTES_S = 600.0
+GPU_BLOCK, CPU_BLOCK = 16, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """Which engine: a server that runs already, or the model to start an engine with."""
+
+    url: Annotated[
+        str | None,
+        Option(
+            "A running OpenAI-compatible server, for example http://localhost:8000.",
+            "URL",
+            values.called,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            "Model to start vLLM with, as vLLM takes it. A folder with only a config.json gets"
+            " random weights, which take as long.",
+            "MODEL",
+            values.called,
+        ),
+    ] = None
+    served_model: Annotated[
+        str | None,
+        Option("Which of the server's models to use.", "NAME", default="its first"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How an engine is started, and how long to wait for it."""
+
+    python: Annotated[
+        str | None,
+        Option(
+            "Python interpreter that has the engine.",
+            "PATH",
+            values.called,
+            "the one that runs kvscope",
+        ),
+    ] = None
+    engine_block_size: Annotated[
+        int | None,
+        Option(
+            "Tokens per block of the engine (vLLM's --block-size).",
+            "TOKENS",
+            values.whole(1),
+            f"{GPU_BLOCK} on a GPU, {CPU_BLOCK} on a CPU",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int, Option("vLLM's limit of running requests.", "N", values.whole(1))
+    ] = 128
+    max_num_batched_tokens: Annotated[
+        int, Option("vLLM's limit of tokens per step.", "TOKENS", values.amount("tokens"), "2048")
+    ] = 2048
+    vllm_flags: Annotated[
+        tuple[str, ...],
+        Option(
+            'More flags for vLLM, for example "--gpu-memory-utilization 0.8".',
+            "FLAGS",
+            lambda text: tuple(shlex.split(text)),
+            "none",
+        ),
+    ] = ()
+    start_timeout: Annotated[
+        float, Option("Longest time the engine may take to start.", "TIME", values.duration, "10m")
+    ] = TEN_MINUTES_S
+    timeout: Annotated[
+        float, Option("Longest time to wait for one answer.", "TIME", values.duration, "10m")
+    ] = TEN_MINUTES_S
+    server_log: Annotated[
+        str | None, Option("Keep vLLM's log in this file.", "PATH", values.called)
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateOptions:
+    """What `calibrate` measures."""
+
+    backend: Annotated[
+        Literal["vllm", "torch"],
+        Option("What to start for --model: vLLM, or a plain torch decoder with random weights."),
+    ] = "vllm"
+    device: Annotated[
+        Literal["cpu", "cuda", "mps"] | None,
+        Option("Device of --backend torch.", default="the best available"),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "Longest prompt to measure; take the longest of your traffic.",
+            "TOKENS",
+            values.amount("tokens"),
+            "4096, or the model's limit",
+        ),
+    ] = None
+    repeats: Annotated[
+        int, Option("Measurements of each pair of token counts.", "N", values.whole(1))
+    ] = 5
+    name: Annotated[str | None, Option("Name of the profile.", "NAME")] = None
+    seed: Annotated[
+        int,
+        Option(
+            "Seed of the order, and of the tokens if the engine is started here.",
+            "N",
+            values.whole(0),
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateOptions:
+    """What `validate` sends to the engine, and what it compares."""
+
+    policies: Annotated[
+        Literal["both", "lru", "recommendation"],
+        Option("What to run: LRU, the recommendation, or both by turns."),
+    ] = "both"
+    recommendation: Annotated[
+        str | None,
+        Option(
+            "File that `kvscope tune` or `kvscope fit --export` wrote.",
+            "PATH",
+            values.called,
+            "recommendation.toml, if it exists",
+        ),
+    ] = None
+    blocks: Annotated[
+        int | None,
+        Option(
+            "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
+            "N",
+            values.amount("blocks"),
+            "the recommendation's capacity",
+        ),
+    ] = None
+    latency: Latency = None
+    slo: Slo = None
+    sequential: Annotated[bool, Option("Send one request after the other.")] = False
+    in_flight: Annotated[
+        int | None,
+        Option(
+            "Keep this number of requests in flight, whatever the recorded times.",
+            "N",
+            values.whole(1),
+        ),
+    ] = None
+    rate_scale: RateScale = 1.0
+    share: Annotated[
+        float,
+        Option(
+            "Replay this share of the conversations, whole and at their own times: the load of one"
+            " of several engines.",
+            "SHARE",
+            values.share,
+            "100%",
+        ),
+    ] = 1.0
+    minutes: Annotated[
+        float | None, Option("Replay only the first minutes.", "N", values.minutes)
+    ] = None
+    max_requests: Annotated[
+        int | None, Option("Replay only the first requests.", "N", values.amount("requests"))
+    ] = None
+    warmup: Annotated[
+        float,
+        Option(
+            "Share of the requests, from the start, that fill the cache and are not counted.",
+            "SHARE",
+            units.parse_share,
+            "20%",
+        ),
+    ] = 0.2
+    repeats: Annotated[
+        int,
+        Option(
+            "Runs of each policy, by turns, so that drift affects all alike.", "N", values.whole(1)
+        ),
+    ] = 1
+    outputs: Annotated[
+        Literal["forced", "bounded"] | None,
+        Option(
+            "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
+            " freely, and those blocks do not hit.",
+            default="forced, and bounded with --url",
+        ),
+    ] = None
+    tolerance: Annotated[
+        float,
+        Option("Largest deviation of TTFT from the prediction.", "SHARE", values.share, "10%"),
+    ] = 0.1

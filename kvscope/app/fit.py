@@ -1,0 +1,127 @@
+"""Fit models of reuse and of conversations, keep them, and export a policy for an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvscope.app.monitor import Monitor
+from kvscope.app.options import AS_STORED, DEFAULT_EXPORT, FitOptions, Reading
+from kvscope.app.requests import hit_definition
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.hits import standard
+from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
+from kvscope.vllm_plugin.eviction_controller import lane_policy
+
+if TYPE_CHECKING:
+    from kvscope.core.trace import Trace
+    from kvscope.reuse_models.results import Fit
+    from kvscope.store.db import Store
+    from kvscope.tuning.end_gain import EndsFit
+
+
+@dataclass(frozen=True, slots=True)
+class FitRequest:
+    """What to fit; `exported` is the policy to write to `options.export`, if any."""
+
+    options: FitOptions
+    exported: Variant | None = None
+
+
+def fit_request(options: FitOptions) -> FitRequest:
+    """Return what the options of `fit` ask for; mistakes are refused before any trace is read."""
+    hit_definition(None, "carried", options.warmup)  # the same bounds as everywhere
+    if not options.returns and (options.horizon is not None or options.xi is not None):
+        where = "--xi" if options.horizon is None else "--horizon"
+        raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
+    if options.export is not None:
+        return FitRequest(options, _exported(options))
+    for name in ("policy", "param", "capacity_blocks"):
+        if getattr(options, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError("is for --export", where=flag, remedy="say what to write")
+    return FitRequest(options)
+
+
+def fit_source(
+    store: Store,
+    source: str | None,
+    request: FitRequest,
+    monitor: Monitor,
+    reading: Reading = AS_STORED,
+) -> tuple[Fit, EndsFit | None]:
+    """Ingest `source` if the store lacks it, and return the fit of its models, kept in the store.
+
+    The second result is what `returns` learns about the ends of conversations. Writes the exported
+    policy. Raises InputError for a trace that lacks what the request needs.
+    """
+    from kvscope.app.traces import load_trace, replayable
+    from kvscope.policies.tlru_learned import HORIZON
+    from kvscope.reuse_models.fit import fit
+    from kvscope.reuse_models.results import keep
+    from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
+
+    options = request.options
+    trace = load_trace(store, source, monitor, reading)
+    if options.returns and not trace.has_hashes:
+        raise InputError(
+            "a trace of lengths tells no turn from another",
+            where="--returns",
+            remedy="take a trace with hashes",
+        )
+    fitted = fit(store, trace, window_s=options.window, warmup=options.warmup)
+    keep(store, fitted)
+    if request.exported is not None and options.export is not None:
+        write_export(store, trace, request.exported, Path(options.export), options.capacity_blocks)
+        monitor.note(f"policy written to {options.export}")
+    if not options.returns:
+        return fitted, None
+    ends = fit_ends(
+        replayable(store, trace),
+        horizon_s=options.horizon or HORIZON.default,
+        xi_tokens=options.xi or XI_TOKENS,
+    )
+    return fitted, ends
+
+
+def write_export(
+    store: Store, trace: Trace, variant: Variant, path: Path, capacity_blocks: int | None
+) -> None:
+    """Write a policy, with its table fitted to the whole trace, as the vLLM plugin reads it."""
+    from kvscope.app.traces import replayable
+    from kvscope.latency.file import load_profile
+    from kvscope.latency.profile import DEFAULT_PROFILE
+    from kvscope.learning.offline.single_fit import fit_for
+    from kvscope.replay.parameter_estimates import bind, estimate_parameters
+    from kvscope.replay.traffic import traffic
+    from kvscope.tuning.file import write_policy
+
+    whole = traffic(replayable(store, trace), standard())
+    estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
+    policy = bind(variant, estimates)
+    fitted = fit_for(whole, policy, capacity_blocks)
+    if fitted is not None and policy.table == "ends" and not fitted.requests:
+        raise InputError(
+            "too few requests whose outcome is known to learn from",
+            where=trace.name,
+            remedy="take a longer trace, or a shorter tlru-learned.horizon_s",
+        )
+    write_policy(path, policy, fitted, trace=trace.name, block_size=trace.block_size)
+
+
+def _exported(options: FitOptions) -> Variant:
+    """Return the policy to write: one that the plugin runs, with one value per parameter."""
+    name = options.policy or DEFAULT_EXPORT
+    kinds = parse_policies(name, "--policy")
+    if len(kinds) != 1:
+        raise UsageError(f"{name!r} is more than one policy", where="--policy")
+    lane_policy(kinds[0](), "--policy")
+    variants = parse_variants(kinds, options.param or ())
+    if len(variants) != 1:
+        raise UsageError("takes one value here", where="--param", remedy="choose one")
+    if options.capacity_blocks is not None and kinds[0].table not in {"returns", "ends"}:
+        raise UsageError(
+            f"{kinds[0].name} has no classes to choose, and no threshold", where="--capacity-blocks"
+        )
+    return variants[0]

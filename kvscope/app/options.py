@@ -1,0 +1,469 @@
+"""The options of the use cases, declared once: type, how a value is written, and its help.
+
+    Hbm = Annotated[int | None, Option("GPU memory, for example 80GiB.", "SIZE", values.size)]
+
+The command line makes its options of these classes, the Python API its keyword arguments. Fields
+hold plain values: bytes, seconds, tokens, blocks, shares from 0 to 1. This module loads
+neither numpy nor a kernel, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from kvscope.app import values
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+from kvscope.core.kv_size import KvDtype as Precision
+from kvscope.replay.policy_options import CONTENDERS, REPLAYED
+
+DEFAULT_EXPORT = "gittins"
+DEFAULT_POINTS = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its help, and how its value is written and parsed.
+
+    `default` describes the default in words where the value does not. `flags` replaces the option's
+    own name, which follows from the field.
+    """
+
+    help: str
+    metavar: str | None = None
+    parse: Callable[[str], Any] | None = None
+    default: str | None = None
+    flags: tuple[str, ...] = ()
+
+
+Model = Annotated[
+    str | None,
+    Option("Model: a preset (see `kvscope models`) or the path of a config.json.", "MODEL"),
+]
+KvDtype = Annotated[Precision | None, Option("Precision of the KV cache, if not the model's own.")]
+Hbm = Annotated[
+    int | None,
+    Option(
+        "GPU memory, for example 80GiB; sizes are also shown as multiples of it.",
+        "SIZE",
+        values.size,
+    ),
+]
+Capacities = Annotated[
+    tuple[int, ...] | None,
+    Option(
+        "Capacities, for example 10GiB,20GiB; needs --model.",
+        "SIZE,...",
+        values.listed(values.size),
+    ),
+]
+CapacitiesBlocks = Annotated[
+    tuple[int, ...] | None,
+    Option("Capacities in blocks.", "N,...", values.listed(values.amount("blocks"))),
+]
+CapacityBlocks = Annotated[
+    int | None, Option("The capacity in blocks.", "N", values.amount("blocks"))
+]
+Compat = Annotated[
+    Literal["kvcache-simulator", "libcachesim"] | None, Option("Count hits as this tool does.")
+]
+Outputs = Annotated[
+    Literal["carried", "ignored"],
+    Option("Whether the output of a turn stays cached for the next turn."),
+]
+Warmup = Annotated[
+    float,
+    Option(
+        "Share of the requests, from the start, that fill the cache and are not counted.",
+        "SHARE",
+        units.parse_share,
+        "0",
+    ),
+]
+Latency = Annotated[
+    str | None,
+    Option(
+        "TTFT of the engine: a preset (see `kvscope latencies`) or the file that"
+        " `kvscope calibrate` writes.",
+        "PROFILE",
+        default="llama2-7b-a100",
+    ),
+]
+Slo = Annotated[
+    float | None,
+    Option(
+        "TTFT threshold, for example 200ms: counts violations and TEL, and sets xi for the policies"
+        " that have one.",
+        "TIME",
+        values.duration,
+    ),
+]
+Params = Annotated[
+    list[str] | None,
+    Option(
+        "Set a parameter of a policy, for example tlru.xi_tokens=2000 or tlru.leaves=any; several"
+        " values are replayed each. Repeatable.",
+        "POLICY.NAME=VALUE,...",
+    ),
+]
+RateScale = Annotated[float, Option("Multiply the arrival rate by this factor.", "FACTOR")]
+Isolate = Annotated[
+    Literal["user", "conversation"] | None,
+    Option("Share no blocks between users or conversations (cache salts)."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How to read a trace that the store does not have yet."""
+
+    name: Annotated[
+        str | None, Option("Name of the trace in the store.", "NAME", values.called, "its file's")
+    ] = None
+    trace_format: Annotated[
+        str | None,
+        Option(
+            "Format of the trace (see `kvscope formats`).",
+            "FORMAT",
+            default="detected",
+            flags=("--format",),
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Option("Tokens per block, where the trace does not say.", "TOKENS", values.whole(1)),
+    ] = None
+    session_arrivals: Annotated[
+        float | None,
+        Option(
+            "Arrival process of sessions that have no common clock, for example poisson:0.5/s.",
+            "poisson:RATE",
+            values.session_arrivals,
+            "back to back",
+        ),
+    ] = None
+    seed: Annotated[int, Option("Seed of --session-arrivals.", "N", values.whole(0))] = 0
+    strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
+    max_bad: Annotated[
+        float,
+        Option(
+            "Largest share of bad lines; a trace with more is not stored.",
+            "SHARE",
+            units.parse_share,
+            "1%",
+        ),
+    ] = 0.01
+
+    def given(self) -> list[str]:
+        """Return the options, as they are typed, whose values are not their defaults."""
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return ["--" + name.removeprefix("trace_").replace("_", "-") for name in changed]
+
+
+AS_STORED = Reading()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeOptions:
+    """What `analyze` takes."""
+
+    model: Model = None
+    kv_dtype: KvDtype = None
+    hbm: Hbm = None
+    capacity_blocks: CapacitiesBlocks = None
+    capacity: Capacities = None
+    compat: Compat = None
+    outputs: Outputs = "carried"
+    warmup: Warmup = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """What `fit` takes; `horizon` and `xi` need `returns`, the last four need `export`."""
+
+    window: Annotated[
+        float | None,
+        Option(
+            "Length of a sliding window, for example 1h.",
+            "TIME",
+            values.duration,
+            "1h, or a fifth of a shorter trace",
+        ),
+    ] = None
+    warmup: Warmup = 0.0
+    returns: Annotated[
+        bool,
+        Option(
+            "Also learn, request by request, whether another turn will follow: how well that is"
+            " predicted over time, and what it is worth to T-LRU."
+        ),
+    ] = False
+    horizon: Annotated[
+        float | None,
+        Option(
+            "With --returns: time within which the next turn has to follow.",
+            "TIME",
+            values.duration,
+            "10m",
+        ),
+    ] = None
+    xi: Annotated[
+        int | None,
+        Option(
+            "With --returns: tokens that may stay uncached within the latency threshold.",
+            "TOKENS",
+            values.amount("tokens"),
+            "8192",
+        ),
+    ] = None
+    export: Annotated[
+        str | None,
+        Option(
+            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM.",
+            "PATH",
+            values.target,
+        ),
+    ] = None
+    policy: Annotated[
+        str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
+    ] = None
+    param: Annotated[
+        list[str] | None,
+        Option(
+            "With --export: a parameter of the policy, for example gittins.xi_tokens=2000."
+            " Repeatable.",
+            "POLICY.NAME=VALUE",
+        ),
+    ] = None
+    capacity_blocks: Annotated[
+        int | None,
+        Option(
+            "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
+            " classes of gittins and the threshold of tlru-learned.",
+            "N",
+            values.amount("blocks"),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What `simulate` takes."""
+
+    policies: Annotated[
+        str | None,
+        Option(
+            "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
+            " can run.",
+            "NAME,...",
+            default=REPLAYED,
+        ),
+    ] = None
+    capacity: Capacities = None
+    capacity_blocks: CapacitiesBlocks = None
+    points: Annotated[
+        int | None,
+        Option(
+            "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
+            f" {DEFAULT_POINTS} if no capacity is named.",
+            "N",
+            values.whole(1),
+        ),
+    ] = None
+    capacity_model: Annotated[
+        Literal["cache", "engine"],
+        Option(
+            "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
+            " also holds the blocks of running requests."
+        ),
+    ] = "cache"
+    max_num_seqs: Annotated[
+        int | None,
+        Option("vLLM's limit of running requests; engine only.", "N", values.whole(1), "128"),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Option(
+            "vLLM's limit of tokens per step; engine only.", "N", values.amount("tokens"), "2048"
+        ),
+    ] = None
+    tiers: Annotated[
+        str | None,
+        Option(
+            "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
+            " of --capacity. A tier takes ttl, policy, read (a bandwidth) and latency.",
+            "NAME=SIZE,...",
+        ),
+    ] = None
+    tier_mode: Annotated[
+        Literal["exclusive", "write-through"] | None,
+        Option(
+            "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
+            " written at once.",
+            default="exclusive",
+        ),
+    ] = None
+    param: Params = None
+    model: Model = None
+    kv_dtype: KvDtype = None
+    latency: Latency = None
+    slo: Slo = None
+    recommendation: Annotated[
+        str | None,
+        Option(
+            "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
+            " latency and SLO.",
+            "PATH",
+        ),
+    ] = None
+    refit: Annotated[
+        float | None,
+        Option(
+            "Time between refits of wa and etlru, each to a window six times as long.",
+            "TIME",
+            values.duration,
+            "10m",
+        ),
+    ] = None
+    rate_scale: RateScale = 1.0
+    warmup: Warmup = 0.0
+    outputs: Outputs = "carried"
+    compat: Compat = None
+    isolate: Isolate = None
+    sample: Annotated[
+        float,
+        Option(
+            "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
+            " the error.",
+            "SHARE",
+            values.share,
+            "100%",
+        ),
+    ] = 1.0
+    coarsen: Annotated[
+        int,
+        Option(
+            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests.",
+            "N",
+            values.whole(1),
+        ),
+    ] = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """What `tune` takes."""
+
+    slo: Annotated[
+        float, Option("TTFT threshold to meet, for example 200ms.", "TIME", values.duration)
+    ]
+    percentile: Annotated[
+        float | None,
+        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
+    ] = None
+    max_violations: Annotated[
+        float | None,
+        Option(
+            "Instead of --percentile: largest share of requests beyond the SLO, for example 5%.",
+            "SHARE",
+            values.inner_share,
+        ),
+    ] = None
+    view: Annotated[
+        Literal["unloaded", "queued"],
+        Option("TTFT on an idle engine, or behind earlier requests (one prefill at a time)."),
+    ] = "unloaded"
+    capacity: Annotated[
+        int | None,
+        Option(
+            "Capacity of the deployment, for example 20GiB.",
+            "SIZE",
+            values.size,
+            "where LRU gets half of the possible hits",
+        ),
+    ] = None
+    capacity_blocks: CapacityBlocks = None
+    capacity_range: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "Where to search for the least capacity, for example 5GiB..80GiB.",
+            "LOW..HIGH",
+            values.size_range,
+            "all",
+        ),
+    ] = None
+    model: Model = None
+    kv_dtype: KvDtype = None
+    hbm: Hbm = None
+    latency: Latency = None
+    policies: Annotated[
+        str | None,
+        Option("Policies that may replace LRU.", "NAME,...", default=CONTENDERS),
+    ] = None
+    param: Params = None
+    rate_scale: RateScale = 1.0
+    outputs: Outputs = "carried"
+    isolate: Isolate = None
+    warmup: Annotated[
+        float | None,
+        Option(
+            "Share of the requests, from the start, that only fill the cache.",
+            "SHARE",
+            units.parse_share,
+            "20%",
+        ),
+    ] = None
+    judge: Annotated[
+        float | None,
+        Option(
+            "Share of the requests, at the end, that are held out to judge the choice.",
+            "SHARE",
+            units.parse_share,
+            "40%",
+        ),
+    ] = None
+
+
+def declared(annotation: object) -> tuple[Any, Option] | None:
+    """Return the type and the Option of an annotation, None for one without an Option."""
+    if get_origin(annotation) is Annotated:
+        kind, *marks = get_args(annotation)
+        for mark in marks:
+            if isinstance(mark, Option):
+                return kind, mark
+    return None
+
+
+def parsed(kind: type[T], written: Mapping[str, object]) -> T:
+    """Return the options of class `kind` among `written`; texts are parsed as on a command line.
+
+    Raises UsageError that names the option.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    return kind(**{name: _value(name, hints[name], written[name]) for name in hints})
+
+
+def _value(name: str, annotation: object, value: object) -> object:
+    pair = declared(annotation)
+    if pair is None or not isinstance(value, str):
+        return value
+    choices, option = pair
+    try:
+        return option.parse(value) if option.parse else _choice(choices, value)
+    except UsageError as error:
+        raise UsageError(error.what, where=name, remedy=error.remedy) from error
+
+
+def _choice(kind: object, text: str) -> str:
+    """Return the one of a Literal's choices that `text` is, in any case; other types take all."""
+    for part in (kind, *get_args(kind)):
+        if get_origin(part) is Literal:
+            by_name = {str(choice).casefold(): str(choice) for choice in get_args(part)}
+            if text.casefold() not in by_name:
+                raise UsageError(f"{text!r} is not one of {', '.join(by_name.values())}")
+            return by_name[text.casefold()]
+    return text

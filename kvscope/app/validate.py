@@ -1,0 +1,325 @@
+"""Validate: replay a trace on a real engine, and compare with what the simulator predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvscope.app.engine_options import (
+    CPU_BLOCK,
+    GPU_BLOCK,
+    LaunchOptions,
+    TargetOptions,
+    ValidateOptions,
+)
+from kvscope.app.monitor import Monitor
+from kvscope.app.requests import above_zero, latency_profile
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.trace import Prompts, Trace
+from kvscope.tuning.target import Target
+
+if TYPE_CHECKING:
+    from kvscope.latency.profile import LatencyProfile
+    from kvscope.store.db import Store
+    from kvscope.tuning.file import PolicyFile
+    from kvscope.validate.replay import Pace
+    from kvscope.validate.result import EngineFacts, Validation
+    from kvscope.validate.tokens import TraceSample
+    from kvscope.validate.validate import EngineOpener, PolicyRun
+
+Choose = Callable[[int], "TraceSample"]
+"""Returns the requests to replay, given the longest that the engine can hold, in tokens."""
+
+DEFAULT_RECOMMENDATION = "recommendation.toml"
+DEFAULT_PROFILE_FILE = "latency.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAtHand:
+    """The engine to replay on: its facts, how to open it, and the requests that it can serve.
+
+    `overlapped`: it schedules the next step while one runs, as vLLM does on a GPU.
+    """
+
+    facts: EngineFacts
+    open: EngineOpener
+    sample: TraceSample
+    overlapped: bool = False
+
+
+def check_options(target: TargetOptions, options: ValidateOptions) -> Pace:
+    """Return the pace of the replay. Raises UsageError for options that contradict each other."""
+    from kvscope.validate.replay import Pace
+
+    if (target.url is None) == (target.model is None):
+        raise UsageError(
+            "name one of them",
+            where="--url, --model",
+            remedy="a running server, or the model to start vLLM with",
+        )
+    rate_scale = above_zero(options.rate_scale)
+    if options.sequential and options.in_flight:
+        raise UsageError("contradict each other", where="--sequential, --in-flight")
+    if (options.sequential or options.in_flight) and rate_scale != 1:
+        raise UsageError(
+            "needs the recorded times", where="--rate-scale", remedy="leave it or the other out"
+        )
+    if options.sequential:
+        return Pace("sequential")
+    if options.in_flight:
+        return Pace("in-flight", options.in_flight)
+    return Pace("recorded", rate_scale=rate_scale)
+
+
+def validate(
+    store: Store,
+    trace: Trace,
+    pace: Pace,
+    target: TargetOptions,
+    options: ValidateOptions,
+    launch: LaunchOptions,
+    monitor: Monitor,
+    *,
+    seed: int = 0,
+    show_log: Callable[[tuple[str, ...]], None],
+) -> Validation:
+    """Replay `trace` on the engine with each policy, and compare with the prediction.
+
+    What was measured until the engine died or the monitor's `stop` was set is judged; `show_log`
+    gets the last lines of a log. Raises UsageError where the engine's blocks are unknown,
+    EngineError where there is no engine.
+    """
+    from kvscope.app.traces import replayable
+    from kvscope.validate.validate import ValidationPlan
+    from kvscope.validate.validate import validate as replay_all
+    from kvscope.vllm_sim import EngineSettings
+
+    prompts = replayable(store, trace)
+    advice = _advice(options, monitor)
+    slo = advice.target if advice else None
+    if slo is None and options.slo is not None:
+        slo = Target(options.slo)
+    slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
+    profile = _profile(options.latency, advice, monitor)
+    forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
+    choose = partial(_part, prompts, options, seed)
+    if target.url is not None:
+        engine = _running_server(target, options, launch, choose)
+    else:
+        model = str(target.model)
+        tokens = advice.capacity_tokens if advice else None
+        engine = _own_vllm(model, options, launch, tokens, choose, monitor, forced=forced)
+    plan = ValidationPlan(
+        sample=engine.sample,
+        pace=pace,
+        profile=profile,
+        settings=EngineSettings(
+            engine.facts.blocks,
+            launch.max_num_seqs,
+            launch.max_num_batched_tokens,
+            async_scheduling=engine.overlapped and "--no-async-scheduling" not in launch.vllm_flags,
+        ),
+        block_size=engine.facts.block_size,
+        forced=forced,
+        target=slo,
+        slo_s=slo_s,
+        warmup=options.warmup,
+        tolerance=options.tolerance,
+        repeats=options.repeats,
+        seed=seed,
+    )
+    runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
+    if engine.sample.too_long:
+        monitor.note(
+            f"{engine.sample.too_long:,} requests are longer than the engine takes: left out"
+        )
+    if not forced:
+        monitor.note(
+            "the engine answers freely: blocks of outputs that later turns carry do not hit, and"
+            " are predicted so"
+        )
+    return replay_all(
+        plan,
+        engine.facts,
+        runs,
+        engine.open,
+        progress=monitor.steps,
+        show_log=show_log,
+        stop=monitor.stop,
+    )
+
+
+def _own_vllm(
+    model: str,
+    options: ValidateOptions,
+    launch: LaunchOptions,
+    capacity_tokens: int | None,
+    choose: Choose,
+    monitor: Monitor,
+    *,
+    forced: bool,
+) -> EngineAtHand:
+    """Return a vLLM that is started for each policy. Raises EngineError where there is none."""
+    from kvscope.serving.interpreter import with_vllm
+    from kvscope.serving.server import Launch, config_of
+    from kvscope.validate.result import EngineFacts
+    from kvscope.validate.validate import own_vllm
+
+    python, config = with_vllm(launch.python), config_of(model) or {}
+    is_gpu = python.device == "cuda"
+    size = launch.engine_block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
+    blocks = _blocks(options, capacity_tokens, size, monitor)
+    sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
+    tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
+    started = Launch(
+        model,
+        block_size=size,
+        blocks=blocks,
+        max_model_len=int(tokens.max()) + 1,
+        max_num_seqs=launch.max_num_seqs,
+        max_num_batched_tokens=launch.max_num_batched_tokens,
+        forced_outputs=forced,
+        flags=launch.vllm_flags,
+    )
+    device = python.device_name or python.device
+    monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
+    opened = own_vllm(
+        started,
+        python,
+        start_s=launch.start_timeout,
+        timeout_s=launch.timeout,
+        log_path=launch.server_log,
+        stop=monitor.stop,
+    )
+    flags = tuple(started.options(python))
+    facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
+    return EngineAtHand(facts, opened, sample, overlapped=is_gpu)
+
+
+def _running_server(
+    target: TargetOptions, options: ValidateOptions, launch: LaunchOptions, choose: Choose
+) -> EngineAtHand:
+    """Return the server that runs already; its blocks as stated, or as its metrics have them."""
+    from kvscope.serving.client import Endpoint, block_pool
+    from kvscope.validate.result import EngineFacts
+    from kvscope.validate.validate import running_server
+
+    endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
+    served = endpoint.model(target.served_model)
+    pool = block_pool(endpoint.metrics())
+    size = launch.engine_block_size or (pool and pool.block_size)
+    blocks = options.blocks or (pool and pool.usable_blocks)
+    if not size or not blocks:
+        raise UsageError(
+            "the server does not report its blocks",
+            where="--blocks, --engine-block-size",
+            remedy="state how many it has, and their size",
+        )
+    sample = choose(_longest(served.max_model_len, blocks * size))
+    facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
+    return EngineAtHand(facts, running_server(endpoint, served), sample)
+
+
+def _blocks(
+    options: ValidateOptions, capacity_tokens: int | None, size: int, monitor: Monitor
+) -> int:
+    """Return the blocks that vLLM gets: as stated, or as recommended, scaled as the trace is."""
+    if options.blocks is not None:
+        return options.blocks
+    if capacity_tokens is None:
+        raise UsageError(
+            "the size of the cache is unknown",
+            where="--blocks",
+            remedy="state it, or --recommendation",
+        )
+    blocks = max(1, round(capacity_tokens * options.share / size))
+    if options.share < 1:
+        monitor.note(
+            f"the cache is scaled down as the trace is, to {blocks:,} blocks of {size} tokens"
+        )
+    return blocks
+
+
+def _longest(limit: object, tokens: int) -> int:
+    """Return the longest request, in tokens, that a context limit and a cache of `tokens` allow."""
+    return min(limit - 1, tokens) if isinstance(limit, int) else tokens
+
+
+def _part(prompts: Prompts, options: ValidateOptions, seed: int, longest: int) -> TraceSample:
+    from kvscope.validate.tokens import sample_trace
+
+    return sample_trace(
+        prompts,
+        share=options.share,
+        seconds=None if options.minutes is None else 60 * options.minutes,
+        most=options.max_requests,
+        longest=longest,
+        seed=seed,
+    )
+
+
+def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:
+    """Return the policy file that is named, or the recommendation in this folder, if any."""
+    from kvscope.tuning.file import read_policy_file
+
+    if options.policies == "lru" and options.recommendation is None:
+        return None
+    path = _advice_path(options)
+    if options.recommendation is None and not path.is_file():
+        if options.policies == "recommendation":
+            raise InputError("no such file", where=str(path), remedy="`kvscope tune` writes it")
+        monitor.note(f"no {path} here: only LRU is validated")
+        return None
+    advice = read_policy_file(path)
+    if options.recommendation is None:
+        monitor.note(
+            f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}"
+        )
+    return advice
+
+
+def _advice_path(options: ValidateOptions) -> Path:
+    return Path(options.recommendation or DEFAULT_RECOMMENDATION)
+
+
+def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -> LatencyProfile:
+    """Return the profile that is named, that of the advice, or that in this folder."""
+    if latency is not None:
+        return latency_profile(latency)
+    if advice is not None and advice.profile is not None:
+        return advice.profile
+    if Path(DEFAULT_PROFILE_FILE).is_file():
+        monitor.note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
+        return latency_profile(DEFAULT_PROFILE_FILE)
+    monitor.note("no --latency: a preset predicts TTFT; `kvscope calibrate` measures yours")
+    return latency_profile(None)
+
+
+def _runs(
+    target: TargetOptions,
+    options: ValidateOptions,
+    advice: PolicyFile | None,
+    monitor: Monitor,
+    pace: Pace,
+    *,
+    overlapped: bool,
+) -> list[PolicyRun]:
+    """Return the policies to run: LRU, what is recommended, or both."""
+    from kvscope.validate.validate import PolicyRun, recommended_run
+
+    if target.url is not None and options.policies == "both":  # it runs what it was started with
+        monitor.note("the server is assumed to evict by LRU; if not, use --policies recommendation")
+        return [PolicyRun()]
+    if advice is None or options.policies == "lru":
+        return [PolicyRun()]
+    best = recommended_run(
+        advice, _advice_path(options), overlapped=overlapped, trace_clock=pace.kind == "sequential"
+    )
+    if target.url is not None:
+        return [PolicyRun(advice.policy, fitted=advice.fitted)]
+    if best.policy.name == "lru" or options.policies == "recommendation":
+        return [best]
+    return [PolicyRun(), best]

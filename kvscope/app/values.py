@@ -1,0 +1,131 @@
+"""Values as users write them: each parser returns what the use cases work with, or refuses.
+
+Sizes become bytes, durations seconds, shares fractions. Each parser raises UsageError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+STANDARD_STREAM = "-"
+_POISSON = "poisson:"
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise UsageError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return parse
+
+
+def amount(of: str) -> Callable[[str], int]:
+    """Return a parser of counts above 0 of what `of` names, with `k` and `M` as suffixes."""
+
+    def parse(text: str) -> int:
+        try:
+            return positive(units.parse_tokens)(text)
+        except UsageError as error:
+            raise UsageError(
+                f"{text!r} is not a number of {of}", remedy="write for example 2000, 8k or 1M"
+            ) from error
+
+    return parse
+
+
+def positive(parse: Callable[[str], Number]) -> Callable[[str], Number]:
+    """Return `parse` with zero refused."""
+
+    def parse_positive(text: str) -> Number:
+        value = parse(text)
+        if value <= 0:
+            raise UsageError(f"{text!r} is not above zero")
+        return value
+
+    return parse_positive
+
+
+def listed(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Return a parser of several values with commas between them."""
+    return lambda text: tuple(parse(part.strip()) for part in text.split(","))
+
+
+size = positive(units.parse_size)
+duration = positive(units.parse_duration)
+share = positive(units.parse_share)
+
+
+def minutes(text: str) -> float:
+    """Return the minutes in `5`, `2.5` or a duration such as `90s`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = units.parse_duration(text) / 60
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is not above zero")
+    return value
+
+
+def percentile(text: str) -> float:
+    """Return the rank in `p95` or `p99.9`; p100 leaves no request out and is refused."""
+    rank = units.parse_percentile(text)
+    if rank >= 1:
+        raise UsageError(f"{text!r} leaves no request out", remedy="write for example p95 or p99.9")
+    return rank
+
+
+def inner_share(text: str) -> float:
+    """Return a share above 0% and below 100%."""
+    value = units.parse_share(text)
+    if not 0 < value < 1:
+        raise UsageError(f"{text!r} is not between 0% and 100%", remedy="write for example 5%")
+    return value
+
+
+def size_range(text: str) -> tuple[int, int]:
+    """Return both ends, in bytes, of `5GiB..80GiB`."""
+    low, dots, high = text.partition("..")
+    sizes = units.parse_size(low), units.parse_size(high) if dots else 0
+    if sizes[0] >= sizes[1]:
+        raise UsageError(f"{text!r} is no range", remedy="write for example 5GiB..80GiB")
+    return sizes
+
+
+def session_arrivals(text: str) -> float:
+    """Return the sessions per second in `poisson:0.5/s` or `poisson:30/min`."""
+    if not text.startswith(_POISSON):
+        raise UsageError(
+            f"{text!r} is not an arrival process",
+            remedy="write for example poisson:0.5/s or poisson:30/min",
+        )
+    return units.parse_rate(text.removeprefix(_POISSON))
+
+
+def called(text: str) -> str:
+    """Return a name or a path, which may not be blank."""
+    if not text.strip():
+        raise UsageError("it is empty")
+    return text
+
+
+def target(text: str) -> str:
+    """Return a file that can be written, or `-`: refused before the work begins, not after it."""
+    path = Path(called(text))
+    if text == STANDARD_STREAM:
+        return text
+    if path.is_dir():
+        raise UsageError(f"{text!r} is a folder", remedy="name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {str(path.parent)!r}", remedy="make it first")
+    return text

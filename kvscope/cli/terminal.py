@@ -1,0 +1,116 @@
+"""The terminal as a use case's monitor: progress and notes on stderr, Ctrl-C to stop.
+
+Progress is a bar on a terminal, and a line every few seconds in a pipe or a log.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import Event, Thread
+
+from kvscope.app.monitor import Advance, Unit
+from kvscope.cli.diagnostics import interactive, note, say
+from kvscope.core import units
+
+LINE_EVERY_S = 5.0
+
+
+class Terminal:
+    """A monitor whose user sits at a terminal."""
+
+    def __init__(self, stop: Event | None = None) -> None:
+        self.stop = stop or Event()
+
+    def steps(
+        self, label: str, total: int | None = None, *, unit: Unit = "steps"
+    ) -> AbstractContextManager[Advance]:
+        """Return a context that shows progress called `label`."""
+        return progress(label, total, unit=unit)
+
+    def note(self, text: str) -> None:
+        """Write the sentence to stderr."""
+        note(text)
+
+
+@contextmanager
+def stoppable() -> Iterator[Terminal]:
+    """Let Ctrl-C set `stop` while the block runs, so that finished work is kept.
+
+    A second Ctrl-C interrupts as usual.
+    """
+    terminal = Terminal()
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield terminal
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        terminal.stop.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield terminal
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def progress(label: str, total: int | None = None, *, unit: Unit = "bytes") -> Iterator[Advance]:
+    """Show progress called `label` while the block runs; the callable adds units.
+
+    Without `total` it only shows that work continues. A bar vanishes at the end; lines stay.
+    """
+    if not interactive():
+        with _lines(label, total, unit) as advance:
+            yield advance
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    # stdout stays as it is: data printed meanwhile must not end up on stderr
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bars:
+        task = bars.add_task(label, total=total)
+        yield lambda amount: bars.advance(task, amount)
+
+
+@contextmanager
+def _lines(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
+    """Write a line every few seconds, from a thread: some steps take longer than that."""
+    done = 0
+    ended = Event()
+    start_s = time.monotonic()
+
+    def advance(amount: int) -> None:
+        nonlocal done
+        done += amount
+
+    def write() -> None:
+        show = units.format_size if unit == "bytes" else units.format_count
+        while not ended.wait(LINE_EVERY_S):
+            share = f"{show(done)} of {show(total)} ({done / total:.0%}), " if total else ""
+            say(f"{label}: {share}{time.monotonic() - start_s:.0f} s")
+
+    Thread(target=write, daemon=True).start()
+    try:
+        yield advance
+    finally:
+        ended.set()

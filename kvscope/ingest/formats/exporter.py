@@ -1,0 +1,97 @@
+"""The contract of an export format: a class in the file of its trace format, or in its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import BinaryIO, ClassVar
+
+import msgspec
+import numpy as np
+
+from kvscope.core.prefix import paths
+from kvscope.core.trace import Trace
+from kvscope.store.db import Store
+from kvscope.store.traces import load_block_parents
+
+REQUESTS_AT_ONCE = 4096
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request; its blocks are named by their numbers in the trie, unique in the trace.
+
+    Chat ids are the trace's own if every request has one, otherwise request numbers.
+    """
+
+    arrival_s: float
+    chat_id: int
+    parent_chat_id: int | None
+    user_id: int | None
+    type: str
+    turn: int
+    input_tokens: int
+    output_tokens: int
+    hash_ids: list[int]
+
+
+def rows(store: Store, trace: Trace) -> Iterator[list[Row]]:
+    """Yield all requests of `trace` in order of arrival, in chunks."""
+    block_parent = load_block_parents(store, trace)
+    own_ids = store.row("ingest/export_own_ids", trace_id=trace.trace_id)["own_ids"]
+    for first in range(0, trace.requests, REQUESTS_AT_ONCE):
+        requests = store.rows(
+            "ingest/export_requests",
+            trace_id=trace.trace_id,
+            first=first,
+            after=first + REQUESTS_AT_ONCE,
+            own_ids=own_ids,
+        )
+        leaf = np.array([row.pop("leaf") for row in requests], dtype=np.int32)
+        blocks = np.array([row.pop("blocks") for row in requests], dtype=np.int32)
+        starts, ids = paths(block_parent, leaf, blocks)
+        yield [
+            Row(**row, hash_ids=ids[start:end].tolist())
+            for row, (start, end) in zip(requests, pairwise(starts), strict=True)
+        ]
+
+
+class Exporter(ABC):
+    """One format that traces are written in; its docstring says what it cannot carry.
+
+    Abilities are declared: `is_text` is True where the output may go to a terminal or a pipe of
+    lines, `needs_hashes` where a trace that has only lengths cannot be written.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str] = ""  # where the format is described
+    is_text: ClassVar[bool] = True
+    needs_hashes: ClassVar[bool] = False
+
+    @abstractmethod
+    def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
+        """Write all of `trace` to `stream`, some thousand requests in memory at a time.
+
+        `advance` gets the number of requests written since its last call.
+        """
+
+
+class LineExporter(Exporter):
+    """A format with one JSON object per request and line; subclasses write only `line`."""
+
+    @abstractmethod
+    def line(self, row: Row, block_size: int) -> msgspec.Struct:
+        """Return the line of one request."""
+
+    def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
+        """Write a line per request."""
+        encode = msgspec.json.Encoder().encode
+        for chunk in rows(store, trace):
+            lines = [encode(self.line(row, trace.block_size)) for row in chunk]
+            stream.write(b"\n".join([*lines, b""]))
+            advance(len(chunk))

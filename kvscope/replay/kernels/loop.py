@@ -1,0 +1,132 @@
+"""The replay loop of all policies that work on paths; each kernel of them says how it evicts.
+
+A request is looked up, its path joins the cache, then blocks are evicted down to the capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.prefix import ancestor
+from kvscope.policies.base import Floats, Turn
+from kvscope.replay.last_touch import Segments
+from kvscope.replay.structures.runs import END, TIP, Runs, may_shrink, take_over
+from kvscope.replay.traffic import Traffic
+
+
+class Now(NamedTuple):
+    """What an eviction order may depend on besides its state."""
+
+    now_s: float
+    block_size: int
+    p: Floats
+    table: Floats
+
+
+@callable_in_kernels
+def turn_of(traffic: Traffic, request: int) -> Turn:
+    """Return a request as policies see it."""
+    return Turn(
+        request,
+        traffic.arrival_s[request],
+        traffic.history_tokens[request],
+        traffic.category[request],
+        traffic.next_prompt_tokens[request],
+    )
+
+
+@callable_in_kernels
+def do_nothing(state: Any, traffic: Traffic, request: int, now: Now) -> None:
+    """Do nothing, for orders without this step."""
+
+
+@callable_in_kernels
+def observe_nothing(state: Any, request: int, uncached_tokens: int, now: Now) -> None:
+    """Do nothing, for orders that do not adapt."""
+
+
+def replay_loop(
+    admits: Callable[..., bool],
+    *,
+    enter: Callable[..., None],
+    join: Callable[..., None],
+    evict: Callable[..., int],
+    expire: Callable[..., int],
+    touch: Callable[..., None] = do_nothing,
+    retable: Callable[..., None] = do_nothing,
+    observe: Callable[..., None] = observe_nothing,
+    leaf: bool,
+    climb: bool,
+) -> Callable[..., Any]:
+    """Return the kernel that replays traffic in one eviction order.
+
+    `admits` is that of the policy. The others are called as (state, traffic, request, now): `touch`
+    before a request takes its path over, `enter` after it, `join` to queue its run, which may
+    shrink, and `retable` once another table of the policy holds. `expire` evicts a whole run,
+    `evict` at most as many blocks as its last argument; both return how many, 0 if nothing is
+    left. `observe` gets (state, request, uncached tokens, now) at a request's end. `leaf` is as in
+    `Policy.leaves`; `climb` keeps the tips of runs up.
+    """
+
+    @kernel
+    def replay(
+        traffic: Traffic,
+        segments: Segments,
+        state: Any,
+        capacity: int,
+        p: Floats,
+        tables: NDArray[np.float64],
+        since: NDArray[np.int64],
+        ttl_s: float,
+        mandatory: bool,
+        hits: NDArray[np.int32],
+    ) -> int:
+        runs: Runs = state.runs
+        size, evictions, expired, period = 0, 0, 0, 0
+        table = tables[0]
+        for request in range(len(traffic.leaf)):
+            now_s = traffic.arrival_s[request]
+            before = period
+            while period + 1 < len(since) and since[period + 1] <= request:
+                period += 1
+                table = tables[period]
+            now = Now(now_s, traffic.block_size, p, table)
+            if period != before:
+                retable(state, traffic, request, now)
+            while expired < request and traffic.arrival_s[expired] < now_s - ttl_s:
+                count = expire(state, traffic, expired, now)
+                size -= count
+                evictions += count
+                expired += 1
+
+            touch(state, traffic, request, now)
+            leading, cached = take_over(runs, segments, request, leaf)
+            hits[request] = min(leading, traffic.look[request])
+            end = traffic.length[request] + traffic.anonymous[request]
+            if not admits(turn_of(traffic, request), p):
+                if climb:
+                    unused = traffic.length[request] - leading
+                    runs.of[request, TIP] = ancestor(runs.parents, runs.of[request, TIP], unused)
+                end = leading
+            runs.of[request, END] = end
+            size += end - cached
+            enter(state, traffic, request, now)
+            for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
+                if step == 1 and end > 0 and may_shrink(runs, request, leaf):
+                    join(state, traffic, request, now)
+                while size > capacity:
+                    count = evict(state, traffic, request, now, size - capacity)
+                    if count == 0:
+                        break
+                    size -= count
+                    evictions += count
+            hit_tokens = hits[request] * traffic.block_size
+            observe(state, request, max(traffic.input_tokens[request] - hit_tokens, 0), now)
+        return evictions
+
+    return replay

@@ -1,0 +1,212 @@
+"""Hit rates, latencies and SLO violations, from the leading blocks that each request hit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.characterize.windows import Windows
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.percentiles import percentiles
+from kvscope.core.runs import Outcome, PartOutcome
+from kvscope.core.trace import Prompts
+from kvscope.latency.profile import LatencyProfile
+from kvscope.replay.curve import HitCurve, first_counted, lru_curve
+from kvscope.replay.misses import lru_hit_blocks
+from kvscope.replay.stack_distances import LruDistances, lru_distances
+
+
+def waiting_s(
+    arrival_s: NDArray[np.float64], service_s: NDArray[np.float64], rate_scale: float = 1.0
+) -> NDArray[np.float64]:
+    """Return the seconds that each request waits until its prefill starts.
+
+    `arrival_s` ascends; at `rate_scale` 2 requests come twice as fast. Raises UsageError for a
+    `rate_scale` that is not a number above 0.
+    """
+    if not (math.isfinite(rate_scale) and rate_scale > 0):
+        raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
+    before = np.concatenate([[0.0], np.cumsum(service_s)[:-1]]) if len(service_s) else service_s
+    slack = arrival_s / rate_scale - before
+    return np.asarray(np.maximum.accumulate(slack) - slack)
+
+
+def queued_ttft_s(
+    arrival_s: NDArray[np.float64], service_s: NDArray[np.float64], rate_scale: float = 1.0
+) -> NDArray[np.float64]:
+    """Return the seconds from each request's arrival to its first token: wait and service."""
+    return waiting_s(arrival_s, service_s, rate_scale) + service_s
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequests:
+    """How each of R requests was served, those of the warm-up included.
+
+    `looked_up` is how many blocks count as looked up, `hit_blocks` how many were cached. TTFT is in
+    seconds: `ttft_s` on an idle engine, `queued_ttft_s` behind the requests before it (None where
+    the trace has no times; nan for a request that an engine rejects). The requests from `first`
+    on are counted.
+    """
+
+    prompts: Prompts
+    first: int
+    looked_up: NDArray[np.int32]
+    hit_blocks: NDArray[np.int32]
+    hit_tokens: NDArray[np.int64]
+    uncached_tokens: NDArray[np.int64]
+    ttft_s: NDArray[np.float64]
+    queued_ttft_s: NDArray[np.float64] | None
+
+
+def serve(
+    prompts: Prompts,
+    definition: HitDefinition,
+    hit_blocks: NDArray[np.int32],
+    profile: LatencyProfile,
+    *,
+    rate_scale: float = 1.0,
+    transfer_s: NDArray[np.float64] | None = None,
+) -> ServedRequests:
+    """Return how an engine of this profile serves the prompts, given the blocks that each hits.
+
+    `transfer_s` is what each request waits for blocks from slower tiers; `rate_scale` speeds the
+    trace's arrivals up. A `flat` cache has no leading blocks: there `hit_blocks` counts all hits,
+    block figures are exact, and tokens and requests those of as many leading blocks.
+    """
+    inputs = prompts.input_tokens.astype(np.int64)
+    hit_tokens = np.minimum(hit_blocks.astype(np.int64) * prompts.block_size, inputs)
+    uncached = inputs - hit_tokens
+    ttft_s = profile.ttft_s(uncached, hit_tokens)
+    if transfer_s is not None:
+        ttft_s = ttft_s + transfer_s
+    arrival_s = prompts.arrival_s
+    timed = len(arrival_s) < 2 or arrival_s[-1] > arrival_s[0]
+    return ServedRequests(
+        prompts=prompts,
+        first=first_counted(prompts, definition),
+        looked_up=prompts.blocks if definition.partial else prompts.full_blocks,
+        hit_blocks=hit_blocks,
+        hit_tokens=hit_tokens,
+        uncached_tokens=uncached,
+        ttft_s=ttft_s,
+        queued_ttft_s=queued_ttft_s(arrival_s, ttft_s, rate_scale) if timed else None,
+    )
+
+
+def summarize(served: ServedRequests, slo_s: float | None = None) -> Outcome:
+    """Return the outcome of all counted requests; `slo_s` is the TTFT that none should exceed."""
+    return _outcome(served, slice(served.first, None), slo_s)
+
+
+def by_category(served: ServedRequests, slo_s: float | None = None) -> tuple[PartOutcome, ...]:
+    """Return the outcome of each category that has counted requests, in the trace's order."""
+    names = served.prompts.categories
+    return tuple(
+        PartOutcome(names[group], None, None, _outcome(served, members, slo_s))
+        for group, members in _groups(served, served.prompts.category)
+    )
+
+
+def over_time(
+    served: ServedRequests, windows: Windows, slo_s: float | None = None
+) -> tuple[PartOutcome, ...]:
+    """Return the outcome of each window of arrivals that has counted requests."""
+    return tuple(
+        PartOutcome(
+            None, windows.start_s(group), windows.length_s, _outcome(served, members, slo_s)
+        )
+        for group, members in _groups(served, windows.index(served.prompts.arrival_s))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LruAnywhere:
+    """LRU at any capacity, read off one pass over a trace, as exact as a replay."""
+
+    prompts: Prompts
+    definition: HitDefinition
+    distances: LruDistances
+    curve: HitCurve
+
+    @classmethod
+    def over(cls, prompts: Prompts, definition: HitDefinition | None = None) -> Self:
+        """Make the pass over `prompts`. The definition must not be a flat one."""
+        counted = definition or standard()
+        distances = lru_distances(prompts, counted)
+        return cls(prompts, counted, distances, lru_curve(prompts, counted, distances))
+
+    def served(self, capacity_blocks: int, profile: LatencyProfile) -> ServedRequests:
+        """Return how each request is served at this capacity."""
+        hits = lru_hit_blocks(self.distances, len(self.prompts.leaf), capacity_blocks)
+        return serve(self.prompts, self.definition, hits, profile)
+
+    def outcome(
+        self, capacity_blocks: int, profile: LatencyProfile, slo_s: float | None = None
+    ) -> Outcome:
+        """Return the outcome of all requests at this capacity."""
+        return summarize(self.served(capacity_blocks, profile), slo_s)
+
+
+def _groups(
+    served: ServedRequests, group: NDArray[np.integer]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each group that has counted requests, and which they are."""
+    counted = group[served.first :]
+    order = np.argsort(counted, kind="stable")
+    found, starts = np.unique(counted[order], return_index=True)
+    members = np.split(order + served.first, starts[1:])
+    yield from zip(found.tolist(), members, strict=True)
+
+
+def _outcome(
+    served: ServedRequests, which: slice | NDArray[np.int64], slo_s: float | None
+) -> Outcome:
+    hits, hit_tokens = served.hit_blocks[which], int(served.hit_tokens[which].sum())
+    total_tokens = int(served.prompts.input_tokens[which].sum(dtype=np.int64))
+    looked_up = int(served.looked_up[which].sum(dtype=np.int64))
+    ttft_s = served.ttft_s[which]
+    queued_s = _answered(served.queued_ttft_s, which)
+    tel_ms, violations = _excess(ttft_s, slo_s)
+    queued_tel_ms, queued_violations = _excess(queued_s, slo_s)
+    return Outcome(
+        requests=len(hits),
+        hit_tokens=hit_tokens,
+        total_tokens=total_tokens,
+        token_hit_rate=hit_tokens / total_tokens if total_tokens else 0.0,
+        block_hit_rate=int(hits.sum(dtype=np.int64)) / looked_up if looked_up else 0.0,
+        request_hit_rate=int(np.count_nonzero(hits)) / len(hits),
+        uncached_tokens=percentiles(served.uncached_tokens[which]),
+        ttft_ms=percentiles(ttft_s * 1e3),
+        queued_ttft_ms=percentiles(queued_s * 1e3) if queued_s is not None else None,
+        tel_ms=tel_ms,
+        violations=violations,
+        queued_tel_ms=queued_tel_ms,
+        queued_violations=queued_violations,
+    )
+
+
+def _answered(
+    queued_ttft_s: NDArray[np.float64] | None, which: slice | NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    """Return the times of requests that got a token; None without one, or without times."""
+    if queued_ttft_s is None:
+        return None
+    times = queued_ttft_s[which]
+    answered = times[np.isfinite(times)]
+    return answered if len(answered) else None
+
+
+def _excess(
+    ttft_s: NDArray[np.float64] | None, slo_s: float | None
+) -> tuple[float | None, int | None]:
+    """Return the tail excess latency in ms and the number of requests that cause it."""
+    if ttft_s is None or slo_s is None:
+        return None, None
+    beyond = ttft_s[ttft_s > slo_s] - slo_s
+    return float(beyond.sum()) * 1e3, len(beyond)

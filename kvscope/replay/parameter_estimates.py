@@ -1,0 +1,72 @@
+"""Parameters of policies: as chosen, else estimated from the trace, else their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvscope.latency.profile import LatencyProfile
+from kvscope.learning.offline.estimates import FIT_SHARE, parameters_from
+from kvscope.policies.base import Policy
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.traffic import Traffic
+
+_XI = "xi_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterEstimate:
+    """A value for a parameter that was not chosen, and where it comes from."""
+
+    value: float
+    origin: str
+
+
+Estimates = Mapping[str, ParameterEstimate]
+
+
+def estimate_parameters(
+    traffic: Traffic, profile: LatencyProfile, slo_s: float | None, share: float = FIT_SHARE
+) -> Estimates:
+    """Return values for the parameters that follow from the trace, the profile and the SLO.
+
+    `xi_tokens` is what the profile computes within the SLO. Parameters of conversations are
+    estimated from the first `share` of the requests. Costs of tokens and pairs of tokens are the
+    profile's where pairs cost something; else every block costs the same.
+    """
+    first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
+    estimates = {
+        name: ParameterEstimate(value, first)
+        for name, value in parameters_from(traffic, share).items()
+    }
+    if slo_s is not None:
+        origin = f"what {profile.name} computes in {slo_s * 1e3:g} ms"
+        estimates[_XI] = ParameterEstimate(profile.xi_tokens(slo_s), origin)
+    if profile.per_token_pair_s:
+        for name in ("per_token_s", "per_token_pair_s"):
+            estimates[name] = ParameterEstimate(getattr(profile, name), f"of {profile.name}")
+    return estimates
+
+
+def bind(variant: Variant, estimates: Estimates) -> Policy:
+    """Return the policy with every parameter: as chosen, else as estimated, else its default.
+
+    Raises UsageError for a chosen value that the policy does not take.
+    """
+    values = {
+        parameter.name: estimates[parameter.name].value
+        for parameter in variant.policy.parameters
+        if parameter.name in estimates
+    }
+    return variant.policy(values | dict(variant.given), variant.leaves)
+
+
+def used(variants: Sequence[Variant], estimates: Estimates) -> Estimates:
+    """Return the estimates that some variant takes."""
+    taken = {
+        parameter.name
+        for variant in variants
+        for parameter in variant.policy.parameters
+        if parameter.name not in variant.given
+    }
+    return {name: estimate for name, estimate in estimates.items() if name in taken}

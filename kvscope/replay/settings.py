@@ -1,0 +1,165 @@
+"""Settings of runs, from hit definitions, latency profiles and options of capacity models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import standard
+from kvscope.core.runs import RunSetting
+from kvscope.replay.policy_options import ALL, REPLAYED, parse_policies
+
+if TYPE_CHECKING:
+    from kvscope.core.hits import HitDefinition
+    from kvscope.core.runs import CapacityModel, TierMode
+    from kvscope.latency.profile import LatencyProfile
+    from kvscope.policies.base import Policy
+
+
+def run_setting(
+    definition: HitDefinition, profile: LatencyProfile, *, slo_s: float | None = None
+) -> RunSetting:
+    """Return a setting with this definition and this profile's numbers."""
+    return RunSetting(
+        definition=definition,
+        latency=profile.name,
+        base_s=profile.base_s,
+        per_token_s=profile.per_token_s,
+        per_token_pair_s=profile.per_token_pair_s,
+        slo_s=slo_s,
+    )
+
+
+def setting_profile(setting: RunSetting) -> LatencyProfile:
+    """Return the latency profile whose numbers a setting holds."""
+    from kvscope.latency.profile import LatencyProfile
+
+    return LatencyProfile(
+        setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s
+    )
+
+
+def with_capacity_model(
+    setting: RunSetting,
+    model: CapacityModel,
+    *,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+    tiers: str | None,
+    tier_mode: TierMode | None,
+    capacities_named: bool,
+) -> RunSetting:
+    """Return `setting` with the capacity model of these options.
+
+    Raises UsageError for options that contradict each other.
+    """
+    engine, tiered = model == "engine", tiers is not None
+    no_capacity = "leave out --capacity, --capacity-blocks and --points"
+    for wrong, what, where, remedy in (
+        *(
+            (
+                not engine and limit is not None,
+                "only an engine has it",
+                option,
+                "add --capacity-model engine",
+            )
+            for option, limit in (
+                ("--max-num-seqs", max_num_seqs),
+                ("--max-num-batched-tokens", max_num_batched_tokens),
+            )
+        ),
+        (not tiered and tier_mode is not None, "needs tiers", "--tier-mode", "add --tiers"),
+        (
+            tiered and capacities_named,
+            "tiers have capacities of their own",
+            "--tiers",
+            no_capacity,
+        ),
+        (
+            tiered and engine,
+            "an engine is replayed without tiers",
+            "--tiers",
+            "leave out --capacity-model",
+        ),
+        (
+            tiered and not setting.exact,
+            "tiers are not replayed on a sample",
+            "--tiers",
+            "leave out --sample and --coarsen",
+        ),
+    ):
+        if wrong:
+            raise UsageError(what, where=where, remedy=remedy)
+    if engine:
+        return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
+    if tiers is None:
+        return setting
+    written = ",".join(part.strip() for part in tiers.split(","))
+    return replace(setting, tiers=written, tier_mode=tier_mode or "exclusive")
+
+
+def engine_setting(
+    setting: RunSetting,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+) -> RunSetting:
+    """Return `setting` on an engine with these limits, by default vLLM's.
+
+    Raises UsageError where an engine cannot be replayed as `setting` says.
+    """
+    from kvscope.vllm_sim.settings import EngineSettings
+
+    definition, vllm = setting.definition, EngineSettings(1)
+    if replace(definition, warmup=0.0) != standard():
+        raise UsageError(
+            f"an engine does not count as {definition.name} with outputs {definition.outputs}",
+            where="--capacity-model engine",
+            remedy="leave out --compat and --outputs",
+        )
+    if not setting.exact:
+        raise UsageError(
+            "part of the requests make another load",
+            where="--capacity-model engine",
+            remedy="leave out --sample and --coarsen",
+        )
+    return replace(
+        setting,
+        capacity_model="engine",
+        max_num_seqs=max_num_seqs or vllm.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or vllm.max_num_batched_tokens,
+    )
+
+
+def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
+    """Return the policies of `--policies`; of `all` and the default, those that can be replayed.
+
+    Raises UsageError for one that is named and that the capacity model cannot run.
+    """
+    named = parse_policies(text or REPLAYED)
+    fits = _fits(setting)
+    unfit = [policy.name for policy in named if not fits(policy)]
+    if text in {None, ALL} or not unfit:
+        return [policy for policy in named if fits(policy)]
+    what = f"{setting.tier_mode} tiers" if setting.tiers else "an engine"
+    fitting = [policy.name for policy in parse_policies(ALL) if fits(policy)]
+    raise UsageError(
+        f"{unfit[0]} cannot order the blocks of {what}",
+        where="--policies",
+        remedy=f"take {', '.join(fitting)}",
+    )
+
+
+def _fits(setting: RunSetting) -> Callable[[type[Policy]], bool]:
+    """Return whether the capacity model of a setting can run a policy."""
+    from kvscope.policies.base import LanePolicy
+
+    mode = setting.tier_mode
+    if setting.capacity_model == "engine":
+        return lambda policy: issubclass(policy, LanePolicy)
+    if mode is None:
+        return lambda _: True
+    from kvscope.replay.tiers import fits
+
+    return lambda policy: fits(policy(), mode)

@@ -1,5 +1,0 @@
--- same_asked: the runs of a trace that answer this question
--- $trace_id: the trace
--- $asked: digest of policy, parameters, capacity and setting
--- columns: run_id
-SELECT run_id FROM runs WHERE trace_id = $trace_id AND asked = $asked

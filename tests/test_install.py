@@ -1,0 +1,156 @@
+"""The wheel and the source distribution hold all of kvscope and install into empty environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvscope
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA_FOLDERS = ("queries", "dashboard", "sample_traces")
+START_S = 60
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command to its end and return its stdout; its stderr is the failure's message."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build the source distribution of this checkout, and the wheel from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return {"wheel": wheel, "source": source}
+
+
+def files_below(folder: str) -> set[str]:
+    """Return the files of one of the checkout's folders, without bytecode."""
+    paths = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {path.relative_to(ROOT).as_posix() for path in paths if path.suffix != ".pyc"}
+
+
+@pytest.mark.parametrize("folder", DATA_FOLDERS)
+def test_data_is_packed_below_the_package(distributions: dict[str, Path], folder: str) -> None:
+    """Every file of a data folder is in the wheel, under kvscope/_packed/, and nothing else is."""
+    packed = f"kvscope/_packed/{folder}/"
+    names = zipfile.ZipFile(distributions["wheel"]).namelist()
+    expected = {f"kvscope/_packed/{name}" for name in files_below(folder)}
+    assert {name for name in names if name.startswith(packed)} == expected
+
+
+def test_the_wheel_has_one_package(distributions: dict[str, Path]) -> None:
+    """It brings kvscope and its metadata: no top-level `queries` or `tests`."""
+    names = zipfile.ZipFile(distributions["wheel"]).namelist()
+    tops = {name.split("/", maxsplit=1)[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"kvscope"}
+
+
+@pytest.fixture(scope="module", params=["wheel", "source"])
+def installed(
+    request: pytest.FixtureRequest,
+    distributions: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Make an environment with a distribution, its dashboard extra and what they need."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", folder, cwd=folder)
+    pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile")
+    constraint = ("--constraint", ROOT / "constraints.txt")
+    run(*pip, *constraint, f"{distributions[request.param]}[dashboard]", cwd=folder)
+    return folder
+
+
+@pytest.mark.install
+def test_own_files_are_used(installed: Path, tmp_path: Path) -> None:
+    """The installed package finds its own data, and no file of the checkout."""
+    code = (
+        "import kvscope; print(kvscope.__file__)\n"
+        "from kvscope.core.files import data_folder\n"
+        f"for name in {DATA_FOLDERS!r}: print(data_folder(name))"
+    )
+    package, *folders = map(Path, run(installed / "bin/python", "-c", code, cwd=tmp_path).split())
+    assert package.is_relative_to(installed)
+    assert folders == [package.parent / "_packed" / name for name in DATA_FOLDERS]
+
+
+@pytest.mark.install
+def test_help_and_version(installed: Path, tmp_path: Path) -> None:
+    """The command says what it can do, and the version that the file's name says."""
+    command = installed / "bin" / "kvscope"
+    assert "analyze" in run(command, "--help", cwd=tmp_path)
+    assert kvscope.__version__ in run(command, "--version", cwd=tmp_path)
+
+
+@pytest.mark.install
+def test_analyze(installed: Path, tmp_path: Path) -> None:
+    """The command analyzes a packed sample from an empty folder, its kernels compiled there."""
+    (samples,) = installed.glob("lib/python*/site-packages/kvscope/_packed/sample_traces")
+    command = (installed / "bin/kvscope", "analyze", samples / "to-c.jsonl.gz", "--json")
+    cache = str(tmp_path / "cache")
+    document: dict[str, Any] = json.loads(run(*command, cwd=tmp_path, KVSCOPE_CACHE_DIR=cache))
+    assert (document["command"], document["schema"]) == ("analyze", 1)
+    assert document["trace"]["format"] == "bailian"
+    assert document["trace"]["bad_lines"] == 0
+    rates = [rate["ideal"] for rate in document["hit_rates"]]
+    assert rates
+    assert all(0 < rate < 1 for rate in rates)
+    by_capacity = [point["token_hit_rate"] for point in document["curve"]]
+    assert by_capacity == sorted(by_capacity)
+    assert sum(row["requests"] for row in document["categories"]) == document["trace"]["requests"]
+
+
+@pytest.mark.install
+def test_the_dashboard_answers(installed: Path, tmp_path: Path) -> None:
+    """Its server starts from the installed files and is healthy."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ("dashboard", "--db", tmp_path / "store.duckdb", "--port", str(port))
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    server = subprocess.Popen([installed / "bin/kvscope", *words], cwd=tmp_path, env=inherited)
+    try:
+        assert answer(f"http://127.0.0.1:{port}/_stcore/health") == b"ok"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def answer(address: str) -> bytes:
+    """Return what a server answers once it does."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            with opener.open(address, timeout=5) as response:
+                content: bytes = response.read()
+                return content
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
