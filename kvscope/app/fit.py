@@ -11,6 +11,8 @@ from kvscope.app.options import AS_STORED, DEFAULT_EXPORT, FitOptions, Reading
 from kvscope.app.requests import hit_definition
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import standard
+from kvscope.learning.learners import needs_fit, reads_fit
+from kvscope.policies.registry import check_required
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
@@ -92,7 +94,7 @@ def write_export(
     from kvscope.app.traces import replayable
     from kvscope.latency.file import load_profile
     from kvscope.latency.profile import DEFAULT_PROFILE
-    from kvscope.learning.offline.single_fit import fit_for
+    from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters
     from kvscope.replay.traffic import traffic
     from kvscope.tuning.file import write_policy
@@ -101,7 +103,7 @@ def write_export(
     estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
     policy = bind(variant, estimates)
     fitted = fit_for(whole, policy, capacity_blocks)
-    if fitted is not None and policy.table == "ends" and not fitted.requests:
+    if fitted is not None and needs_fit(type(policy)) and not fitted.requests:
         raise InputError(
             "too few requests whose outcome is known to learn from",
             where=trace.name,
@@ -120,7 +122,8 @@ def _exported(options: FitOptions) -> Variant:
     variants = parse_variants(kinds, options.param or ())
     if len(variants) != 1:
         raise UsageError("takes one value here", where="--param", remedy="choose one")
-    if options.capacity_blocks is not None and kinds[0].table not in {"returns", "ends"}:
+    check_required(kinds[0], variants[0].given, "--policy")
+    if options.capacity_blocks is not None and not reads_fit(kinds[0]):
         raise UsageError(
             f"{kinds[0].name} has no classes to choose, and no threshold", where="--capacity-blocks"
         )

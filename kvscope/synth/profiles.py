@@ -26,7 +26,7 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-class Sample(NamedTuple):
+class SampleTrace(NamedTuple):
     """A trace file that can be generated again, byte for byte, from its profile and seed."""
 
     profile: str
@@ -42,11 +42,11 @@ class Sample(NamedTuple):
 # Sized to stay below 1 MB each. At this size the rare, heavy conversations and programs make or
 # break the shares, so the seeds of to-c and to-b are picked: of 1-40, among the nearest to target.
 SAMPLES = (
-    Sample("to-c", 2_000, 3),
-    Sample("to-b", 5_000, 39),
-    Sample("agent", 700, 7),
-    Sample("birth-death", 10_000, 7),
-    Sample("regime-change", 4_000, 7),
+    SampleTrace("to-c", 2_000, 3),
+    SampleTrace("to-b", 5_000, 39),
+    SampleTrace("agent", 700, 7),
+    SampleTrace("birth-death", 10_000, 7),
+    SampleTrace("regime-change", 4_000, 7),
 )
 
 
@@ -74,7 +74,7 @@ def write_jsonl(records: Iterable[Record], path: Path | str) -> int:
     return count
 
 
-def write_sample(sample: Sample, folder: Path) -> Path:
+def write_sample(sample: SampleTrace, folder: Path) -> Path:
     """Generate one sample into `folder`; return the file's path."""
     path = folder / sample.file
     profile = by_name(sample.profile)

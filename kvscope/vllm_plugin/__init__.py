@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 def register() -> None:
     """Watch every engine of this process, if the environment asks for it. Never raises."""
     from kvscope.core.errors import KvscopeError
-    from kvscope.learning.online.observer import log
+    from kvscope.learning.observer import log
     from kvscope.vllm_plugin.settings import RECOMMENDATION, RECORD
 
     if not any(os.environ.get(name) for name in (RECOMMENDATION, RECORD)):

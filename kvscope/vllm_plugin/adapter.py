@@ -26,8 +26,8 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from kvscope.core.errors import EngineError, KvscopeError
 from kvscope.core.vllm_xargs import OUTPUTS
-from kvscope.learning.fitted import Fit
-from kvscope.learning.online.observer import NOTHING, UNFIT, Observer, log
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.observer import NOTHING, UNFIT, Observer, log
 from kvscope.policies.base import Policy
 from kvscope.vllm_plugin.eviction_controller import Steering
 from kvscope.vllm_plugin.recording import Recording
@@ -184,7 +184,7 @@ def block_size(scheduler: Any) -> int:
 
 
 def steer(
-    scheduler: Any, policy: Policy, fitted: Fit | None = None, *, told_time: bool = False
+    scheduler: Any, policy: Policy, fitted: FittedTable | None = None, *, told_time: bool = False
 ) -> Steering:
     """Put kvscope's queue of free blocks in the place of vLLM's."""
     manager = scheduler.kv_cache_manager

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.errors import UsageError
-from kvscope.learning.fitted import Fit
-from kvscope.learning.online.conversations import told
-from kvscope.learning.online.lane_heap import Scores
-from kvscope.learning.online.observer import Observer, Request
-from kvscope.learning.online.prefixes import Prefixes
-from kvscope.learning.registry import learner_for
+from kvscope.learning.conversations import read_hints
+from kvscope.learning.lane_heap import Scores
+from kvscope.learning.learners import FittedTable, online_learner
+from kvscope.learning.observer import Observer, Request
+from kvscope.learning.prefixes import Prefixes
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
+from kvscope.policies.registry import plugin_policies
 from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, Plan
 
 
@@ -50,7 +50,7 @@ class Steering(Observer):
         clock: Callable[[], float] = time.monotonic,
         *,
         told_time: bool = False,
-        fitted: Fit | None = None,
+        fitted: FittedTable | None = None,
     ) -> None:
         self.policy = lane_policy(policy)
         self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
@@ -61,7 +61,7 @@ class Steering(Observer):
         self.p: Any = policy.settings().tolist()
         self.table: Any = {}
         self._ttl_s = float(policy.values.get("ttl_s", math.inf))
-        self.learner = learner_for(self.policy, block_size, fitted)
+        self.learner = online_learner(self.policy, block_size, fitted)
         self._served: dict[str, _Served] = {}
         self.free: Any = None
         self._recent: deque[int] = deque(maxlen=RECENT)
@@ -104,7 +104,7 @@ class Steering(Observer):
             failed=self.fail,
         )
         if self.learner is not None:
-            self.learner.watch(len(blocks))
+            self.learner.guard(len(blocks))
             self.use(self.learner.table)
         nobody = Turn(0, 0.0, 0, 0, ENDS)
         free.usual = self.policy.place(nobody, self.block_size, self.p)[2]
@@ -123,7 +123,7 @@ class Steering(Observer):
         """Note when it came and, for policies with a table, what is learned of it."""
         if request.request_id in self._served:  # more input of one that streams it
             return
-        says = told(request) if self.learner is not None or self._told_time else None
+        says = read_hints(request) if self.learner is not None or self._told_time else None
         if self._told_time and says is not None:
             if says.arrival_s is None:
                 return
@@ -215,13 +215,11 @@ class Steering(Observer):
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
     """A policy that an engine can follow; UsageError for others, which stand at `where`."""
-    if isinstance(policy, LanePolicy) and policy.in_plugin and not policy.hindsight:
+    if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
         return policy
     why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"
-    if isinstance(policy, LanePolicy) and not policy.in_plugin:
-        why = "asks for more than the plugin learns"
     raise UsageError(
         f"{policy.name} {why}, so kvscope's plugin cannot run it",
         where=where,
-        remedy="take lru, tlru, threshold-lru, wa, gittins, tlru-learned or ttl",
+        remedy=f"take one of {plugin_policies()}",
     )

@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from kvscope.learning.online.lane_heap import Ring, Score, Standings
-from kvscope.learning.online.prefixes import Key, Prefixes
+from kvscope.learning.lane_heap import LaneHeap, Ring, Score
+from kvscope.learning.prefixes import Key, Prefixes
 
 Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_num_tokens, neighbours
 
@@ -72,7 +72,7 @@ class FreeBlocks:
         self._freed = [0] * total
         self._freed_s = [0.0] * total
         self._lane = [0] * total
-        self._standings = Standings(self.lanes, self._freed, self._freed_s, score, next_step_s)
+        self._heap = LaneHeap(self.lanes, self._freed, self._freed_s, score, next_step_s)
         for block in blocks:
             _link(block, self.unhashed.prev_free_block)
             self.num_free_blocks += 1
@@ -80,11 +80,11 @@ class FreeBlocks:
     def at(self, now_s: float) -> None:
         """It is now so late; worths are the same until this is called again."""
         self.now_s = now_s
-        self._standings.at(now_s)
+        self._heap.at(now_s)
 
     def score_anew(self) -> None:
         """What was scored until now does not count any more."""
-        self._standings.anew()
+        self._heap.anew()
 
     def popleft(self) -> Block:
         """Take the first block."""
@@ -97,7 +97,7 @@ class FreeBlocks:
         taken = self._unhashed(count)
         for _ in range(count - len(taken)):
             block = self._oldest_of_least_worth()
-            self._standings.changed.add(self._lane[block.block_id])
+            self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
             self.evictions += 1
             if self._prefixes is not None:
@@ -127,7 +127,7 @@ class FreeBlocks:
         if self._parked and self._parked.get(key) is block:
             del self._parked[key]
         if type(block.prev_free_block) is Ring:
-            self._standings.changed.add(self._lane[block.block_id])
+            self._heap.changed.add(self._lane[block.block_id])
         _unlink(block)
         self.num_free_blocks -= 1
 
@@ -146,7 +146,7 @@ class FreeBlocks:
             ring = lanes[lane]
             behind = ring.prev_free_block
             if behind is ring:
-                self._standings.changed.add(lane)
+                self._heap.changed.add(lane)
             behind.next_free_block = ring.prev_free_block = block
             block.prev_free_block, block.next_free_block = behind, ring
             count += 1
@@ -180,7 +180,7 @@ class FreeBlocks:
                 _unlink(block)
                 self._forget(block)
                 self.evictions += 1
-                self._standings.changed.add(lane)
+                self._heap.changed.add(lane)
                 _link(block, self.unhashed)
                 block = ring.next_free_block
 
@@ -197,7 +197,7 @@ class FreeBlocks:
             bare = self._prefixes.lose(key)
             if self._prefixes.stranded:  # some free block has become the only one
                 self._prefixes.stranded = False
-                self._standings.look_again()
+                self._heap.look_again()
             if self._parked:
                 self._unpark(bare)
                 self._unpark(key)
@@ -219,7 +219,7 @@ class FreeBlocks:
         self.plan, self.usual = None, 0
         self.lanes, self.set_aside = [Ring()], Ring()
         self._lane = [0] * len(self._lane)
-        self._standings = Standings(
+        self._heap = LaneHeap(
             self.lanes, self._freed, self._freed_s, lambda *_: 0.0, lambda _: math.inf
         )
         for block in hashed:
@@ -248,11 +248,11 @@ class FreeBlocks:
         if len(self.lanes) == 1:
             (ring,) = self.lanes
             return None if ring.next_free_block is ring else ring.next_free_block
-        return self._standings.first()
+        return self._heap.first()
 
     def _pass_over(self, prefixes: Prefixes) -> None:
         """Set lanes' oldest blocks aside that cached ones are found through."""
-        for lane in self._standings.unsettled():
+        for lane in self._heap.unsettled():
             ring = self.lanes[lane]
             block = ring.next_free_block
             while block is not ring and prefixes.has_orphans(block.block_hash):
@@ -272,7 +272,7 @@ class FreeBlocks:
             return
         _unlink(block)
         freed, lane = self._freed, self._lane[block.block_id]
-        self._standings.changed.add(lane)
+        self._heap.changed.add(lane)
         ring = self.lanes[lane]
         behind: Any = ring
         while (

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kvscope.core.errors import EngineError
-from kvscope.learning.online.conversations import UNKNOWN, Sessions
+from kvscope.learning.conversations import UNKNOWN, Sessions
 from kvscope.vllm_plugin.recording import Hashes, Line
 
 Hash = bytes | int

@@ -19,8 +19,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvscope.learning.online.conversations import Sessions, Told, told
-from kvscope.learning.online.observer import Observer, Request, log
+from kvscope.learning.conversations import RequestHints, Sessions, read_hints
+from kvscope.learning.observer import Observer, Request, log
 
 MOST_WAITING = 10_000
 ROTATE_BYTES = 64 << 20
@@ -124,7 +124,7 @@ class _Seen:
 
     __slots__ = ("cached_tokens", "number", "parent", "request", "says", "ttft_s", "turn")
 
-    def __init__(self, number: int, request: Request, says: Told) -> None:
+    def __init__(self, number: int, request: Request, says: RequestHints) -> None:
         self.number = number
         self.request = request
         self.says = says
@@ -162,7 +162,7 @@ class Recording(Observer):
         """Note what it says of itself."""
         if request.request_id in self._seen:  # more input of one that streams it
             return
-        seen = _Seen(self._arrived, request, told(request))
+        seen = _Seen(self._arrived, request, read_hints(request))
         self._arrived += 1
         if seen.says.session is not None:
             begun = self._sessions.begin(seen.says.session, seen.number, seen.says.turn)

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvscope.core.errors import UsageError
 from kvscope.core.toml_files import document_in
-from kvscope.learning.fitted import Fit, check_fit, fit_in
+from kvscope.learning.learners import FittedTable, check_fit, read_fit
 from kvscope.learning.policy_file import REMEDY, policy_in
 from kvscope.policies.base import Policy
 from kvscope.vllm_plugin.eviction_controller import lane_policy
@@ -37,7 +37,7 @@ class Settings:
     """
 
     policy: Policy | None = None
-    fitted: Fit | None = None
+    fitted: FittedTable | None = None
     record: Path | None = None
     told_time: bool = False
 
@@ -66,7 +66,7 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
     elif path:
         document = document_in(Path(path), REMEDY)
         policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
-        fitted = fit_in(document, policy, str(path))
+        fitted = read_fit(document, policy, str(path))
         check_fit(policy, fitted, str(path))
     clock = table.get("clock") or environment.get(CLOCK)
     if clock not in {None, "", BY_REQUESTS}:

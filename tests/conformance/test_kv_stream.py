@@ -53,7 +53,7 @@ def test_vllms_own_publisher_is_understood(tmp_path: Path) -> None:
     )
 
 
-def test_no_endpoint_is_told_in_a_line() -> None:
+def test_an_invalid_endpoint_gets_one_line() -> None:
     """A name that ZMQ does not take."""
     with pytest.raises(EngineError, match=r"nowhere: .*; name it as in --kv-events-config"):
         next(batches("nowhere"))

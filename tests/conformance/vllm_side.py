@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.learning.fitted import Fit
+from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.tuning.file import write_policy
 from kvscope.vllm_plugin.eviction_controller import Steering
@@ -143,7 +143,7 @@ class VllmScheduler:
         overlapped: bool = False,
         policy: LanePolicy | None = None,
         kinds: Sequence[str] | None = None,
-        fitted: Fit | None = None,
+        fitted: FittedTable | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
-from kvscope.learning.ends.offline import end_tables
-from kvscope.learning.offline.estimates import parameters_from
+from kvscope.learning.ends.offline import EndsOffline
+from kvscope.learning.next_prompts.offline import conversation_parameters
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import NO_TABLES, replay
 from kvscope.replay.traffic import traffic
@@ -26,9 +26,9 @@ def test_gains_are_those_of_replays() -> None:
     first = int(len(of.leaf) * WARMUP)
     for name in ("tlru", "tlru-learned", "tlru-end"):
         values = {"xi_tokens": 4096.0}
-        values["next_prompt_tokens"] = parameters_from(of)["next_prompt_tokens"]
+        values["next_prompt_tokens"] = conversation_parameters(of)["next_prompt_tokens"]
         policy = by_name(name)(values)
-        tables = end_tables(of) if policy.table else NO_TABLES
+        tables = EndsOffline().tables(of) if policy.learner else NO_TABLES
         done = replay(of, policy, one.capacity_blocks, tables=tables)
         left = of.input_tokens - done.hit_blocks.astype(np.int64) * of.block_size
         assert one.tel_tokens[name] == np.maximum(left - 4096, 0)[first:].sum()

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import ExitCode, InputError, UsageError
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.returns.file import Fitted
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import STEPS
 from kvscope.policies.base import Policy
-from kvscope.policies.gittins import AGES, STEPS, Gittins
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.tuning.bootstrap import Bootstrap
@@ -27,7 +28,7 @@ from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningResult
 from kvscope.validate.validate import recommended_run
 from kvscope.vllm_plugin.settings import settings as plugin_settings
-from tests.policies.drawn_trees import drawn_ends
+from tests.learning.drawn_trees import drawn_ends
 from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
 
 CONTENDERS = [one for one in POLICIES if not one.hindsight]
@@ -114,7 +115,7 @@ def test_what_is_read_is_what_was_written(
 
 def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
     """For a policy with a table of returns; the plugin finds it where it finds the policy."""
-    fit = Fitted(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 600.0, 7, refits=True)
+    fit = FittedReturns(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 600.0, 7, refits=True)
     path = tmp_path / "recommendation.toml"
     policy = Gittins({"xi_tokens": 512})
     write_recommendation(
@@ -127,7 +128,7 @@ def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
         fitted=fit,
     )
     read = read_recommendation(path)
-    assert isinstance(read.fitted, Fitted)
+    assert isinstance(read.fitted, FittedReturns)
     assert np.array_equal(read.fitted.index, fit.index)
     assert (read.fitted.class_set, read.fitted.requests, read.fitted.refits) == (1, 7, True)
     plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
@@ -161,7 +162,7 @@ def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
         lambda: plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}),
         lambda: recommended_run(read, path, overlapped=False),
     ):
-        with pytest.raises(UsageError, match=r"tlru-learned goes by a table \[ends\]"):
+        with pytest.raises(UsageError, match=r"tlru-learned needs a fitted table"):
             refuse()
 
 
@@ -335,7 +336,7 @@ def test_old_recommendations_are_read(name: str, fitted: int | None) -> None:
     plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert plugin.policy is not None
     assert plugin.policy.values == read.policy.values
-    if isinstance(read.fitted, Fitted):
+    if isinstance(read.fitted, FittedReturns):
         assert (read.fitted.class_set, read.fitted.refits) == (0, True)
         assert read.fitted.index[:2, :3].tolist() == [[0.512, 0.95, 0.144], [0.191, 0.082, 0.855]]
     elif fitted is not None:
@@ -347,7 +348,7 @@ def test_an_old_policy_file_is_read_by_the_plugin() -> None:
     plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(OLD / "policy-gittins.toml")})
     assert plugin.policy is not None
     assert plugin.policy.name == "gittins"
-    assert isinstance(plugin.fitted, Fitted)
+    assert isinstance(plugin.fitted, FittedReturns)
     assert not plugin.fitted.refits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.learning.fitted import Fit
+from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_plugin.eviction_controller import Steering
@@ -20,7 +20,7 @@ class Alone:
     """
 
     def __init__(
-        self, policy: LanePolicy, block_size: int, blocks: int, fitted: Fit | None = None
+        self, policy: LanePolicy, block_size: int, blocks: int, fitted: FittedTable | None = None
     ) -> None:
         self.now_s = 0.0
         self.steering = Steering(policy, block_size, clock=lambda: self.now_s, fitted=fitted)

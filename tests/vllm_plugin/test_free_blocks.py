@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.learning.online.prefixes import Prefixes
+from kvscope.learning.prefixes import Prefixes
 from kvscope.vllm_plugin.free_blocks import FreeBlocks, Plan
 from tests.vllm_plugin.fakes import FakeBlock
 

@@ -40,7 +40,8 @@ def test_a_recommendation_that_no_engine_can_follow(written: Path) -> None:
     """The line names the file, the policy, and those that can be run."""
     said = written.read_text().replace('"tlru"', '"etlru"')
     written.write_text(re.sub("params = .*", "params = { xi_tokens = 300.0 }", said))
-    with pytest.raises(UsageError, match=rf"^{written}: policy.name: etlru .*; take lru, tlru, "):
+    words = rf"^{written}: policy.name: etlru .*; take one of lru,threshold-lru,"
+    with pytest.raises(UsageError, match=words):
         settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
 
 
@@ -78,13 +79,13 @@ def test_nothing_is_asked_for() -> None:
         (
             {"policy": {"name": "tlru-learned"}},
             UsageError,
-            r"policy.name: tlru-learned goes by a table \[ends\], and there is none; take the file",
+            r"policy.name: tlru-learned needs a fitted table, and there is none; take the file",
         ),
         ({"recommendation": "missing.toml"}, InputError, "No such file"),
         (
             {"policy": {"name": "etlru"}},
             UsageError,
-            r"^--additional-config kvscope: policy.name: etlru .* cannot run it; take lru, tlru",
+            r"^--additional-config kvscope: policy.name: etlru .* cannot run it; take one of lru,",
         ),
     ],
 )
@@ -99,7 +100,7 @@ def test_the_plugin_is_light() -> None:
     code = """
 import sys, pkgutil, importlib, kvscope.vllm_plugin as engine
 for one in pkgutil.iter_modules(engine.__path__):
-    if one.name != "vllm_adapter":
+    if one.name != "adapter":
         importlib.import_module(f"kvscope.vllm_plugin.{one.name}")
 heavy = {"polars", "duckdb", "numba", "streamlit", "scipy", "plotly", "torch", "vllm", "typer"}
 print(sorted(heavy & set(sys.modules)))

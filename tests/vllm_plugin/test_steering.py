@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.learning.online.conversations import (
+from kvscope.learning.conversations import (
     MOST_CATEGORIES,
     Categories,
     Lineage,
     Sessions,
-    told,
+    read_hints,
 )
 from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.registry import POLICIES
@@ -188,7 +188,7 @@ def test_policies_that_an_engine_can_follow(policy: type[LanePolicy]) -> None:
 )
 def test_what_a_request_says(extra: dict[str, object] | None, kind: str, turn: int | None) -> None:
     """Labels and whole numbers are taken, anything else is unknown."""
-    says = told(FakeRequest("a", 10, extra_args=extra, session_id="s"))
+    says = read_hints(FakeRequest("a", 10, extra_args=extra, session_id="s"))
     assert says == ("s", kind, turn, None)
 
 
