@@ -51,10 +51,10 @@ SAMPLES = (
 
 
 def by_name(name: str) -> Profile:
-    """Return the profile called `name`, with its default parameters. Raises UsageError if none."""
-    if name in PROFILES:
-        return PROFILES[name]
-    near = get_close_matches(name, PROFILES, n=1)
+    """Return the profile called `name`, in any case. Raises UsageError if there is none."""
+    if name.lower() in PROFILES:
+        return PROFILES[name.lower()]
+    near = get_close_matches(name.lower(), PROFILES, n=1)
     remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(PROFILES)}"
     raise UsageError(f"no profile is called {name!r}", remedy=remedy)
 

@@ -24,9 +24,9 @@ _MOST_NAMES = 6
 
 
 def by_name(name: str) -> type[TraceFormat]:
-    """Return the format called `name`. Raises UsageError if there is none."""
+    """Return the format called `name`, in any case. Raises UsageError if there is none."""
     for known in FORMATS:
-        if known.name == name:
+        if known.name == name.lower():
             return known
     raise UsageError(
         f"unknown trace format {name!r}",
