@@ -12,14 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VAGUE = {"found", "gone", "one", "told", "who"}
 """Names that say how a value came about instead of what it is."""
 STILL_VAGUE = {
-    *("dashboard", "kvscope/app", "kvscope/core", "kvscope/ingest", "kvscope/replay"),
-    *("kvscope/vllm_plugin", "kvscope/vllm_sim"),
+    *("dashboard", "kvscope/app", "kvscope/core", "kvscope/replay", "kvscope/vllm_sim"),
 }
 """Rooms that still have such variables; this set only shrinks."""
-STILL_SHARED = {
-    *("Batch", "Lengths", "Lognormal", "Sample", "StoredRun", "Validation", "Windows"),
-    *("_Line", "_Row", "_Session"),
-}
+STILL_SHARED = {"Windows"}
 """Class names that are still used twice; this set only shrinks."""
 
 
