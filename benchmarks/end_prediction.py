@@ -20,10 +20,10 @@ from benchmarks import ROOT
 from benchmarks.held_out import LEVELS, HeldOut, generated, published, samples
 from benchmarks.processes import note
 from benchmarks.table import Table, record
-from kvscope.learning.chances import FEATURES
-from kvscope.learning.ends.offline import Ends
-from kvscope.learning.ends.prediction_quality import foreseen
-from kvscope.policies.gittins import NEW_TOKENS
+from kvscope.learning.ends.chances import FEATURES
+from kvscope.learning.ends.offline import EndPredictor
+from kvscope.learning.ends.prediction_quality import prediction_quality
+from kvscope.learning.returns.formulas import NEW_TOKENS
 from kvscope.policies.tlru_learned import HORIZON, TLruLearned
 from kvscope.reuse_models.scores import auc
 
@@ -41,11 +41,11 @@ class LearnedTrace:
     """A trace and the predictions of its conversations' ends."""
 
     def __init__(self, trace: HeldOut) -> None:
-        self.trace, self.ends = trace, Ends(trace.traffic)
+        self.trace, self.ends = trace, EndPredictor(trace.traffic)
 
     def quality(self) -> list[str]:
         """Return the row of the table of prediction quality."""
-        quality = foreseen(self.ends, HORIZON.default)
+        quality = prediction_quality(self.ends, HORIZON.default)
         scores = (
             *(quality.auc, quality.auc_first, quality.auc_later),
             *(quality.brier, quality.brier_base),

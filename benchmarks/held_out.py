@@ -17,7 +17,7 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.latency.profile import PRESETS
-from kvscope.learning.offline.estimates import tables_for
+from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.curve import HitCurve, lru_curve
@@ -92,9 +92,9 @@ class HeldOut:
     @cached_property
     def _tables(self) -> dict[str, Tables]:
         return {
-            policy.table: tables_for(self.traffic, policy)
+            policy.learner: tables_for(self.traffic, policy)
             for policy in POLICIES
-            if policy.table is not None
+            if policy.learner is not None
         }
 
     def bind(self, name: str, xi_tokens: float) -> Policy:
@@ -109,7 +109,7 @@ class HeldOut:
         """Return the uncached tokens of each held-out request, with the trace's own tables."""
         policy = self.bind(name, float(xi_tokens))
         if tables is None:
-            tables = NO_TABLES if policy.table is None else self._tables[policy.table]
+            tables = NO_TABLES if policy.learner is None else self._tables[policy.learner]
         result = replay(self.traffic, policy, capacity, history=self.past, tables=tables)
         hits = result.hit_blocks[self.first :].astype(np.int64) * self.prompts.block_size
         uncached: Floats = np.maximum(self.input_tokens - hits, 0).astype(np.float64)

@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.table import Table
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.learning.chances import FEATURES
 from kvscope.learning.ends.boosting import boosted
+from kvscope.learning.ends.chances import FEATURES
 from kvscope.learning.ends.file import FittedEnds
-from kvscope.learning.online.lane_heap import Scores
+from kvscope.learning.lane_heap import Scores
 from kvscope.policies.base import Policy
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.tuning.file import write_policy
@@ -180,25 +180,25 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     The index falls with age, from another height in each class. All other work per request is
     done, except the guard's if `guarded_blocks` is None.
     """
-    from kvscope.learning.online.learners import Returns
-    from kvscope.learning.returns.file import Fitted
-    from kvscope.learning.returns.formulas import began_s
-    from kvscope.policies.gittins import AGES, STEPS
+    from kvscope.learning.returns.file import FittedReturns
+    from kvscope.learning.returns.formulas import STEPS, began_s
+    from kvscope.learning.returns.online import ReturnsLearner
+    from kvscope.policies.gittins import AGES
 
     classes = math.prod(STEPS[class_set])
     falling = 1.0 / (30.0 + began_s(np.arange(AGES)))
     index = np.outer(1.0 + np.arange(classes) * 7 % classes / classes, falling)
-    fitted = Fitted(class_set, index, math.inf, 0, refits=True)
-    learner = steering.learner = Returns(steering.policy, BLOCK, fitted)
+    fitted = FittedReturns(class_set, index, math.inf, 0, refits=True)
+    learner = steering.learner = ReturnsLearner(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
-        learner.watch(guarded_blocks)
+        learner.guard(guarded_blocks)
     find, sets = learner._classes, [math.prod(STEPS[name]) for name in learner._sets]  # noqa: SLF001
 
     def in_turn(seen: Any, prompt_tokens: int, tokens: int) -> list[int]:
         find(seen, prompt_tokens, tokens)
         return [seen.number % classes for classes in sets]
 
-    learner._classes = in_turn  # type: ignore[method-assign]  # noqa: SLF001
+    learner._classes = in_turn  # type: ignore[assignment,method-assign]  # noqa: SLF001
     steering.use(learner.table)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, standard
 from kvscope.core.trace import Prompts
-from kvscope.learning.offline.estimates import tables_for
+from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.replay import NO_TABLES, replay, touch_history
@@ -52,7 +52,7 @@ def replays(
     results = {}
     for policy in policies:
         # A flat trace has no turns, so there is nothing to fit.
-        tables = NO_TABLES if mandatory or policy.table is None else tables_for(work, policy)
+        tables = NO_TABLES if mandatory or policy.learner is None else tables_for(work, policy)
         once = partial(
             replay, work, policy(), capacity, history=past, tables=tables, mandatory=mandatory
         )

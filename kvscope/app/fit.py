@@ -11,6 +11,8 @@ from kvscope.app.options import AS_STORED, DEFAULT_EXPORT, FitOptions, Reading
 from kvscope.app.requests import hit_definition
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import standard
+from kvscope.learning.learners import needs_fit, reads_fit
+from kvscope.policies.registry import check_required
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
@@ -51,19 +53,28 @@ def fit_source(
     monitor: Monitor,
     reading: Reading = AS_STORED,
 ) -> tuple[Fit, EndsFit | None]:
-    """Ingest `source` if the store lacks it, and return the fit of its models, kept in the store.
+    """Ingest `source` if the store lacks it, and return what `fit_trace` does."""
+    from kvscope.app.traces import load_trace
 
-    The second result is what `returns` learns about the ends of conversations. Writes the exported
-    policy. Raises InputError for a trace that lacks what the request needs.
+    trace = load_trace(store, source, monitor, reading)
+    return fit_trace(store, trace, request, monitor)
+
+
+def fit_trace(
+    store: Store, trace: Trace, request: FitRequest, monitor: Monitor
+) -> tuple[Fit, EndsFit | None]:
+    """Return the fit of the trace's models, which the store keeps; write the exported policy.
+
+    The second result is what `returns` learns about the ends of conversations. Raises InputError
+    for a trace that lacks what the request needs.
     """
-    from kvscope.app.traces import load_trace, replayable
+    from kvscope.app.traces import replayable
     from kvscope.policies.tlru_learned import HORIZON
     from kvscope.reuse_models.fit import fit
     from kvscope.reuse_models.results import keep
     from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
     options = request.options
-    trace = load_trace(store, source, monitor, reading)
     if options.returns and not trace.has_hashes:
         raise InputError(
             "a trace of lengths tells no turn from another",
@@ -92,7 +103,7 @@ def write_export(
     from kvscope.app.traces import replayable
     from kvscope.latency.file import load_profile
     from kvscope.latency.profile import DEFAULT_PROFILE
-    from kvscope.learning.offline.single_fit import fit_for
+    from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters
     from kvscope.replay.traffic import traffic
     from kvscope.tuning.file import write_policy
@@ -101,7 +112,7 @@ def write_export(
     estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
     policy = bind(variant, estimates)
     fitted = fit_for(whole, policy, capacity_blocks)
-    if fitted is not None and policy.table == "ends" and not fitted.requests:
+    if fitted is not None and needs_fit(type(policy)) and not fitted.requests:
         raise InputError(
             "too few requests whose outcome is known to learn from",
             where=trace.name,
@@ -120,7 +131,8 @@ def _exported(options: FitOptions) -> Variant:
     variants = parse_variants(kinds, options.param or ())
     if len(variants) != 1:
         raise UsageError("takes one value here", where="--param", remedy="choose one")
-    if options.capacity_blocks is not None and kinds[0].table not in {"returns", "ends"}:
+    check_required(kinds[0], variants[0].given, "--policy")
+    if options.capacity_blocks is not None and not reads_fit(kinds[0]):
         raise UsageError(
             f"{kinds[0].name} has no classes to choose, and no threshold", where="--capacity-blocks"
         )

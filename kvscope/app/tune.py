@@ -14,9 +14,8 @@ from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit
-from kvscope.learning.offline.single_fit import fit_for
-from kvscope.learning.returns.file import Fitted
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
@@ -157,20 +156,20 @@ def tune(
     return replace(tuned, assumptions=_assumptions(tuned, request.given))
 
 
-def engine_fit(tuned: Recommendation, prompts: Prompts) -> Fit | None:
+def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
     """Return the table that the recommended policy needs in an engine, fitted to the whole trace.
 
     None for a policy without one. An engine goes on fitting where it can, as the replays did that
     the policy was judged by.
     """
     recommended, setting = tuned.tuning.recommended, tuned.tuning.setting
-    if recommended.policy.table is None:
+    if recommended.policy.learner is None:
         return None
     whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
     fitted = fit_for(
         traffic(whole, setting.definition), recommended.policy, recommended.capacity_blocks
     )
-    return replace(fitted, refits=True) if isinstance(fitted, Fitted) else fitted
+    return None if fitted is None else fitted.refitted_in_engine()
 
 
 def write_recommended(path: Path, tuned: Recommendation, prompts: Prompts) -> None:

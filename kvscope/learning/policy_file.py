@@ -1,4 +1,4 @@
-"""A policy with its parameters as a table of a file says it: the `[policy]` of a recommendation.
+"""The table `[policy]` of a policy file or a recommendation: a policy with its parameters.
 
 [policy]
 name = "tlru"
@@ -8,10 +8,7 @@ params = { xi_tokens = 2048.0, next_prompt_tokens = 256.0, ttl_s = inf }
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from decimal import Decimal
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -35,26 +32,6 @@ class PolicyTable(msgspec.Struct, forbid_unknown_fields=True):
     def of(cls, policy: Policy) -> PolicyTable:
         """Return the table of a policy."""
         return cls(policy.name, dict(policy.values), policy.evicts)
-
-
-def table_in(
-    document: Mapping[str, Any],
-    name: str,
-    where: str,
-    keys: Sequence[str] = (),
-    remedy: str = REMEDY,
-) -> Mapping[str, Any]:
-    """The table `name` of a document that stands at `where`, with no key but `keys`, if any.
-
-    Raises InputError without the table, and with the place of a key that is none of these.
-    """
-    table = document.get(name)
-    if not isinstance(table, dict):
-        raise InputError("missing", where=f"{where}: [{name}]", remedy=remedy)
-    for key in table:
-        if keys and key not in keys:
-            raise InputError("unknown key", where=f"{where}: {name}.{key}", remedy=remedy)
-    return table
 
 
 def policy_in(document: Mapping[str, Any], where: str) -> Policy:
@@ -81,14 +58,3 @@ def policy_in(document: Mapping[str, Any], where: str) -> Policy:
         raise InputError(
             error.what, where=f"{place}: {error.where}", remedy=error.remedy
         ) from error
-
-
-def number(where: str, value: object) -> float:
-    """A number of the file; InputError for anything else, also for what is not a number (nan)."""
-    found = math.nan
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            found = float(value)
-    if math.isnan(found):
-        raise InputError(f"{value!r} is not a number", where=where, remedy=REMEDY)
-    return found

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from kvscope.core.block_queues import WHERE, length, oldest, push, remove
 from kvscope.policies.base import Floats, Ints, QueuePolicy
-from kvscope.policies.lists import WHERE, length, oldest, push, remove
 
 _ONCE, _OFTEN, _ONCE_GHOST, _OFTEN_GHOST = 0, 1, 2, 3
 _TARGET = 0
 
 
 class Arc(QueuePolicy):
-    """Blocks seen once and blocks seen more often, in two LRU lists; ghosts move the border.
+    """Blocks touched once and blocks touched more often, in two LRU lists; ghosts move the border.
 
-    `numbers[0]` is p of the paper, the size aimed at for the blocks seen once: a ghost of theirs
-    that returns raises it, a ghost of the others lowers it. Ghosts of blocks seen once are kept
-    while both of their lists hold at most the capacity, all four lists at most twice.
-    Differs in one point: the paper makes room before it inserts; here a request's blocks all enter
-    first (section "Order of events" of the replay), and eviction follows.
+    `numbers[0]` is p of the paper, the target size of the first list: a ghost of its own that
+    returns raises it, a ghost of the other lowers it. Ghosts of the first list are remembered while
+    it and they are at most the capacity, all four lists while they are at most twice that.
+    Differs in one point: the paper makes room before it inserts; here all blocks of a request enter
+    first, and eviction follows.
     Source: Megiddo & Modha, FAST'03, Figure 4.
     """
 
@@ -28,13 +28,13 @@ class Arc(QueuePolicy):
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """Seen again: to the young end of the frequent ones."""
+        """Move the block to the young end of the frequent list."""
         remove(links, block)
         push(links, _OFTEN, block)
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """A ghost that returns moves the border and is frequent; any other block is seen once."""
+        """Let a ghost that returns move the border and join the frequent list; others are new."""
         ghosts = links[block, WHERE]
         if ghosts < 0:
             push(links, _ONCE, block)
@@ -51,7 +51,7 @@ class Arc(QueuePolicy):
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
-        """The oldest block seen once while they exceed their target, else the oldest frequent."""
+        """Evict the oldest block of the first list above its target, else of the frequent one."""
         once = length(links, _ONCE)
         from_once = length(links, _OFTEN) == 0 or (once > 0 and once > numbers[_TARGET])
         block = oldest(links, _ONCE if from_once else _OFTEN)

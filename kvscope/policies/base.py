@@ -1,8 +1,8 @@
 """The contract of a policy: what one file in this folder has to provide.
 
-A policy says which block leaves first, in one of four shapes. A `LanePolicy` sorts blocks into a
-few queues by recency and says which queue gives next; a `NextUsePolicy` does so by the future; a
-`KeyPolicy` gives every block a number; a `QueuePolicy` is an algorithm of its own. Their methods
+A policy decides which block is evicted first, in one of four shapes. A `LanePolicy` sorts blocks
+into a few queues by recency and scores their heads; a `NextUsePolicy` sorts them by their next use;
+a `KeyPolicy` gives every block a number; a `QueuePolicy` is an algorithm of its own. Their methods
 are plain functions of numbers and arrays: the simulator compiles them, tests run them as they are,
 and an engine calls them one by one. So they use what numba can compile, and nothing here imports
 numba.
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from kvscope.core.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
-TableKind = Literal["reuse", "next-prompts", "returns", "ends"]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]
 
@@ -60,7 +59,8 @@ class Block(NamedTuple):
 class Parameter:
     """A number that tunes a policy; its name carries its unit.
 
-    Values lie within [low, high]. `search` are the values that a search may start from.
+    Values lie within [low, high]. `search` are the values that a search may start from. Without a
+    `required` value the policy is another one's double.
     """
 
     name: str
@@ -69,14 +69,16 @@ class Parameter:
     low: float = 0.0
     high: float = float("inf")
     search: tuple[float, ...] = ()
+    required: bool = False
 
 
 class Policy:
     """What every policy declares, and how it is bound to parameter values.
 
-    `leaves` tells which blocks may leave: "leaf" only those without a cached child, so that no
-    block is kept that no look-up can reach; "any" as published. `offers` lists both where both make
-    sense. `hindsight` marks those that know the future: ceilings, never a recommendation.
+    `leaves` names the blocks that may be evicted: "leaf" only those without a cached child, so that
+    no block is cached that no look-up can reach; "any" as published. `offers` lists both where both
+    make sense. `hindsight` marks oracles, which know the future and are never recommended.
+    `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
     """
 
     name: ClassVar[str]
@@ -86,7 +88,7 @@ class Policy:
     leaves: ClassVar[Leaves] = "any"
     offers: ClassVar[tuple[Leaves, ...]] = ()
     hindsight: ClassVar[bool] = False
-    table: ClassVar[TableKind | None] = None
+    learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(
@@ -94,8 +96,22 @@ class Policy:
     ) -> None:
         known = {parameter.name: parameter for parameter in self.parameters}
         for name, value in (values or {}).items():
-            _check(self, known, name, value)
-        self.values = {name: one.default for name, one in known.items()} | dict(values or {})
+            where = f"{self.name}.{name}"
+            if name not in known:
+                raise UsageError(
+                    f"{self.name} has no parameter {name!r}",
+                    where=where,
+                    remedy="it has " + ", ".join(known) if known else "it has none",
+                )
+            low, high = known[name].low, known[name].high
+            if not low <= value <= high:
+                raise UsageError(
+                    f"{value:g} is outside [{low:g}, {high:g}]",
+                    where=where,
+                    remedy=known[name].help,
+                )
+        self.values = {name: parameter.default for name, parameter in known.items()}
+        self.values |= values or {}
         if leaves is not None and leaves not in (self.leaves, *self.offers):
             raise UsageError(
                 f"{self.name} cannot evict {leaves!r} blocks",
@@ -104,33 +120,20 @@ class Policy:
             )
         self.evicts: Leaves = leaves or self.leaves
 
+    @classmethod
+    def runs_in_plugin(cls) -> bool:
+        """Return whether kvscope's plugin for vLLM can run the policy."""
+        return issubclass(cls, LanePolicy) and not cls.hindsight
+
     def settings(self) -> Floats:
-        """The parameter values in the order of `parameters`: the array `p` of every method."""
-        return np.array([self.values[one.name] for one in self.parameters], dtype=np.float64)
-
-
-def _check(policy: Policy, known: Mapping[str, Parameter], name: str, value: float) -> None:
-    where = f"{policy.name}.{name}"
-    if name not in known:
-        raise UsageError(
-            f"{policy.name} has no parameter {name!r}",
-            where=where,
-            remedy="it has " + ", ".join(known) if known else "it has none",
-        )
-    parameter = known[name]
-    if not parameter.low <= value <= parameter.high:
-        raise UsageError(
-            f"{value:g} is outside [{parameter.low:g}, {parameter.high:g}]",
-            where=where,
-            remedy=parameter.help,
-        )
+        """Return the values in the order of `parameters`: the array `p` of every method."""
+        return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
 
 
 TTL = Parameter(
     "ttl_s",
     float("inf"),
     "seconds that a block may stay untouched before it is dropped, full or not",
-    search=(),
 )
 
 REFIT_S = 600.0
@@ -144,7 +147,7 @@ REFIT = Parameter(
 
 
 class PathPolicy(Policy):
-    """A policy under which the blocks that one request touched last leave from the deep end.
+    """A policy that evicts the blocks which one request touched last from the deep end.
 
     Everything but the queue algorithms is one, and all of them can have a time to live.
     """
@@ -153,25 +156,24 @@ class PathPolicy(Policy):
 
     @staticmethod
     def admits(turn: Turn, p: Floats) -> bool:
-        """Whether a request's new blocks enter the cache at all."""
+        """Return whether a request's new blocks enter the cache at all."""
         return True
 
 
 class LanePolicy(PathPolicy):
-    """A policy of recency queues: the one whose oldest block scores lowest gives it up.
+    """A policy of recency queues (lanes): it evicts from the one whose oldest block scores lowest.
 
     Within a lane blocks leave by (request that touched them last, deepest first).
     """
 
     lanes: ClassVar[int] = 1
     by_category: ClassVar[bool] = False  # a lane for each row of its table instead
-    in_plugin: ClassVar[bool] = True  # whether an engine's plugin can tell it what it asks for
     adaptive: ClassVar[bool] = False
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """(depth, lane, lane): the first takes blocks from that depth on, the second others.
+        """Return (depth, deep lane, shallow lane): blocks from that depth on go to the deep one.
 
         The scores must not rank a request's shallow blocks below its deep ones.
         """
@@ -179,17 +181,20 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """What a lane's oldest block is worth, untouched for `idle_s`; equal scores: the older."""
+        """Return the worth of a lane's oldest block, idle for `idle_s`; of equals the older leaves.
+
+        `table` is the learner's, a row a category.
+        """
         return 0.0
 
     @staticmethod
     def next_step_s(idle_s: float) -> float:
-        """The idle time at which the score changes next, for `stepwise` policies."""
+        """Return the idle time at which the score changes next, for `stepwise` policies."""
         return idle_s
 
     @staticmethod
     def adapts(p: Floats) -> bool:
-        """Whether these parameters ask an `adaptive` policy to adapt; told before the replay."""
+        """Return whether an `adaptive` policy adapts with these parameters."""
         return True
 
     @staticmethod
@@ -198,10 +203,10 @@ class LanePolicy(PathPolicy):
 
 
 class NextUsePolicy(PathPolicy):
-    """A policy that knows the future: of the lowest lane, what is hit last or never leaves first.
+    """An oracle: within the lowest lane, the block hit last or never is evicted first.
 
-    Among what is never hit, the older request's blocks do. Only leaves leave, and everything is
-    admitted: what nobody needs leaves at once.
+    Among blocks that are never hit, the older request's leave first. Only leaves leave, and
+    everything is admitted: what no request needs leaves at once.
     """
 
     hindsight = True
@@ -210,10 +215,7 @@ class NextUsePolicy(PathPolicy):
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """(depth, lane, lane): the first takes blocks from that depth on, the second others.
-
-        The first must not be the higher one.
-        """
+        """Return (depth, deep lane, shallow lane); the deep one must not be the higher one."""
         return 0, 0, 0
 
 
@@ -230,17 +232,16 @@ class KeyPolicy(PathPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
     ) -> float:
-        """What a block that `turn` touched last is worth; along a path it must not grow."""
+        """Return the worth of a block that `turn` touched last; along a path it must not grow."""
         raise NotImplementedError
 
 
 class QueuePolicy(Policy):
-    """A published algorithm on lists of blocks; it knows nothing of prefixes.
+    """A published algorithm on queues of blocks; it knows nothing of prefixes.
 
-    A request's blocks are given to `hit` or `insert` from head to tail; after that, `evict` is
-    called until the cache is small enough. `links` holds so many `lists` of blocks
-    (kvscope/policies/lists.py), or `rings` where a policy takes blocks from old ends alone
-    (kvscope/policies/rings.py); `numbers` whatever else it remembers, at first 0.
+    A request's blocks are passed to `hit` or `insert` from head to tail; after that, `evict` is
+    called until the cache is small enough. `links` holds so many `lists` or `rings` of blocks
+    (kvscope/core/block_queues.py); `numbers` whatever else it remembers, at first 0.
     """
 
     lists: ClassVar[int] = 1
@@ -249,15 +250,15 @@ class QueuePolicy(Policy):
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """A cached block is touched."""
+        """Touch a cached block."""
         raise NotImplementedError
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """A block enters the cache."""
+        """Put a block into the cache."""
         raise NotImplementedError
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
-        """The block that leaves."""
+        """Evict a block and return it."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The optimum for hits."""
+"""Belady: the offline optimum for hits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from kvscope.policies.base import NextUsePolicy
 
 
 class Belady(NextUsePolicy):
-    """What is needed again last, or never, leaves first; new blocks need not be kept.
+    """Evict what is hit last or never; new blocks need not be cached.
 
     Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
-    last-token rule, brings the block back for nothing, so it is no reason to keep it. Which of the
-    blocks that nobody hits again leaves first changes no hit.
+    last-token rule, is no reason to keep a block. The order among blocks that are never hit changes
+    no hit.
     Source: Belady, IBM Systems Journal 1966, with bypass.
     """
 

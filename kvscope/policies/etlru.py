@@ -11,13 +11,13 @@ _XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
 
 
 class Etlru(KeyPolicy):
-    """What a conversation's next turn would miss in time, times how soon that turn is expected.
+    """What a conversation's next turn would miss in time, times the rate at which it is expected.
 
     Key: turn rate after the silence tau, times the block's tokens x with P(Q > xi - (L - x)). The
     rate is pi * lambda with 1 / pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the
     rates are common, dividing every key by exp(-(lambda + mu) now) keeps the order and makes the
-    keys grow with time, which is what `rising` promises. The table has a row a category of equally
-    likely next prompts. Source: Tail-Optimized Caching for LLM Inference, Definition 1.
+    keys grow with time, as `rising` promises. The table has a row a category of equally likely next
+    prompts. Source: Tail-Optimized Caching for LLM Inference, Definition 1.
     """
 
     name = "etlru"
@@ -25,7 +25,7 @@ class Etlru(KeyPolicy):
     source = "T-LRU paper, Definition 1"
     leaves = "leaf"
     rising = True
-    table = "next-prompts"
+    learner = "next_prompts"
     parameters = (
         XI_TOKENS,
         Parameter("turn_rate_per_s", 0.01, "turns a second of a conversation that is alive"),
@@ -38,7 +38,7 @@ class Etlru(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
     ) -> float:
-        """The logarithm of need times turn rate, up to a term that all blocks share."""
+        """Return the logarithm of need times turn rate, up to a term that all blocks share."""
         prompts = table[turn.category]
         beyond = turn.history_tokens - p[_XI] - block.depth * block_size
         need = 0.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from kvscope.core.block_queues import ring_push, ring_take
 from kvscope.policies.base import Floats, Ints, QueuePolicy
-from kvscope.policies.rings import push, take
 
 _ALL = 0
 
 
 class Fifo(QueuePolicy):
-    """Whatever was inserted first leaves first, touched or not."""
+    """Evict what was inserted first, touched or not."""
 
     name = "fifo"
     summary = "first in, first out"
@@ -18,14 +18,14 @@ class Fifo(QueuePolicy):
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """A touch changes nothing."""
+        """Change nothing."""
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """To the end of the queue."""
-        push(links, _ALL, block)
+        """Put the block at the end of the queue."""
+        ring_push(links, _ALL, block)
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
-        """The head of the queue."""
-        return take(links, _ALL)
+        """Evict the head of the queue."""
+        return ring_take(links, _ALL)

@@ -12,7 +12,7 @@ class Gdfs(KeyPolicy):
 
     Key clock + uses * cost / size: the clock is the key of the block evicted last when this one was
     touched, the cost a block's marginal prefill time, which grows with its depth where attention
-    does. Only leaves leave: as published a cheap head would go before the dear tail that is
+    does. Only leaves leave: as published, a cheap head would go before the expensive tail that is
     useless without it. At a constant cost both are the same.
     Source: Cherkasova, HPL-98-69R1 (1998); libCacheSim spells it GDSF.
     """
@@ -35,6 +35,6 @@ class Gdfs(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
     ) -> float:
-        """The clock at the last touch plus frequency times cost a token."""
+        """Return the clock at the last touch plus frequency times cost per token."""
         cost = p[_PER_TOKEN] + p[_PER_PAIR] * block_size * (block.depth + 0.5)
         return float(block.clock + block.uses * cost)

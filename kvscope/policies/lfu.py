@@ -6,11 +6,10 @@ from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
 
 
 class Lfu(KeyPolicy):
-    """Least touched since it was inserted; of those the least recently used.
+    """Evict what was touched least since its insertion; of those the least recently used.
 
-    Key (uses, r, -d). As a request's own new blocks, used once, may leave too, what was used twice
-    never leaves: where insertion is optional a block stays if it was used again while there was
-    room. A block's ancestors were touched at least as often, so no orphans.
+    Key (uses, r, -d). Insertion is optional, so a request's own new blocks, touched once, leave
+    before any block touched twice. A block's ancestors were touched at least as often: no orphans.
     """
 
     name = "lfu"
@@ -22,5 +21,5 @@ class Lfu(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
     ) -> float:
-        """The touches since insertion."""
+        """Return the touches since insertion."""
         return float(block.uses)

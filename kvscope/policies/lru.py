@@ -6,9 +6,9 @@ from kvscope.policies.base import LanePolicy
 
 
 class Lru(LanePolicy):
-    """Least recently used; of one request's blocks the deepest leaves first.
+    """Evict the least recently used block; of one request's blocks the deepest.
 
-    Key (r, -d). It never leaves an orphan: whoever touches a block touches all before it.
+    Key (r, -d). It leaves no orphans: a request that touches a block touches all before it.
     Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue); SGLang's default.
     """
 

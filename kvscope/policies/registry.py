@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from difflib import get_close_matches
 
 from kvscope.core.errors import UsageError
@@ -50,14 +51,34 @@ POLICIES: tuple[type[Policy], ...] = (
 
 
 def by_name(name: str) -> type[Policy]:
-    """The policy called `name`, or by another name that people use for it."""
+    """Return the policy with this name or alias, in upper or lower case.
+
+    Raises UsageError with the nearest name.
+    """
+    wanted = name.casefold()
     for known in POLICIES:
-        if name in (known.name, *known.aliases):
+        if wanted in (known.name, *known.aliases):
             return known
     names = [known.name for known in POLICIES]
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(wanted, names, n=1)
     raise UsageError(
         f"unknown policy {name!r}",
         where="--policies",
         remedy=f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names),
     )
+
+
+def plugin_policies() -> str:
+    """Return the names of the policies that kvscope's plugin for vLLM runs, with commas between."""
+    return ",".join(known.name for known in POLICIES if known.runs_in_plugin())
+
+
+def check_required(policy: type[Policy], values: Container[str], where: str) -> None:
+    """Raise UsageError for a policy that was named without a value that it cannot do without."""
+    for parameter in policy.parameters:
+        if parameter.required and parameter.name not in values:
+            raise UsageError(
+                f"{policy.name} needs {parameter.name}: {parameter.help}",
+                where=where,
+                remedy=f"add --param {policy.name}.{parameter.name}=10m",
+            )

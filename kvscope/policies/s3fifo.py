@@ -1,9 +1,16 @@
-"""S3-FIFO: a small queue filters what the main one keeps."""
+"""S3-FIFO: a small queue filters what enters the main one."""
 
 from __future__ import annotations
 
+from kvscope.core.block_queues import (
+    NOTES,
+    ring_forget,
+    ring_length,
+    ring_push,
+    ring_remember,
+    ring_take,
+)
 from kvscope.policies.base import Floats, Ints, Parameter, QueuePolicy
-from kvscope.policies.rings import NOTES, forget, length, push, remember, take
 
 _SMALL, _MAIN, _GHOST = 0, 1, 2
 _SHARE = 0
@@ -12,11 +19,11 @@ _PROMOTING_USES = 2
 
 
 class S3Fifo(QueuePolicy):
-    """New blocks pass a small queue; used twice there, or remembered as a ghost, they reach main.
+    """New blocks enter a small queue; used twice there, or remembered as a ghost, they reach main.
 
-    While the small queue is above its share of the capacity it gives the victim: a block used more
-    than once moves to main instead, the others leave and are remembered, as many as main can hold.
-    Main gives blocks that were used another round. Uses count up to 3.
+    While the small queue is above its share of the capacity, its oldest block is evicted and
+    remembered, as many as main can hold; a block used more than once moves to main instead.
+    Main spares a used block for another round. Uses count up to 3.
     Source: Yang et al., FIFO Queues are All You Need for Cache Eviction, SOSP'23, Algorithm 1.
     """
 
@@ -36,30 +43,30 @@ class S3Fifo(QueuePolicy):
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """Into main if it is remembered, else into the small queue."""
+        """Put the block into main if it is remembered, else into the small queue."""
         if links[NOTES, block] < 0:
-            forget(links, _GHOST, block)
-            push(links, _MAIN, block)
+            ring_forget(links, _GHOST, block)
+            ring_push(links, _MAIN, block)
         else:
-            push(links, _SMALL, block)
+            ring_push(links, _SMALL, block)
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
-        """From the small queue while it is too large, else from main."""
+        """Evict from the small queue while it is too large, else from main."""
         small = max(int(capacity * p[_SHARE]), 1)
         while True:
-            if length(links, _SMALL) > small or length(links, _MAIN) == 0:
-                block = take(links, _SMALL)
+            if ring_length(links, _SMALL) > small or ring_length(links, _MAIN) == 0:
+                block = ring_take(links, _SMALL)
                 if links[NOTES, block] >= _PROMOTING_USES:
                     links[NOTES, block] = 0
-                    push(links, _MAIN, block)
+                    ring_push(links, _MAIN, block)
                     continue
-                remember(links, _GHOST, block)
-                if length(links, _GHOST) > capacity - small:
-                    links[NOTES, take(links, _GHOST)] = 0
+                ring_remember(links, _GHOST, block)
+                if ring_length(links, _GHOST) > capacity - small:
+                    links[NOTES, ring_take(links, _GHOST)] = 0
                 return block
-            block = take(links, _MAIN)
+            block = ring_take(links, _MAIN)
             if links[NOTES, block] == 0:
                 return block
             links[NOTES, block] -= 1
-            push(links, _MAIN, block)
+            ring_push(links, _MAIN, block)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from kvscope.core.block_queues import AFTER, MARK, oldest, push, remove
 from kvscope.policies.base import Floats, Ints, QueuePolicy
-from kvscope.policies.lists import AFTER, MARK, oldest, push, remove
 
 _ALL, _HAND = 0, 0
 
 
 class Sieve(QueuePolicy):
-    """A hand goes from old to young, spares each visited block once, and evicts the first other.
+    """Sweep a hand from old to young: it spares visited blocks once and evicts the first other.
 
     `numbers[0]` is the block at the hand plus 1; 0 sends it to the old end.
     Source: Zhang et al., NSDI'24, Algorithm 1.
@@ -22,18 +22,18 @@ class Sieve(QueuePolicy):
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """Mark it as visited."""
+        """Mark the block as visited."""
         links[block, MARK] = 1
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """To the young end, not visited."""
+        """Put the block at the young end, not visited."""
         links[block, MARK] = 0
         push(links, _ALL, block)
 
     @staticmethod
     def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
-        """The first block from the hand on that was not visited since the hand last passed."""
+        """Evict the first block from the hand on that was not visited since the hand passed."""
         block = int(numbers[_HAND]) - 1
         if block < 0:
             block = oldest(links, _ALL)

@@ -8,7 +8,7 @@ _PROTECTED = 0
 
 
 class Slru(KeyPolicy):
-    """LRU in which blocks that were touched again since they were inserted leave after the others.
+    """LRU that evicts blocks touched again since their insertion after all others.
 
     Key (0 if uses < protected_uses else 1, r, -d). SGLang makes room before it inserts; here a
     request's own new blocks may leave as well, so with `protected_uses` 2 what is protected stays.
@@ -28,5 +28,5 @@ class Slru(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
     ) -> float:
-        """Probation before protection."""
+        """Return 0 for a block on probation, 1 for a protected one."""
         return 0.0 if block.uses < p[_PROTECTED] else 1.0

@@ -1,4 +1,4 @@
-"""The optimum for the latency tail."""
+"""Tail-Belady: the offline optimum for the latency tail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvscope.policies.tlru_length import first_truly_safe_depth
 
 
 class TailBelady(NextUsePolicy):
-    """Belady's rule, but what the next turn can recompute in time leaves first.
+    """Belady's rule, but evict first what the next turn can recompute in time.
 
     Key (0 if TEL-safe with the true next prompt else 1, -next request, r, -d); everything of a
     conversation that ends is safe. Optimal for TEL where conversations share no blocks.
@@ -23,5 +23,5 @@ class TailBelady(NextUsePolicy):
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Safe from token L + Q - xi on, with the true Q."""
+        """Return the depth from token L + Q - xi on, with the true Q: safe from there."""
         return first_truly_safe_depth(turn, block_size, p[XI]), SAFE, NEEDED

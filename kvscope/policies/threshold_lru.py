@@ -9,9 +9,9 @@ _THRESHOLD = 0
 
 
 class ThresholdLru(Lru):
-    """LRU, but a turn whose history L is below a threshold brings nothing new into the cache.
+    """LRU that caches no new blocks of a turn whose history L is below a threshold.
 
-    What it hits is refreshed all the same.
+    Blocks that such a turn hits become recent all the same.
     Source: Tail-Optimized Caching for LLM Inference, section 5 (Threshold LRU).
     """
 
@@ -30,5 +30,5 @@ class ThresholdLru(Lru):
 
     @staticmethod
     def admits(turn: Turn, p: Floats) -> bool:
-        """Whether the history is long enough."""
+        """Return whether the history is long enough."""
         return bool(turn.history_tokens >= p[_THRESHOLD])

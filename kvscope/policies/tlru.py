@@ -1,4 +1,4 @@
-"""Tail-optimized LRU: what the next turn can do without leaves first."""
+"""Tail-optimized LRU: evict first what the next turn can recompute in time."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ XI_PERCENTILE = Parameter(
 
 
 def first_safe_depth(needed_tokens: float, block_size: int) -> int:
-    """The first block that starts at or after `needed_tokens`: from there on all are TEL-safe."""
+    """Return the first block at or after `needed_tokens`: from there on all are TEL-safe."""
     return max(int(np.ceil(needed_tokens / block_size)), 0)
 
 
 class TLru(LanePolicy):
-    """LRU in which TEL-safe blocks leave first.
+    """LRU that evicts TEL-safe blocks first.
 
-    Key (0 if TEL-safe else 1, r, -d), where TEL-safe is what starts at or after token L + Q - xi of
-    its history: if all of it is gone, the next turn of Q tokens still computes at most xi. Only
+    Key (0 if TEL-safe else 1, r, -d); a block is TEL-safe if it starts at or after token L + Q - xi
+    of its history: without all of those the next turn of Q tokens still computes at most xi. Only
     leaves leave, so a head that conversations share stays as long as a tail needs it.
-    Adaptive: every 256 requests xi becomes the given percentile of what the latest 1,024 requests
-    had to compute, which in a latency that grows with it is their TTFT percentile.
+    Adaptive: every 256 requests xi moves to a percentile of the tokens that the latest 1,024
+    requests computed, which is their TTFT percentile, as TTFT grows with these tokens.
     Source: Tail-Optimized Caching for LLM Inference, section 3 (T-LRU), section 5 (choice of xi).
     """
 
     name = "tlru"
-    summary = "LRU that first gives up what the next turn can recompute in time"
+    summary = "LRU that first evicts what the next turn can recompute in time"
     source = "T-LRU paper"
     leaves = "leaf"
     offers = ("any",)
@@ -61,18 +61,18 @@ class TLru(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Safe from token L + Q - xi on."""
+        """Return the depth of token L + Q - xi: safe from there."""
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
         return first_safe_depth(needed, block_size), SAFE, NEEDED
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """Safe ones first, however recent."""
+        """Return the lane: safe blocks first, however recent."""
         return float(lane)
 
     @staticmethod
     def adapts(p: Floats) -> bool:
-        """Where a percentile is given."""
+        """Return whether a percentile is set."""
         return bool(p[PERCENTILE] > 0.0)
 
     @staticmethod

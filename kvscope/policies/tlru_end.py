@@ -7,18 +7,18 @@ from kvscope.policies.tlru import NEEDED, NEXT_PROMPT, SAFE, XI, TLru, first_saf
 
 
 class TLruEnd(TLru):
-    """T-LRU to which everything of a conversation without a next turn is TEL-safe.
+    """T-LRU under which all blocks of a conversation without a next turn are TEL-safe.
 
     Source: Tail-Optimized Caching for LLM Inference, section 5 (End-aware T-LRU).
     """
 
     name = "tlru-end"
-    summary = "T-LRU that is told which conversations end"
+    summary = "T-LRU that knows which conversations end"
     hindsight = True
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """All of an ending conversation; of others what T-LRU calls safe."""
+        """Return depth 0 for a conversation that ends, else that of T-LRU."""
         if turn.next_prompt_tokens == ENDS:
             return 0, SAFE, NEEDED
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]

@@ -1,4 +1,4 @@
-"""T-LRU that has learned which conversations end."""
+"""T-LRU that predicts which conversations end."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ HORIZON = Parameter(
 class TLruLearned(TLru):
     """End-aware T-LRU whose End bit is predicted: no hindsight.
 
-    A conversation whose next turn is expected within `horizon_s` with less than some probability is
-    taken to end: all that its latest turn touched last is TEL-safe. The probability is that of
-    boosted trees on what is known when a request has been served (`kvscope.learning.chances`),
-    learned anew every `refit_s` from the past. Which probability is too low is chosen at each refit
-    by replaying the past in small caches, none (plain T-LRU) among the choices; it holds for all
-    that wait then. The class of a request, which is between which thresholds its probability lies,
-    takes the place of its category. The table has a row a class: 1 while it goes on, 0 while it is
-    taken to end, as ENDS_SOON always is.
-    Source: Tail-Optimized Caching for LLM Inference, section 5 (End-aware T-LRU, which is told);
-    the prediction is our own.
+    A conversation whose next turn within `horizon_s` has less than some probability is predicted to
+    end: all that its latest turn touched last is TEL-safe. Boosted trees estimate the probability
+    from what is known when a request has been served (`kvscope.learning.ends.chances`), refitted
+    every `refit_s` to the past. Each refit chooses the threshold by replaying the past in small
+    caches, no threshold (plain T-LRU) among the choices; it applies to all conversations that wait
+    then. A request's class, the thresholds between which its probability lies, takes the place of
+    its category. The table has a row a class: 1 while it goes on, 0 while it is predicted to end,
+    as ENDS_SOON always is.
+    Source: Tail-Optimized Caching for LLM Inference, section 5 (End-aware T-LRU, which knows the
+    ends); the prediction is our own.
     """
 
     name = "tlru-learned"
@@ -45,12 +45,12 @@ class TLruLearned(TLru):
     source = "T-LRU paper, section 5, with a learned end"
     adaptive = False
     by_category = True
-    table = "ends"
+    learner = "ends"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_OFTEN, HORIZON)
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """A lane for what T-LRU calls safe, and one for the rest of each class that may go on."""
+        """Return the safe lane for what T-LRU calls safe, the lane of the class for the rest."""
         if turn.category == ENDS_SOON:
             return 0, SAFE, GOES_ON
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
@@ -58,5 +58,5 @@ class TLruLearned(TLru):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """Safe ones and those that are taken to end first, however recent."""
+        """Return 0 for safe blocks and classes predicted to end, however recent, else 1."""
         return 0.0 if lane == SAFE else float(table[lane, 0])

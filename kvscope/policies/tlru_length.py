@@ -7,7 +7,7 @@ from kvscope.policies.tlru import NEEDED, SAFE, XI, XI_TOKENS, TLru, first_safe_
 
 
 def first_truly_safe_depth(turn: Turn, block_size: int, xi_tokens: float) -> int:
-    """The first block that is TEL-safe with the true next prompt: all are where there is none."""
+    """Return the first block that is TEL-safe with the true next prompt; 0 where there is none."""
     if turn.next_prompt_tokens == ENDS:
         return 0
     return first_safe_depth(turn.history_tokens + turn.next_prompt_tokens - xi_tokens, block_size)
@@ -20,12 +20,12 @@ class TLruLength(TLru):
     """
 
     name = "tlru-length"
-    summary = "T-LRU that is told the end and the next prompt's length"
+    summary = "T-LRU that knows the end and the next prompt's length"
     hindsight = True
     adaptive = False
     parameters = (XI_TOKENS, TTL)
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Safe from token L + Q - xi on, with the true Q."""
+        """Return the depth of token L + Q - xi, with the true Q: safe from there."""
         return first_truly_safe_depth(turn, block_size, p[XI]), SAFE, NEEDED

@@ -1,4 +1,4 @@
-"""A time to live on top of least recently used."""
+"""LRU with a time to live."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from kvscope.policies.lru import Lru
 
 
 class Ttl(Lru):
-    """LRU that also drops what nobody has touched for `ttl_s`, full or not.
+    """LRU that also drops blocks which no request touched for `ttl_s`, full or not.
 
-    Around any other policy of paths: that policy's own `ttl_s`.
+    Other path policies take `ttl_s` as a parameter of their own.
     Source: "Layer your cache system like a wedding cake", time to live.
     """
 
     name = "ttl"
     summary = "LRU that also drops what was not touched for a while"
     source = "wedding-cake caching"
-    parameters = (replace(TTL, default=600.0, search=(60.0, 300.0, 600.0, 1800.0, 3600.0)),)
+    parameters = (
+        replace(TTL, default=600.0, search=(60.0, 300.0, 600.0, 1800.0, 3600.0), required=True),
+    )

@@ -1,4 +1,4 @@
-"""Workload-aware: what its category's history says will hardly be asked for again leaves first."""
+"""Workload-aware: evict first what its category's history makes least likely to be reused."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ _GIVEN_SILENCE = 2
 
 
 class Wa(LanePolicy):
-    """Each category's oldest block is weighed by the chance of its reuse within its lifetime.
+    """Weigh each category's oldest block by the probability of its reuse within its lifetime.
 
     Key (p_w (F_w(t + life_w) - F_w(t)), r, -d): w the category of the last touch, t the time since,
     F_w the category's distribution of reuse gaps (exponential), p_w the share of touches that are
     followed by another. Within a category the older block is never worth more, so one recency
-    queue a category suffices. The table has a row a category, as `reuse_rows` says.
-    As a variant, the chance given the silence until now, which divides it by 1 - p_w F_w(t).
+    queue a category suffices. The table has a row a category, see `reuse_rows`.
+    With `given_silence`, the probability given no reuse until now: divided by 1 - p_w F_w(t).
     Source: KVCache Cache in the Wild (ATC'25), section 4.2, Algorithm 1.
     """
 
     name = "wa"
-    summary = "weighs each category's oldest block by its chance of reuse"
+    summary = "weighs each category's oldest block by its probability of reuse"
     source = "KVCache Cache in the Wild, ATC'25"
     by_category = True
-    table = "reuse"
+    learner = "reuse"
     parameters = (
         TTL,
         REFIT,
         Parameter(
             "given_silence",
             0.0,
-            "1: the chance of a reuse given that there was none until now; 0: as published",
+            "1: the probability of a reuse given that there was none until now; 0: as published",
             high=1.0,
         ),
     )
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """A lane a category."""
+        """Return the category's lane for all blocks."""
         return 0, turn.category, turn.category
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """The chance of a reuse in the next `life` seconds, as a logarithm: order is all."""
+        """Return the logarithm of the probability of a reuse in the next `life` seconds."""
         since = table[lane, RATE_PER_S] * idle_s
         chance = table[lane, LOG_CHANCE] - since
         if p[_GIVEN_SILENCE] > 0.0:
@@ -57,11 +57,10 @@ class Wa(LanePolicy):
 
 
 def reuse_rows(p: Floats, rate_per_s: Floats, life_s: Floats) -> Floats:
-    """The table's rows for categories of this p, rate and life (`...`): `...` × 4.
+    """Return the table's rows (`...` × 4) for categories of this p, rate and life (`...`).
 
-    The last column is the chance of a reuse within `life` right after a touch, as a logarithm: of
-    an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life), so it need not be found at each
-    eviction.
+    The last column is the logarithm of the probability of a reuse within `life` right after a
+    touch: of an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life), so no eviction computes it.
     """
     with np.errstate(divide="ignore"):  # no chance is minus infinity
         log_chance = np.log(p) + np.log(-np.expm1(-rate_per_s * life_s))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.offline.estimates import FIT_SHARE, parameters_from
+from kvscope.learning.next_prompts.offline import FIT_SHARE, conversation_parameters
 from kvscope.policies.base import Policy
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.traffic import Traffic
@@ -37,7 +37,7 @@ def estimate_parameters(
     first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
     estimates = {
         name: ParameterEstimate(value, first)
-        for name, value in parameters_from(traffic, share).items()
+        for name, value in conversation_parameters(traffic, share).items()
     }
     if slo_s is not None:
         origin = f"what {profile.name} computes in {slo_s * 1e3:g} ms"

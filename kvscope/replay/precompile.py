@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from kvscope.core.jit import is_compiled
-from kvscope.learning.offline.estimates import tables_for
+from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import KeyPolicy, Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import CONTENDERS, REPLAYED, parse_policies

@@ -108,7 +108,7 @@ def replay(
     """
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.seen(traffic)
-    if policy.table and tables.values.shape[1] <= traffic.category.max(initial=0):
+    if policy.learner and tables.values.shape[1] <= traffic.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
     history = history or touch_history(traffic)
     p, leaf = policy.settings(), policy.evicts == "leaf"

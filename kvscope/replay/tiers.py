@@ -145,14 +145,14 @@ def closed(policy: Policy) -> bool:
 
 
 def _stands_alone(policy: Policy) -> bool:
-    return closed(policy) and policy.table is None
+    return closed(policy) and policy.learner is None
 
 
 def _moves(policy: Policy) -> bool:
     """Return whether `exclusive` can move a policy's blocks: lanes whose order does not change."""
     return (
         isinstance(policy, LanePolicy)
-        and not (policy.by_category or policy.table)
+        and not (policy.by_category or policy.learner)
         and not (policy.adaptive and policy.values.get("xi_percentile"))
         and type(policy).admits is PathPolicy.admits
         and all(

@@ -10,8 +10,8 @@ from functools import cached_property
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
-from kvscope.learning.offline.estimates import tables_for
-from kvscope.policies.base import REFIT_S, Policy, TableKind
+from kvscope.learning.offline.learners import tables_for
+from kvscope.policies.base import REFIT_S, Policy
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.misses import Novelty, novelty
@@ -51,7 +51,7 @@ class Workload:
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
-        self._tables: dict[tuple[TableKind | None, float], Tables] = {}
+        self._tables: dict[tuple[str | None, float], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def with_prefill(self, times: float) -> Workload:
@@ -94,7 +94,7 @@ class Workload:
 
     def tables(self, policy: Policy) -> Tables:
         """Return what a policy learns of the categories of `traffic`."""
-        key = policy.table, policy.values.get("refit_s", REFIT_S)
+        key = policy.learner, policy.values.get("refit_s", REFIT_S)
         if key not in self._tables:
             self._tables[key] = tables_for(self.traffic, type(policy), key[1])
         return self._tables[key]

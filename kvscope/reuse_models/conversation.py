@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.learning.reuse.formulas import Sums, exponentials
+from kvscope.learning.reuse.formulas import ReuseCounts, exponentials
 from kvscope.reuse_models.base import Interval, P
 from kvscope.reuse_models.exponential import Exponential
 from kvscope.reuse_models.likelihood import LEVEL, quantile
@@ -144,7 +144,7 @@ def turn_and_death_rates(turns: Observations) -> Rates | None:
         return None
     waiting = ~turns.reused
     estimates = exponentials(
-        Sums(
+        ReuseCounts(
             reused=np.array([turns.total_reused]),
             waited_s=np.array([turns.weight[turns.reused] @ turns.waited_s[turns.reused]]),
             waiting=turns.weight[waiting][None],

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvscope.learning.reuse.formulas import Sums, exponentials
+from kvscope.learning.reuse.formulas import ReuseCounts, exponentials
 from kvscope.reuse_models.base import Interval, ReuseModel
 from kvscope.reuse_models.likelihood import logit
 from kvscope.reuse_models.observations import Floats, Observations
@@ -38,7 +38,7 @@ class Exponential(ReuseModel):
     def start(self, of: Observations) -> Floats:
         """From where expectation and maximization have settled."""
         estimates = exponentials(
-            Sums(
+            ReuseCounts(
                 reused=np.array([of.total_reused]),
                 waited_s=np.array([of.weight[of.reused] @ of.waited_s[of.reused]]),
                 waiting=of.weight[~of.reused][None],

@@ -10,8 +10,9 @@ import numpy as np
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import PRESETS
-from kvscope.learning.ends.offline import Ends, Floats
-from kvscope.learning.ends.prediction_quality import Foreseen, foreseen
+from kvscope.learning.ends.offline import EndPredictor
+from kvscope.learning.ends.prediction_quality import PredictionQuality, prediction_quality
+from kvscope.policies.base import Floats
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru_learned import HORIZON
 from kvscope.replay.curve import lru_curve
@@ -50,7 +51,7 @@ class EndGain:
 class EndsFit:
     """How well ends are predicted, and what that gains at xi."""
 
-    foreseen: Foreseen
+    foreseen: PredictionQuality
     xi_tokens: float
     warmup: float
     gains: tuple[EndGain, ...]
@@ -61,19 +62,24 @@ def fit_ends(
 ) -> EndsFit:
     """Predict a trace's ends as an engine could have, and replay the policies."""
     requests = traffic(prompts, standard())
-    ends = Ends(requests)
+    ends = EndPredictor(requests)
     replays = _Replays(prompts, requests, ends, horizon_s, xi_tokens)
     curve = lru_curve(prompts, replace(standard(), warmup=WARMUP))
     levels = LEVELS if curve.ideal > 0 else ()
     gains = tuple(replays.gain(level, curve.capacity_for(level * curve.ideal)) for level in levels)
-    return EndsFit(foreseen(ends, horizon_s), xi_tokens, WARMUP, gains)
+    return EndsFit(prediction_quality(ends, horizon_s), xi_tokens, WARMUP, gains)
 
 
 class _Replays:
     """Replays of one trace, compared by conversation."""
 
     def __init__(
-        self, prompts: Prompts, requests: Traffic, ends: Ends, horizon_s: float, xi_tokens: float
+        self,
+        prompts: Prompts,
+        requests: Traffic,
+        ends: EndPredictor,
+        horizon_s: float,
+        xi_tokens: float,
     ) -> None:
         self._traffic, self._past, self._tables = requests, touch_history(requests), ends.tables()
         self._first = int(len(requests.leaf) * WARMUP)
@@ -104,7 +110,7 @@ class _Replays:
         takes = {parameter.name for parameter in kind.parameters}
         given = {name: value for name, value in self._given.items() if name in takes}
         policy = bind(Variant(kind, given), self._estimates)
-        tables = self._tables if policy.table else NO_TABLES
+        tables = self._tables if policy.learner else NO_TABLES
         done = replay(self._traffic, policy, capacity, history=self._past, tables=tables)
         hits = done.hit_blocks[self._first :].astype(np.int64) * self._traffic.block_size
         left = self._traffic.input_tokens[self._first :] - hits

@@ -6,7 +6,6 @@ rest is for `kvscope validate`, and for people.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from kvscope.core.toml_files import (
 )
 from kvscope.latency.file import LatencyTable
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit, fit_in
+from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
 from kvscope.tuning.flags import Flags
@@ -89,7 +88,7 @@ class PolicyFile:
 
     trace: str
     policy: Policy
-    fitted: Fit | None = None
+    fitted: FittedTable | None = None
     target: Target | None = None
     capacity_tokens: int | None = None
     profile: LatencyProfile | None = None
@@ -114,7 +113,7 @@ def write_recommendation(
     profile: LatencyProfile,
     flags: Flags,
     capacity_bytes: int | None = None,
-    fitted: Fit | None = None,
+    fitted: FittedTable | None = None,
 ) -> None:
     """Write what `result` recommends, so that reading it returns the same policy."""
     best, target = result.recommended, result.target
@@ -153,7 +152,7 @@ def read_policy_file(path: Path) -> PolicyFile:
         return _recommendation(document, where)
     policy = policy_in(document, where)
     trace = str(document.get("trace", ""))
-    return PolicyFile(trace=trace, policy=policy, fitted=fit_in(document, policy, where))
+    return PolicyFile(trace=trace, policy=policy, fitted=read_fit(document, policy, where))
 
 
 def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFile:
@@ -166,12 +165,12 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
         capacity_tokens=table.capacity.tokens,
         target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
         profile=table.latency.profile(f"{where}: latency"),
-        fitted=fit_in(document, policy, where),
+        fitted=read_fit(document, policy, where),
     )
 
 
 def write_policy(
-    path: Path, policy: Policy, fitted: Fit | None, *, trace: str, block_size: int
+    path: Path, policy: Policy, fitted: FittedTable | None, *, trace: str, block_size: int
 ) -> None:
     """Write `policy` and what was fitted for it on `trace`, with blocks of `block_size` tokens."""
     document = {
@@ -183,8 +182,10 @@ def write_policy(
     _write(path, document, fitted, "block_size: tokens, of the trace. An engine may differ.")
 
 
-def _write(path: Path, document: dict[str, Any], fitted: Fit | None, *comments: str) -> None:
-    fit = tomllib.loads("\n".join(fitted.lines())) if fitted else {}
+def _write(
+    path: Path, document: dict[str, Any], fitted: FittedTable | None, *comments: str
+) -> None:
+    fit = fitted.document() if fitted else {}
     write_toml(path, document | fit, comments)
 
 

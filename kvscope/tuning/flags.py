@@ -16,7 +16,7 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from kvscope.policies.base import LanePolicy, Policy
+from kvscope.policies.base import Policy
 
 VLLM_BLOCK_TOKENS = 16
 VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
@@ -76,7 +76,7 @@ def _sglang(policy: Policy, tokens: int) -> str | None:
 
 
 def _vllm(policy: Policy, tokens: int) -> str | None:
-    if not isinstance(policy, LanePolicy) or policy.hindsight or not policy.in_plugin:
+    if not policy.runs_in_plugin():
         return None
     blocks = -(-tokens // VLLM_BLOCK_TOKENS) + 1
     size = f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"

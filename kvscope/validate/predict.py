@@ -13,8 +13,8 @@ from kvscope.core.hits import standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit
-from kvscope.learning.offline.single_fit import plugin_tables
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.learners import plugin_tables
 from kvscope.policies.base import Policy
 from kvscope.replay.traffic import traffic
 from kvscope.validate.replay import Measurement, Pace
@@ -48,7 +48,7 @@ def predict(
     pace: Pace,
     measured: Measurement | None = None,
     *,
-    fitted: Fit | None = None,
+    fitted: FittedTable | None = None,
 ) -> Prediction:
     """Return the prediction for `sent`, requests in the engine's own blocks.
 
@@ -79,7 +79,7 @@ def predict(
 
 
 def _simulator(
-    sent: Prompts, policy: Policy, settings: EngineSettings, fitted: Fit | None
+    sent: Prompts, policy: Policy, settings: EngineSettings, fitted: FittedTable | None
 ) -> _Simulator:
     """Return the simulated engine for these requests, with the tables that the plugin would use."""
     tables = plugin_tables(traffic(sent, standard()), policy, fitted)

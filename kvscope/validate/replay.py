@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Event, Lock
 from typing import Literal
 
@@ -72,43 +72,34 @@ class Measurement:
         return np.isfinite(self.finish_s)
 
 
-def replay(
-    endpoint: Endpoint,
-    model: str,
-    trace: TokenTrace,
-    pace: Pace,
-    *,
-    advance: Callable[[int], None],
-    stop: Event,
-) -> Measurement:
-    """Send every request of the trace and wait for the answers.
+@dataclass(slots=True)
+class TraceReplay:
+    """Sends every request of a trace, in order, and reads the answers in threads of their own.
 
-    Never raises for what the engine does: measurements are kept, and `ended` says why there are no
-    more.
+    `advance` counts answers; a set `stop` ends the replay.
     """
-    return _Replay(endpoint, model, trace, pace, advance, stop).run()
 
+    endpoint: Endpoint
+    model: str
+    trace: TokenTrace
+    pace: Pace
+    advance: Callable[[int], None]
+    stop: Event
+    _answers: dict[int, Answer] = field(default_factory=dict)
+    _pending: dict[int, Pending] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+    _room: BoundedSemaphore = field(init=False)
+    _ended: str = ""
 
-class _Replay:
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        model: str,
-        trace: TokenTrace,
-        pace: Pace,
-        advance: Callable[[int], None],
-        stop: Event,
-    ) -> None:
-        self._endpoint, self._model, self._trace, self._pace = endpoint, model, trace, pace
-        self._advance, self._stop = advance, stop
-        self._answers: dict[int, Answer] = {}
-        self._pending: dict[int, Pending] = {}
-        self._lock = Lock()
-        self._room = BoundedSemaphore(pace.at_once)
-        self._ended = ""
+    def __post_init__(self) -> None:
+        self._room = BoundedSemaphore(self.pace.at_once)
 
     def run(self) -> Measurement:
-        with ThreadPoolExecutor(self._pace.at_once, thread_name_prefix="answers") as readers:
+        """Replay the trace; never raises for what the engine does.
+
+        Measurements are kept, and `ended` says why there are no more.
+        """
+        with ThreadPoolExecutor(self.pace.at_once, thread_name_prefix="answers") as readers:
             try:
                 reading = self._send_all(readers)
                 while not self._over() and wait(reading, timeout=_STEP_S).not_done:
@@ -123,24 +114,24 @@ class _Replay:
     def _send_all(self, readers: ThreadPoolExecutor) -> list[Future[None]]:
         """Send the requests in order; threads read the answers meanwhile."""
         reading: list[Future[None]] = []
-        prompts, pace = self._trace.prompts, self._pace
+        prompts, pace = self.trace.prompts, self.pace
         start_s = time.perf_counter()
-        for request in range(len(self._trace)):
+        for request in range(len(self.trace)):
             body = self._body(request)
             parent = int(prompts.parent[request])
             if pace.kind == "in-flight" and parent >= 0:
                 while parent not in self._answers and not self._over():
-                    self._stop.wait(_SHORT_S)
+                    self.stop.wait(_SHORT_S)
             if pace.kind == "recorded":
                 due_s = (prompts.arrival_s[request] - prompts.arrival_s[0]) / pace.rate_scale
-                self._stop.wait(max(0.0, start_s + due_s - time.perf_counter()))
+                self.stop.wait(max(0.0, start_s + due_s - time.perf_counter()))
             while not self._room.acquire(timeout=_STEP_S):
                 if self._over():
                     return reading
             if self._over():
                 return reading
             try:
-                sent = self._endpoint.send(body)
+                sent = self.endpoint.send(body)
             except EngineError as error:
                 self._room.release()
                 self._ended = str(error)
@@ -151,7 +142,7 @@ class _Replay:
         return reading
 
     def _over(self) -> bool:
-        if self._stop.is_set() and not self._ended:
+        if self.stop.is_set() and not self._ended:
             self._ended = "interrupted"
         return bool(self._ended)
 
@@ -163,31 +154,31 @@ class _Replay:
         if answer.error and not self._ended:
             self._ended = self._failure(answer) or self._ended
         self._room.release()
-        self._advance(1)
+        self.advance(1)
 
     def _failure(self, answer: Answer) -> str:
         """Return why no further request is worth sending after an error; empty to go on.
 
         Called without the lock: a slow answer to the health check must not delay the sender.
         """
-        if not self._endpoint.healthy():
+        if not self.endpoint.healthy():
             return f"the engine died ({answer.error})"
         with self._lock:
             answers = list(self._answers.values())
-        if len(answers) >= HOPELESS and all(known.error for known in answers):
+        if len(answers) >= HOPELESS and all(other.error for other in answers):
             return f"no request was served: {answer.error}"
         return ""
 
     def _body(self, request: int) -> bytes:
-        trace = self._trace
+        trace = self.trace
         output = trace.output(request)
         xargs: dict[str, object] = {TYPE: trace.kind(request), TURN: int(trace.turns[request])}
-        if self._pace.kind == "sequential":  # the engine is faster or slower than the trace
+        if self.pace.kind == "sequential":  # the engine is faster or slower than the trace
             xargs[ARRIVAL] = float(trace.prompts.arrival_s[request])
         if trace.forced:
             xargs[OUTPUTS] = output.tolist()
         return completion(
-            self._model,
+            self.model,
             trace.prompt(request).tolist(),
             len(output),
             xargs=xargs,
@@ -195,7 +186,7 @@ class _Replay:
         )
 
     def _measurement(self) -> Measurement:
-        count = len(self._trace)
+        count = len(self.trace)
         times = np.full((3, count), np.nan)
         hits = np.full(count, -1, dtype=np.int64)
         outputs = np.zeros(count, dtype=np.int64)

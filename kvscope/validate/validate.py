@@ -13,10 +13,11 @@ import numpy as np
 
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.fitted import Fit, check_fit
-from kvscope.learning.online.observer import NOTHING, UNFIT
+from kvscope.learning.learners import FittedTable, check_fit
+from kvscope.learning.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.registry import plugin_policies
 from kvscope.serving.client import Endpoint, ModelCard, completion
 from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
@@ -24,7 +25,7 @@ from kvscope.tuning.file import PolicyFile
 from kvscope.tuning.flags import flags
 from kvscope.tuning.target import Target
 from kvscope.validate.predict import compare_run, predict
-from kvscope.validate.replay import Pace, replay
+from kvscope.validate.replay import Pace, TraceReplay
 from kvscope.validate.result import EngineFacts, RunFacts, Validation
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace, TraceSample
 from kvscope.validate.verdict import judge
@@ -45,7 +46,7 @@ class PolicyRun:
     policy: Policy = field(default_factory=Lru)
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    fitted: Fit | None = None
+    fitted: FittedTable | None = None
 
 
 def recommended_run(
@@ -61,8 +62,7 @@ def recommended_run(
         raise UsageError(
             f"neither vLLM nor kvscope's plugin runs {file.policy.name}",
             where=str(path),
-            remedy="tune with --policies tlru,threshold-lru,wa,gittins,tlru-learned,ttl,"
-            " or take lru alone",
+            remedy=f"tune with --policies {plugin_policies()}",
         )
     check_fit(file.policy, file.fitted, str(path))
     if file.policy.name == Lru.name:
@@ -266,9 +266,8 @@ def _replay(
     trace = TokenTrace(plan.sample.prompts, forced=plan.forced, seed=seed)
     sent = trace.sent(plan.block_size)
     _warm_up(engine, seed, int(sent.input_tokens.max()))
-    measured = replay(
-        engine.endpoint, engine.model.name, trace, plan.pace, advance=advance, stop=stop
-    )
+    endpoint, model = engine.endpoint, engine.model.name
+    measured = TraceReplay(endpoint, model, trace, plan.pace, advance, stop).run()
     predicted = predict(
         sent, run.policy, plan.settings, plan.profile, plan.pace, measured, fitted=run.fitted
     )

@@ -96,7 +96,7 @@ def machine_for(
     kind = lane_class(policy)
     tables = tables.chosen(policy, settings.usable_blocks)
     known = tables.seen(engine_traffic(prompts, rate_scale))
-    if kind.table and tables.values.shape[1] <= known.category.max(initial=0):
+    if kind.learner and tables.values.shape[1] <= known.category.max(initial=0):
         raise ValueError(f"{policy.name} needs a row of its table for every category")
     return idle_machine(
         known,

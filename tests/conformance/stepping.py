@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvscope.learning.fitted import Fit
+from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -40,7 +40,7 @@ def both(
     policy: LanePolicy | None = None,
     kinds: Sequence[str] | None = None,
     tables: Tables = NO_TABLES,
-    fitted: Fit | None = None,
+    fitted: FittedTable | None = None,
 ) -> tuple[VllmScheduler, Model]:
     """Return both sides with equal settings; with a `policy` kvscope's plugin is in vLLM's.
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
-from kvscope.learning.guard import LRU
-from kvscope.learning.offline.single_fit import plugin_tables
-from kvscope.learning.returns.file import Fitted
+from kvscope.learning.offline.learners import plugin_tables
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import LRU, STEPS
 from kvscope.policies.base import Floats, LanePolicy
-from kvscope.policies.gittins import AGES, STEPS, Gittins
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
@@ -25,8 +25,8 @@ from kvscope.replay.traffic import traffic
 from tests.conformance.conversations import prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
+from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
-from tests.policies.drawn_trees import drawn_ends
 
 pytestmark = pytest.mark.engine
 
@@ -55,11 +55,11 @@ TABLE = Tables(
 )
 
 
-def random_fit(class_set: int, seed: int) -> Fitted:
+def random_fit(class_set: int, seed: int) -> FittedReturns:
     """Return random indices that rise and fall with age."""
     classes = math.prod(STEPS[class_set])
     index = np.random.default_rng(seed).lognormal(-4.0, 2.0, (classes, AGES))
-    return Fitted(class_set, index, 10_800.0, 1)
+    return FittedReturns(class_set, index, 10_800.0, 1)
 
 
 def compared(
@@ -83,13 +83,13 @@ def compared(
     vllm, model = both(
         folder, trace, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
     )
-    seen = stepped(vllm, model)
+    counts = stepped(vllm, model)
     assert not vllm.steering.broken
     assert vllm.steering.free.evictions == model.machine.state[0].evictions > 0
     lru = Model(trace, 16, Lru(), model.settings)
     lru.finish(len(trace))
     assert lru.machine.requests.hits.tolist() != model.machine.requests.hits.tolist()
-    return seen
+    return counts
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["sync", "async"])
@@ -97,10 +97,10 @@ def compared(
 @pytest.mark.parametrize("usable_blocks", [80, long(300)])
 def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overlapped: bool) -> None:
     """400 requests with chunks and preemption: the same blocks are evicted, in order."""
-    seen = compared(tmp_path, name, "chats", usable_blocks, requests=400, overlapped=overlapped)
-    assert seen["hits"] > 0
+    counts = compared(tmp_path, name, "chats", usable_blocks, requests=400, overlapped=overlapped)
+    assert counts["hits"] > 0
     if usable_blocks == 80:
-        assert seen["preemptions"] > 0
+        assert counts["preemptions"] > 0
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
@@ -117,7 +117,7 @@ def test_a_guard_changes_the_order_of_blocks_that_lie_there(tmp_path: Path) -> N
     trace = fitting(600, 5, "chats", 16, 200)
     policy = Gittins({"xi_tokens": 0, "refit_s": 60})
     rising = np.outer(1.0 + np.arange(math.prod(STEPS[0])), np.arange(1.0, AGES + 1.0))
-    fitted = Fitted(0, rising, 10_800.0, 1)
+    fitted = FittedReturns(0, rising, 10_800.0, 1)
     known = traffic(prompts_of(trace, 16), standard())
     tables = plugin_tables(known, policy, fitted)
     vllm, model = both(tmp_path, trace, 16, 200, policy=policy, fitted=fitted, tables=tables)
@@ -125,7 +125,7 @@ def test_a_guard_changes_the_order_of_blocks_that_lie_there(tmp_path: Path) -> N
     use = vllm.steering.use
 
     def used(table: Floats) -> None:
-        changes.append((vllm.steering.learner._guard.watch.now, vllm.steering.free.evictions))
+        changes.append((vllm.steering.learner._guard.now, vllm.steering.free.evictions))
         use(table)
 
     vllm.steering.use = used
@@ -141,11 +141,11 @@ def test_lru_in_the_queue_is_vllms_order(tmp_path: Path, mix: str) -> None:
     """With the plugin's queue for plain LRU, the order is that of vLLM's own queue."""
     trace = fitting(400, 3, mix, 16, 120)
     policy = Lru({"ttl_s": 1e9})  # finite, so that the plugin replaces the queue
-    seen = stepped(*both(tmp_path, trace, 16, 120, policy=policy))
+    counts = stepped(*both(tmp_path, trace, 16, 120, policy=policy))
     own, _ = both(tmp_path, trace, 16, 120)
     while own.step():
         pass
-    assert sum(own.hit_tokens.values()) == seen["hits"] > 0
+    assert sum(own.hit_tokens.values()) == counts["hits"] > 0
 
 
 def test_plain_lru_leaves_vllms_queue_where_it_is(tmp_path: Path) -> None:

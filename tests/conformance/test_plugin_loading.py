@@ -23,7 +23,7 @@ def test_an_unknown_vllm_is_refused_by_name(
     """The class does not load; the entry point leaves vLLM as it is and says so."""
     import vllm
 
-    from kvscope.vllm_plugin import plugin as vllm_plugin
+    from kvscope import vllm_plugin
 
     monkeypatch.setattr(vllm, "__version__", "0.40.0")
     with pytest.raises(EngineError, match=r"vLLM 0\.40\.0; kvscope's plugin knows 0\.32\.x and"):
@@ -34,12 +34,20 @@ def test_an_unknown_vllm_is_refused_by_name(
     assert "vLLM keeps its own order" in caplog.text
 
 
+def test_launch_scripts_of_earlier_versions_get_the_same_class() -> None:
+    """`--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler` still names the scheduler."""
+    from kvscope import vllm_plugin
+    from kvscope.engine import vllm_plugin as earlier
+
+    assert earlier.KvscopeScheduler is vllm_plugin.KvscopeScheduler
+
+
 def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice is as once; without the environment nothing happens; other classes stay."""
     from vllm.config import SchedulerConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from kvscope.vllm_plugin import plugin as vllm_plugin
+    from kvscope import vllm_plugin
 
     own = SchedulerConfig.get_scheduler_cls
     monkeypatch.setattr(SchedulerConfig, "get_scheduler_cls", own)
@@ -63,7 +71,7 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("variable", "what", "says"),
     [
-        ("KVSCOPE_RECOMMENDATION", "missing.toml", "leave by LRU; missing.toml: No such file"),
+        ("KVSCOPE_RECOMMENDATION", "missing.toml", "evicts by LRU; missing.toml: No such file"),
         ("KVSCOPE_RECOMMENDATION", "etlru.toml", "etlru.toml: policy.name: etlru .* cannot run"),
         ("KVSCOPE_RECORD", "etlru.toml/folder", "kvscope records nothing: .*Not a directory"),
     ],
@@ -134,7 +142,7 @@ def test_a_reset_of_the_cache_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(vllm.hit_tokens) == len(trace)
 
 
-def test_beside_vllm_the_plugin_loads_nothing_heavy() -> None:
+def test_the_plugin_loads_nothing_heavy() -> None:
     """vLLM brings numba and scipy itself; the plugin adds kvscope's own modules and no more."""
     code = """
 import sys

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.learning.fitted import Fit
+from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.tuning.file import write_policy
-from kvscope.vllm_plugin.eviction_controller import Steering
+from kvscope.vllm_plugin.eviction_controller import EvictionController
 from tests.conformance.conversations import TokenRequest
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -143,7 +143,7 @@ class VllmScheduler:
         overlapped: bool = False,
         policy: LanePolicy | None = None,
         kinds: Sequence[str] | None = None,
-        fitted: Fit | None = None,
+        fitted: FittedTable | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -190,7 +190,7 @@ class VllmScheduler:
             self.steering._start_s = 0.0
 
     @property
-    def steering(self) -> Steering:
+    def steering(self) -> EvictionController:
         """The plugin's part that orders free blocks."""
         (steering,) = self.scheduler.kvscope
         return steering

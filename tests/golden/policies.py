@@ -32,7 +32,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
     gittins an index of 1 / (10 (k + 1) + age's number) at each age, in both lanes. For tlru-learned
     categories 0, 2, 4, ... end.
     """
-    if policy.table is None:
+    if policy.learner is None:
         return NO_TABLES
     numbers = range(1, categories + 1)
     if policy.name == "wa":

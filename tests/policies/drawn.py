@@ -98,7 +98,7 @@ _ROWS = {"wa": _WA_ROWS, "etlru": _PROMPTS, "gittins": _INDEX, "tlru-learned": _
 
 def plain_tables(policy: type[Policy]) -> Tables:
     """A row a category that holds from the first request on."""
-    if policy.table is None:
+    if policy.learner is None:
         return NO_TABLES
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kvscope.replay.replay as replaying
+from kvscope.core.block_queues import BEFORE, push, remove
 from kvscope.policies import registry
 from kvscope.policies.base import Block, Floats, Ints, KeyPolicy, Policy, QueuePolicy, Turn
-from kvscope.policies.lists import BEFORE, push, remove
 from tests.oracles import keys, queues
 from tests.oracles.replay import replay
 from tests.policies import drawn

@@ -14,6 +14,7 @@ from threading import Event
 
 import numpy as np
 import pytest
+import tomli_w
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
@@ -22,7 +23,7 @@ from kvscope.core.vllm_xargs import OUTPUTS
 from kvscope.latency.calibration import fit, grid, measure
 from kvscope.latency.profile import LatencyProfile
 from kvscope.latency.targets import ServerTarget
-from kvscope.learning.fitted import Fit
+from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
@@ -34,12 +35,12 @@ from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.server import Launch, VllmServer
 from kvscope.tuning.file import read_recommendation
 from kvscope.validate.predict import Prediction, predict
-from kvscope.validate.replay import Measurement, Pace, replay
+from kvscope.validate.replay import Measurement, Pace, TraceReplay
 from kvscope.validate.tokens import TokenTrace
 from kvscope.validate.validate import PolicyRun, recommended_run
 from kvscope.vllm_sim import EngineSettings
+from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
-from tests.policies.drawn_trees import drawn_ends
 from tests.validate.test_tokens import chats
 
 pytestmark = [
@@ -56,7 +57,7 @@ POLICIES: tuple[Policy, ...] = (
     Gittins({"xi_tokens": 200, "refit_s": 60}),
     TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60}),
 )
-FITTED: dict[str, Fit] = {"tlru-learned": drawn_ends(3)}
+FITTED: dict[str, FittedTable] = {"tlru-learned": drawn_ends(3)}
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
 LOGGED = {"VLLM_LOGGING_LEVEL": "INFO"}  # other tests of this process ask for less
@@ -102,7 +103,7 @@ def replayed(
     assert server.endpoint.reset_cache()
     trace = TokenTrace(prompts, forced=True)
     model = server.endpoint.model().name
-    measured = replay(server.endpoint, model, trace, pace, advance=ignore, stop=Event())
+    measured = TraceReplay(server.endpoint, model, trace, pace, advance=ignore, stop=Event()).run()
     assert (measured.ended, measured.errors) == ("", {})
     return foreseen(prompts, policy or Lru(), pace, measured, blocks), measured
 
@@ -166,7 +167,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"params = {{ {params} }}\n[capacity]\ntokens = {BLOCKS * SIZE}\n"
         f'[latency]\nschema = 1\nname = "a guess"\nsource = ""\n'
         f"base_ms = 5\nper_token_ms = 0.03\n"
-        + "\n".join(FITTED[policy.name].lines() if policy.name in FITTED else [])
+        + tomli_w.dumps(FITTED[policy.name].document() if policy.name in FITTED else {})
     )
     run = recommended_run(read_recommendation(file), file, overlapped=False, trace_clock=True)
     prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)

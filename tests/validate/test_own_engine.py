@@ -99,7 +99,7 @@ def test_a_recommendation_that_lies_here_is_named(
     streams = capsys.readouterr()
     run([one for one in options if one != "--json"])
     assert "tlru leaves=leaf xi_tokens=200 next_prompt_tokens=256" in capsys.readouterr().out
-    assert "taking recommendation.toml, which lies here: tlru, for the trace chats" in streams.err
+    assert "using recommendation.toml of this folder: tlru, for the trace chats" in streams.err
     assert [one["policy"] for one in json.loads(streams.out)["runs"]] == ["lru", "tlru"]
 
 
@@ -116,13 +116,13 @@ def test_what_fit_exported_is_validated(trace: str, capsys: Printed, tmp_path: P
     assert printed["slo_ms"] is None
     unnamed = ["--model", "a/model", "--python", fake_vllm.interpreter(tmp_path)]
     assert run(asked(trace, *unnamed, "--policies", "both", "--recommendation", str(path))) == 2
-    assert "--blocks: how large is the cache?" in capsys.readouterr().err
+    assert "--blocks: the size of the cache is unknown" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "says",
     [
-        "ERROR [adapter] kvscope does nothing, and blocks leave by LRU; recommendation.toml: gone",
+        "ERROR [adapter] kvscope does nothing, and vLLM evicts by LRU; recommendation.toml: gone",
         "WARNING [adapter] kvscope leaves the eviction order to vLLM: prefix caching is off",
     ],
 )

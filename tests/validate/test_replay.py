@@ -8,7 +8,7 @@ from threading import Event
 import numpy as np
 
 from kvscope.serving.client import Endpoint
-from kvscope.validate.replay import Measurement, Pace, replay
+from kvscope.validate.replay import Measurement, Pace, TraceReplay
 from kvscope.validate.tokens import TokenTrace
 from tests.serving.fake import Behaviour, fake_server
 from tests.validate.test_tokens import chats
@@ -19,7 +19,9 @@ def measured(folder: Path, behaviour: Behaviour) -> tuple[Measurement, TokenTrac
     trace = TokenTrace(chats(folder, 30, gap_s=0.005), forced=True)
     with fake_server(behaviour) as url:
         pace = Pace("recorded")
-        done = replay(Endpoint(url), "fake", trace, pace, advance=lambda _: None, stop=Event())
+        done = TraceReplay(
+            Endpoint(url), "fake", trace, pace, advance=lambda _: None, stop=Event()
+        ).run()
     return done, trace
 
 

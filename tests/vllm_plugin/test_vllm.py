@@ -18,11 +18,12 @@ import pytest
 
 from kvscope.core.trace import Prompts
 from kvscope.ingest.pipeline import ingest
-from kvscope.learning.fitted import Fit
-from kvscope.learning.offline.single_fit import plugin_tables
-from kvscope.learning.returns.file import Fitted
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.learners import plugin_tables
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import STEPS
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.gittins import AGES, STEPS, Gittins
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_learned import TLruLearned
@@ -34,8 +35,8 @@ from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from tests.conformance.conversations import TokenRequest, prompts_of
+from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
-from tests.policies.drawn_trees import drawn_ends
 from tests.vllm_plugin.serving import BLOCK
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
@@ -53,7 +54,7 @@ POLICIES = (
 )
 
 
-def recommended(path: Path, policy: LanePolicy, fitted: Fit | None = None) -> Path:
+def recommended(path: Path, policy: LanePolicy, fitted: FittedTable | None = None) -> Path:
     """Write the file that kvscope would write for a policy."""
     write_policy(path, policy, fitted, trace="made", block_size=BLOCK)
     return path
@@ -119,7 +120,7 @@ def prompts(answer: dict[str, Any]) -> Prompts:
     return replace(prompts_of(trace, BLOCK), category=category, categories=tuple(met))
 
 
-def predicted(known: Prompts, policy: LanePolicy, fitted: Fit | None = None) -> list[int]:
+def predicted(known: Prompts, policy: LanePolicy, fitted: FittedTable | None = None) -> list[int]:
     """Return each request's hit tokens in the simulator; a step of the engine takes a second."""
     seen = replay_engine(
         known,
@@ -139,7 +140,7 @@ def test_every_request_hits_what_was_predicted(
     """Requests answered by the model and continued with its answers: not a token off."""
     path = recommended(tmp_path / "recommendation.toml", policy)
     answer = vllm.serve("conversations", requests=requests, KVSCOPE_RECOMMENDATION=str(path))
-    assert answer["observers"] == ([] if policy.name == "lru" else ["Steering"])
+    assert answer["observers"] == ([] if policy.name == "lru" else ["EvictionController"])
     assert answer["broken"] == [False] * len(answer["observers"])
     measured = [one["hit_tokens"] for one in answer["served"]]
     known = prompts(answer)
@@ -155,7 +156,7 @@ def test_every_request_hits_what_was_predicted_of_one_fit(
 ) -> None:
     """The same with a table from a file: each request is of the class that the simulator has."""
     index = np.random.default_rng(3).lognormal(-4.0, 2.0, (math.prod(STEPS[class_set]), AGES))
-    fitted = Fitted(class_set, index, 10_800.0, 1)
+    fitted = FittedReturns(class_set, index, 10_800.0, 1)
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
     answer = vllm.serve("conversations", KVSCOPE_RECOMMENDATION=str(path))

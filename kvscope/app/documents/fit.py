@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvscope.app.documents.base import Document, TraceFacts, trace_facts, values
-from kvscope.learning.chances import FEATURES
-from kvscope.learning.ends.prediction_quality import Foreseen
+from kvscope.learning.ends.chances import FEATURES
+from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.reuse_models.results import (
     CategoryFit,
     Conversation,
@@ -42,7 +42,7 @@ class TreesFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReturnsFacts(Foreseen):
+class ReturnsFacts(PredictionQuality):
     """How well returns are predicted, and what that is worth to T-LRU."""
 
     features: tuple[str, ...]

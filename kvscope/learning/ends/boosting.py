@@ -1,6 +1,7 @@
-"""Learning the chance of a return: gradient boosting of trees of depth two, in NumPy.
+"""Learn the probability of a next turn: gradient boosting of trees of depth two, in NumPy.
 
-The formulas are free of traces: a simulator or an engine that has features and labels can use them.
+Own code, since an engine evaluates the trees without a library and the same requests have to give
+the same trees to the bit.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.learning.chances import Trees
+from kvscope.learning.ends.chances import Trees
 from kvscope.policies.base import Floats
 
 ROUNDS, RATE = 50, 0.1
-BINS = 16  # values of a feature that are told apart, equally frequent
+BINS = 16  # distinct values of a feature, equally frequent
 _PULL = 1.0  # pseudo-observations (in units of the loss's curvature) that draw a leaf to 0
 _LEAST = 2.0  # curvature on each side of a cut: 8 requests where both outcomes are as likely
 _NO_CUT = float("inf")  # everything is below
@@ -29,19 +30,19 @@ class _Cut(NamedTuple):
     code: int
 
 
-class _Sums(NamedTuple):
+class _LossSums(NamedTuple):
     """Slope and curvature of the loss by feature and code (F × BINS)."""
 
     slope: Floats
     curve: Floats
 
-    def without(self, other: _Sums) -> _Sums:
-        """What is left without the requests that `other` sums up."""
-        return _Sums(self.slope - other.slope, self.curve - other.curve)
+    def without(self, other: _LossSums) -> _LossSums:
+        """Return the sums without the requests of `other`."""
+        return _LossSums(self.slope - other.slope, self.curve - other.curve)
 
 
 def boosted(known: Floats, returned: NDArray[np.bool_], rounds: int = ROUNDS) -> Trees:
-    """Trees for requests with features `known` (R × F), of which some `returned`.
+    """Return trees for requests with features `known` (R × F), of which some `returned`.
 
     Each tree takes a Newton step on the logistic loss, `RATE` of it, by the two-level cuts that
     lower the loss most; cuts lie between quantiles. Ties go to the first feature and the lowest
@@ -63,7 +64,7 @@ def boosted(known: Floats, returned: NDArray[np.bool_], rounds: int = ROUNDS) ->
             break
         high = codes[first.feature] > first.code
         leaf = np.where(high, 2 + _beyond(codes, above), _beyond(codes, below))
-        down, bend = (np.bincount(leaf, one, minlength=4) for one in (slope, curve))
+        down, bend = (np.bincount(leaf, of, minlength=4) for of in (slope, curve))
         step = -RATE * down / (bend + _PULL)
         odds += step[leaf]
         cuts.append((first, below, above))
@@ -71,15 +72,16 @@ def boosted(known: Floats, returned: NDArray[np.bool_], rounds: int = ROUNDS) ->
     return Trees(
         start,
         tuple((a.feature, b.feature if b else 0, c.feature if c else 0) for a, b, c in cuts),
-        tuple((_edge(edges, one[0]), _edge(edges, one[1]), _edge(edges, one[2])) for one in cuts),
+        tuple((_edge(edges, a), _edge(edges, b), _edge(edges, c)) for a, b, c in cuts),
         tuple(values),
     )
 
 
-def chances(of: Trees, known: Floats) -> Floats:
-    """What `chance` says of each of R requests with features `known` (R × F)."""
-    odds = np.full(len(known), of.start)
-    for (first, low, high), edges, values in zip(of.features, of.edges, of.values, strict=True):
+def chances(trees: Trees, known: Floats) -> Floats:
+    """Return `chance` of each of R requests with features `known` (R × F)."""
+    odds = np.full(len(known), trees.start)
+    rows = zip(trees.features, trees.edges, trees.values, strict=True)
+    for (first, low, high), edges, values in rows:
         above = known[:, first] >= edges[0]
         later = np.where(above, known[:, high] >= edges[2], known[:, low] >= edges[1])
         odds += np.array(values)[2 * above + later]
@@ -88,26 +90,26 @@ def chances(of: Trees, known: Floats) -> Floats:
 
 def _logistic(odds: Floats) -> Floats:
     small = np.exp(-np.abs(odds))
-    found: Floats = np.where(odds < 0.0, small, 1.0) / (1.0 + small)
-    return found
+    p: Floats = np.where(odds < 0.0, small, 1.0) / (1.0 + small)
+    return p
 
 
 def _edges(known: Floats) -> list[Floats]:
-    """Of each feature the values at which codes begin: all but the least, or quantiles of many."""
+    """Return the values at which each feature's codes begin: all but the least, or quantiles."""
     at = np.arange(1, BINS) / BINS
-    found = []
+    edges = []
     for column in known.T:
         values = np.unique(column)
         if len(values) > BINS:
             quantiles = np.unique(np.quantile(column, at, method="inverted_cdf"))
-            found.append(quantiles[quantiles > values[0]])
+            edges.append(quantiles[quantiles > values[0]])
         else:
-            found.append(values[1:])
-    return found
+            edges.append(values[1:])
+    return edges
 
 
 def _codes(known: Floats, edges: list[Floats]) -> Codes:
-    """How many edges of its feature each value reaches (F × R)."""
+    """Return how many edges of its feature each value reaches (F × R)."""
     both = zip(edges, known.T, strict=True)
     return np.stack([np.searchsorted(own, column, side="right") for own, column in both])
 
@@ -124,7 +126,7 @@ def _beyond(codes: Codes, cut: _Cut | None) -> Codes:
 
 
 def _tree(codes: Codes, slope: Floats, curve: Floats) -> tuple[_Cut | None, ...]:
-    """The best cut, and that of what is below it and of what is above, None where none helps."""
+    """Return the best cut, and those below it and above it; None where none helps."""
     whole = _sums(codes, slope, curve)
     first = _best(whole)
     if first is None:
@@ -134,17 +136,17 @@ def _tree(codes: Codes, slope: Floats, curve: Floats) -> tuple[_Cut | None, ...]
     return first, _best(whole.without(high)), _best(high)
 
 
-def _sums(codes: Codes, slope: Floats, curve: Floats) -> _Sums:
-    return _Sums(
-        np.stack([np.bincount(one, slope, minlength=BINS) for one in codes]),
-        np.stack([np.bincount(one, curve, minlength=BINS) for one in codes]),
+def _sums(codes: Codes, slope: Floats, curve: Floats) -> _LossSums:
+    return _LossSums(
+        np.stack([np.bincount(column, slope, minlength=BINS) for column in codes]),
+        np.stack([np.bincount(column, curve, minlength=BINS) for column in codes]),
     )
 
 
-def _best(of: _Sums) -> _Cut | None:
-    """The cut after which the best steps on both sides lower the loss most."""
-    slope, curve = of.slope[0].sum(), of.curve[0].sum()
-    low_slope, low_curve = (one.cumsum(axis=1)[:, :-1] for one in of)
+def _best(sums: _LossSums) -> _Cut | None:
+    """Return the cut after which the best steps on both sides lower the loss most."""
+    slope, curve = sums.slope[0].sum(), sums.curve[0].sum()
+    low_slope, low_curve = (of.cumsum(axis=1)[:, :-1] for of in sums)
     high_slope, high_curve = slope - low_slope, curve - low_curve
     gain = low_slope**2 / (low_curve + _PULL) + high_slope**2 / (high_curve + _PULL)
     gain[(low_curve < _LEAST) | (high_curve < _LEAST)] = 0.0

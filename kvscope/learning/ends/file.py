@@ -1,38 +1,59 @@
-"""A fit of `TLruLearned` that a file carries: the table `[ends]` beside a file's `[policy]`.
+"""A fit of `tlru-learned` in a policy file: the table `[ends]` beside `[policy]`.
 
 [ends]
-horizon_s = 600.0      # what is foreseen: another turn within this
-threshold = 0.1        # whose chance is below it is taken to end; 0: nobody is
-window_s = 10800.0     # so much of the past it was fitted to
-requests = 4096        # and to so many
-features = ["new_tokens", ...]
-start = -0.1           # the log odds that trees add to
-trees = [[[0, 4, 1], [512.0, 1.0, inf], [-0.1, 0.1, 0.2, 0.0]], ...]
+horizon_s = 600.0      # predicted: another turn within this
+threshold = 0.1        # a conversation of a lower probability is taken to end; 0: none is
+window_s = 10800.0     # the past that it was fitted to
+requests = 4096        # in it
+features = ["new_tokens", ...]  # from 0
+start = -0.1           # log odds, to which each tree adds one of its values
+trees = [[[0, 4, 1], [512.0, 1.0, inf], [-0.1, 0.1, 0.2, 0.0]], ...]  # features, edges, values
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from kvscope.core.errors import InputError
-from kvscope.learning.chances import FEATURES, Trees
-from kvscope.learning.policy_file import number, table_in
+import msgspec
+
+from kvscope.core.toml_files import Count, Finite, Number, table_as
+from kvscope.learning.ends.chances import FEATURES, Trees
+from kvscope.learning.learners import FittedTable
 
 TABLE = "ends"
-REMEDY = "`kvscope fit --export PATH --policy tlru-learned` writes such a table"
-NOBODY = Trees(0.0, (), (), ())
-_KEYS = ("horizon_s", "threshold", "window_s", "requests", "features", "start", "trees")
+NO_TREES = Trees(0.0, (), (), ())
+_REMEDY = "fit again: `kvscope fit --export PATH --policy tlru-learned` writes such a table"
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Feature = Annotated[int, msgspec.Meta(ge=0, lt=len(FEATURES))]
+_Tree = tuple[
+    tuple[_Feature, _Feature, _Feature],
+    tuple[Number, Number, Number],  # inf: everything is below
+    tuple[Finite, Finite, Finite, Finite],
+]
+
+
+class _EndsTable(msgspec.Struct, forbid_unknown_fields=True):
+    horizon_s: _Time
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    window_s: _Time
+    requests: Count
+    features: list[str]
+    start: Finite
+    trees: list[_Tree]
+
+    def __post_init__(self) -> None:
+        if self.features != list(FEATURES):
+            raise ValueError(f"features: {self.features} are not the features of this kvscope")
 
 
 @dataclass(frozen=True, slots=True)
-class FittedEnds:
-    """What was fitted: trees, and the chance below which a conversation is taken to end.
+class FittedEnds(FittedTable):
+    """Trees, and the probability below which a conversation is taken to end.
 
-    The trees foresee a turn within `horizon_s`. `requests` within `window_s` were looked at; blocks
-    that were not touched for as long count as new.
+    The trees predict a turn within `horizon_s`. They were fitted to `requests` within `window_s`;
+    blocks that were not touched for as long count as new.
     """
 
     trees: Trees
@@ -41,111 +62,34 @@ class FittedEnds:
     window_s: float
     requests: int
 
-    def lines(self) -> list[str]:
-        """The table as a file has it, so that reading it gives the very same numbers."""
-        of = self.trees
-        rows = zip(of.features, of.edges, of.values, strict=True)
-        names = ", ".join(f'"{name}"' for name in FEATURES)
-        return [
-            f"[{TABLE}]  # what `kvscope fit` has found of which conversations end",
-            f"horizon_s = {float(self.horizon_s)!r}  # another turn within it: it goes on",
-            f"threshold = {float(self.threshold)!r}  # whose chance is below is taken to end",
-            f"window_s = {float(self.window_s)!r}",
-            f"requests = {int(self.requests)}",
-            f"features = [{names}]  # from 0",
-            f"start = {float(of.start)!r}  # log odds, to which each tree adds one of its values",
-            "trees = [  # a row each: three features, below which edges, and four values",
-            *(
-                f"  [{[*map(int, which)]}, {_floats(edges)}, {_floats(v)}],"
-                for which, edges, v in rows
-            ),
-            "]",
-        ]
+    def document(self) -> dict[str, object]:
+        """Return the table `ends`."""
+        rows = zip(self.trees.features, self.trees.edges, self.trees.values, strict=True)
+        table = {
+            "horizon_s": float(self.horizon_s),
+            "threshold": float(self.threshold),
+            "window_s": float(self.window_s),
+            "requests": int(self.requests),
+            "features": list(FEATURES),
+            "start": float(self.trees.start),
+            "trees": [
+                [[*map(int, features)], [*map(float, edges)], [*map(float, values)]]
+                for features, edges, values in rows
+            ],
+        }
+        return {TABLE: table}
 
 
-def _floats(values: Sequence[float]) -> str:
-    """Floats as TOML has them: inf too, and never numpy's names."""
-    return "[" + ", ".join(repr(float(one)) for one in values) + "]"
-
-
-def fitted_ends_in(document: Mapping[str, Any], where: str) -> FittedEnds | None:
-    """The fit in a document that stands at `where`; None where it has none.
-
-    Raises InputError with the place, the key, the value and the remedy.
-    """
+def read_ends(document: Mapping[str, Any], where: str) -> FittedEnds | None:
+    """Return the fit in the document at `where`, None without one; raises InputError."""
     if TABLE not in document:
         return None
-    table = table_in(document, TABLE, where, _KEYS, REMEDY)
-    place = f"{where}: {TABLE}"
-    if table.get("features") != list(FEATURES):
-        raise InputError(
-            f"{table.get('features')!r} are not the features of this kvscope",
-            where=f"{place}.features",
-            remedy="fit again with this one",
-        )
+    table = table_as(document[TABLE], _EndsTable, f"{where}: {TABLE}", _REMEDY)
+    features, edges, values = zip(*table.trees, strict=True) if table.trees else ((), (), ())
     return FittedEnds(
-        trees=_trees(place, table),
-        threshold=_within(place, "threshold", table, high=1.0),
-        horizon_s=_within(place, "horizon_s", table),
-        window_s=_within(place, "window_s", table),
-        requests=int(_within(place, "requests", table, high=2.0**53)),
+        Trees(table.start, features, edges, values),
+        table.threshold,
+        table.horizon_s,
+        table.window_s,
+        table.requests,
     )
-
-
-def _within(place: str, key: str, table: Mapping[str, Any], high: float = 1e12) -> float:
-    """A number from 0 to `high`."""
-    found = number(f"{place}.{key}", table.get(key))
-    if not 0.0 <= found <= high:
-        raise InputError(
-            f"{found:g} is outside [0, {high:g}]", where=f"{place}.{key}", remedy=REMEDY
-        )
-    return found
-
-
-def _trees(place: str, table: Mapping[str, Any]) -> Trees:
-    """The trees, after a look at the shape of each and at each number."""
-    rows = table.get("trees")
-    if not isinstance(rows, list):
-        raise InputError("not a list of trees", where=f"{place}.trees", remedy=REMEDY)
-    features, edges, values = [], [], []
-    for at, row in enumerate(rows):
-        where = f"{place}.trees[{at}]"
-        if not isinstance(row, list) or [_length(part) for part in row] != [3, 3, 4]:
-            raise InputError(
-                f"{row!r} is not three features, three edges and four values",
-                where=where,
-                remedy=REMEDY,
-            )
-        features.append(_numbered(where, row[0]))
-        edges.append((_edge(where, row[1][0]), _edge(where, row[1][1]), _edge(where, row[1][2])))
-        one, two, three, four = (_finite(where, value) for value in row[2])
-        values.append((one, two, three, four))
-    start = _finite(f"{place}.start", table.get("start"))
-    return Trees(start, tuple(features), tuple(edges), tuple(values))
-
-
-def _length(part: object) -> int:
-    return len(part) if isinstance(part, list) else -1
-
-
-def _numbered(where: str, told: list[object]) -> tuple[int, int, int]:
-    """Three numbers of features."""
-    for one in told:
-        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < len(FEATURES):
-            raise InputError(
-                f"{one!r} is no feature's number: 0 to {len(FEATURES) - 1}",
-                where=where,
-                remedy=REMEDY,
-            )
-    first, low, high = told
-    return first, low, high  # type: ignore[return-value]  # looked at above
-
-
-_edge = number  # inf too: everything is below
-
-
-def _finite(where: str, value: object) -> float:
-    found = number(where, value)
-    if math.isinf(found):
-        raise InputError(f"{found!r} has no end", where=where, remedy=REMEDY)
-    return found

@@ -1,65 +1,134 @@
-"""One fit of `TLruLearned` to the end of a trace, to be taken elsewhere, and replays by one."""
+"""Learn from a whole trace which conversations end: features, trees, and the threshold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvscope.learning.chances import Trees
 from kvscope.learning.ends.boosting import boosted, chances
-from kvscope.learning.ends.features import TurnFeatures, turn_features
-from kvscope.learning.ends.file import NOBODY, FittedEnds
-from kvscope.learning.guard import LEARNED_ENDS
-from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_caches import Candidate, Shadows
-from kvscope.policies.base import Policy
+from kvscope.learning.ends.chances import FEATURES, NOTHING, SHARED_HEAD, Trees
+from kvscope.learning.ends.file import NO_TREES, FittedEnds
+from kvscope.learning.guard import Rule
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.learners import OfflineLearner, end_of
+from kvscope.learning.offline.prefix_features import (
+    Bools,
+    PrefixFeatures,
+    chained,
+    prefix_features,
+)
+from kvscope.learning.offline.refits import Ints, refits_of
+from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
+from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
-from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON, TLruLearned
-from kvscope.replay.last_touch import last_touch_segments
+from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON
+from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.3)  # the first: no conversation is taken to end
+CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/tlru-learned.md
 MOST_REQUESTS = 4096  # that a fit looks at, the latest ones
 FEWEST_REQUESTS = 50
 _NEWS = 0.05  # of what a fit looks at: with fewer new requests the fit before stays
 
-Floats = NDArray[np.float64]
+
+class TurnFeatures(NamedTuple):
+    """Of R requests: `known` (R × F) as FEATURES lists, and the wait for the turn after each.
+
+    `next_s` is infinite where none comes. A request goes on with the latest one whose whole prompt
+    it begins with, unless prompts had branched there in as many ways before as behind a shared
+    head.
+    """
+
+    known: Floats
+    next_s: Floats
 
 
-class Fitted(NamedTuple):
+def turn_features(traffic: Traffic, moved: Segments, memory_s: float) -> TurnFeatures:
+    """Return the features by shared blocks; blocks not touched for `memory_s` count as new."""
+    requests, arrival_s = len(traffic.leaf), traffic.arrival_s
+    prefixes = prefix_features(traffic, moved, memory_s)
+    goes_on = _goes_on(traffic, moved, prefixes)
+    next_s = np.full(requests, np.inf)
+    np.minimum.at(next_s, prefixes.previous[goes_on], prefixes.wait_s[goes_on])
+
+    known, before = prefixes.known(), prefixes.before(goes_on)
+    head = np.full(requests, -1)
+    first = prefixes.seen & (moved.start == 0)
+    head[prefixes.taker[first]] = prefixes.previous[first]
+
+    turns, began = chained(before)
+    later = turns > 0
+    columns = {
+        "new_tokens": (prefixes.full - known) * traffic.block_size,
+        "input_tokens": traffic.input_tokens,
+        "output_tokens": traffic.history_tokens - traffic.input_tokens,
+        "shared_share": known / np.maximum(prefixes.full, 1),
+        "turns": turns,
+        "since_s": np.where(later, arrival_s - arrival_s[before], NOTHING),
+        "mean_gap_s": np.where(
+            later, (arrival_s - arrival_s[began]) / np.maximum(turns, 1), NOTHING
+        ),
+        "head_requests": chained(head)[0],
+    }
+    stacked = np.stack([columns[name].astype(np.float64) for name in FEATURES], axis=1)
+    return TurnFeatures(stacked, next_s)
+
+
+def _goes_on(traffic: Traffic, moved: Segments, prefixes: PrefixFeatures) -> Bools:
+    """Return which segments are turns: all of a prompt before, and no shared head.
+
+    The ways in which the path to a segment's end had gone on are the requests before that branched
+    there: whose prompt went on with a block of its own right behind it.
+    """
+    requests, whole = len(prefixes.full), np.minimum(prefixes.full, traffic.length)
+    deepest = prefixes.deepest
+    own = deepest[prefixes.end[deepest] < whole[prefixes.taker[deepest]]]
+    branched = np.sort(moved.block[own].astype(np.int64) * (requests + 1) + prefixes.taker[own])
+    goes_on = prefixes.whole.copy()
+    some = np.flatnonzero(goes_on)
+    block, above = moved.block[some], (moved.end - prefixes.end)[some]
+    while len(far := np.flatnonzero(above)):  # up from an output to the prompt's end
+        block[far] = traffic.block_parent[block[far]]
+        above[far] -= 1
+    at = block.astype(np.int64) * (requests + 1)
+    ways = np.searchsorted(branched, at + prefixes.taker[some]) - np.searchsorted(branched, at)
+    goes_on[some] = ways < SHARED_HEAD
+    return goes_on
+
+
+class FittedTrees(NamedTuple):
     """Trees learned at a refit, and from how many requests."""
 
     trees: Trees
     requests: int
 
 
-class Predicted(NamedTuple):
-    """The chance that each of R requests is continued, NaN before the first fit.
+class TurnPredictions(NamedTuple):
+    """The probability that each of R requests is continued, NaN before the first fit.
 
     `fits` are in force one after the other, each from request `since[k]` on; None: too few
     requests to learn from.
     """
 
     chance: Floats
-    since: NDArray[np.int64]
-    fits: tuple[Fitted | None, ...]
+    since: Ints
+    fits: tuple[FittedTrees | None, ...]
 
 
-class Ends:
+class EndPredictor:
     """What refits learn of the ends of conversations in one traffic."""
 
     def __init__(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> None:
         self.traffic, self.refit_s = traffic, refit_s
         self.window_s = WINDOW_REFITS * refit_s
         self._refits = refits_of(traffic, refit_s)
-        self._predicted: dict[float, Predicted] = {}
-        self._judges: dict[float, Thresholds] = {}
+        self._predicted: dict[float, TurnPredictions] = {}
+        self._shadows: dict[float, ThresholdShadows] = {}
         self._lock = Lock()
 
     @cached_property
@@ -68,92 +137,91 @@ class Ends:
         return turn_features(self.traffic, last_touch_segments(self.traffic), self.window_s)
 
     def tables(self) -> Tables:
-        """The tables that choose for each cache; as they are, no conversation ends."""
+        """Return the tables that choose for each cache; unchosen, no conversation ends."""
         return Tables(*taken_to_end(np.zeros(len(self.traffic.leaf), dtype=np.bool_)), self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """The classes of all requests as a cache of this size takes them."""
+        """Return the classes of all requests by the thresholds that a guard takes for a cache."""
         with self._lock:
-            judge = self.judge(policy.values["horizon_s"])
-        return judge.choose(policy, capacity_blocks)
+            shadows = self.shadows(policy.values["horizon_s"])
+        return shadows.choose(policy, capacity_blocks)
 
-    def judge(self, horizon_s: float) -> Thresholds:
-        """The shadow caches that choose a threshold for the chances of this horizon."""
-        if horizon_s not in self._judges:
+    def shadows(self, horizon_s: float) -> ThresholdShadows:
+        """Return the shadow caches that choose a threshold for predictions of this horizon."""
+        if horizon_s not in self._shadows:
             chance = self.predicted(horizon_s).chance
-            self._judges[horizon_s] = Thresholds(self.traffic, self.refit_s, chance)
-        return self._judges[horizon_s]
+            self._shadows[horizon_s] = ThresholdShadows(self.traffic, self.refit_s, chance)
+        return self._shadows[horizon_s]
 
-    def predicted(self, horizon_s: float) -> Predicted:
-        """The chance of a turn within `horizon_s` after each request, as the refit before it says.
+    def predicted(self, horizon_s: float) -> TurnPredictions:
+        """Predict a turn within `horizon_s` after each request, as the refit before it does.
 
         A refit learns from the requests of the window before it whose horizon has passed by then:
-        of younger ones it is not yet known whether they go on. So no label is cut off by time.
+        of later ones it is not yet known whether they go on. So no label is cut off by time.
         """
         if horizon_s not in self._predicted:
             self._predicted[horizon_s] = self._predict(horizon_s)
         return self._predicted[horizon_s]
 
-    def _predict(self, horizon_s: float) -> Predicted:
+    def _predict(self, horizon_s: float) -> TurnPredictions:
         known, returned = self.turns.known, self.turns.next_s <= horizon_s
         arrival_s, since = self.traffic.arrival_s, self._refits.since
         chance = np.full(len(arrival_s), np.nan)
-        fits: list[Fitted | None] = []
+        fits: list[FittedTrees | None] = []
         learned = 0
         for number, first, end in zip(
             self._refits.number.tolist(), since, [*since[1:], len(arrival_s)], strict=True
         ):
             low, high = self._known_by(number * self.refit_s, horizon_s)
-            found = fits[-1] if fits else None
+            fit = fits[-1] if fits else None
             if high - low >= FEWEST_REQUESTS and high - learned >= _NEWS * (high - low):
                 some = slice(low, high)
-                found, learned = Fitted(boosted(known[some], returned[some]), high - low), high
-            fits.append(found)
-            if found is not None:
-                chance[first:end] = chances(found.trees, known[first:end])
-        return Predicted(chance, since, tuple(fits))
+                fit, learned = FittedTrees(boosted(known[some], returned[some]), high - low), high
+            fits.append(fit)
+            if fit is not None:
+                chance[first:end] = chances(fit.trees, known[first:end])
+        return TurnPredictions(chance, since, tuple(fits))
 
-    def fitted_at(self, now_s: float, horizon_s: float) -> Fitted | None:
-        """What a refit at this time would learn; None where too few requests tell anything."""
+    def fitted_at(self, now_s: float, horizon_s: float) -> FittedTrees | None:
+        """Return what a refit at this time would learn; None from too few requests."""
         low, high = self._known_by(now_s, horizon_s)
         if high - low < FEWEST_REQUESTS:
             return None
         known, returned = self.turns.known[low:high], self.turns.next_s[low:high] <= horizon_s
-        return Fitted(boosted(known, returned), high - low)
+        return FittedTrees(boosted(known, returned), high - low)
 
     def _known_by(self, now_s: float, horizon_s: float) -> tuple[int, int]:
-        """From which request to which a refit learns."""
+        """Return the range of requests that a refit learns from."""
         times = now_s - self.window_s, now_s - horizon_s
         low, high = np.searchsorted(self.traffic.arrival_s, times).tolist()
         return max(low, high - MOST_REQUESTS), high
 
 
-class Thresholds(Shadows):
-    """Shadows of T-LRU, each of which takes conversations to end below another chance."""
+class ThresholdShadows(ShadowReplays):
+    """Shadows of T-LRU, each of which takes conversations to end below another probability.
 
-    rule = LEARNED_ENDS
+    Plain T-LRU comes first: the policy falls back to it. A threshold's gain shows at once, its loss
+    when conversations that were taken to end come back: hence the rule.
+    """
+
+    rule = Rule(begins_with=0, looks=1, evidence=12, late=0, margin=0.03)
 
     def __init__(self, traffic: Traffic, refit_s: float, chance: Floats) -> None:
-        super().__init__(traffic, refit_s, [taken_to_end(chance < one) for one in THRESHOLDS])
-        self._told = ~np.isnan(chance[self._looks.since]) if len(chance) else False
+        super().__init__(traffic, refit_s, [taken_to_end(chance < least) for least in THRESHOLDS])
+        self._predicted = ~np.isnan(chance[self._looks.since]) if len(chance) else False
         between = np.searchsorted(THRESHOLDS[1:], chance, side="right")  # last: no prediction
         self._between = (1 + between).astype(np.int32)
 
-    @property
-    def candidates(self) -> Sequence[Candidate]:
-        """One a threshold, plain T-LRU first, to which the policy falls back."""
-        return self._learned
-
     def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
-        """The same, where there was a prediction: until then all are alike and tell nothing."""
-        return super().costs(policy, capacity_blocks) * self._told
+        """Return the costs where there was a prediction: until then all candidates are alike."""
+        return super().costs(policy, capacity_blocks) * self._predicted
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Those by the threshold that does best, from each look on."""
+        """Return the tables by the threshold that does best, from each look on."""
         return self.tables_by(self.taken(self.costs(policy, capacity_blocks)))
 
-    def tables_by(self, taken: NDArray[np.int64]) -> Tables:
-        """All conversations end by the threshold `taken` at a look, whenever they were served.
+    def tables_by(self, taken: Ints) -> Tables:
+        """Return the tables by the threshold `taken` at each look, whenever requests were served.
 
         A class lies between two thresholds: class k from number k - 1 on, and below number k. So it
         ends while that one is in force, or a later one.
@@ -162,45 +230,47 @@ class Thresholds(Shadows):
         return Tables(self._looks.since, goes_on[:, :, None].astype(np.float64), self._between)
 
 
-def taken_to_end(ends: NDArray[np.bool_]) -> Candidate:
-    """What a replay goes by in which these requests' conversations end, and others go on."""
+def taken_to_end(ends: Bools) -> Candidate:
+    """Return the tables of a replay in which these requests' conversations end, others go on."""
     values = np.zeros((1, 2, 1))
     values[0, GOES_ON] = 1.0
     classes = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)
     return Candidate(np.zeros(1, dtype=np.int64), values, classes)
 
 
-def end_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables:
-    """Whether each request's conversation goes on, as each cache takes it: `Ends`."""
-    return Ends(traffic, refit_s).tables()
+class EndsOffline(OfflineLearner):
+    """Whether each request's conversation goes on, as each cache takes it: `EndPredictor`."""
+
+    def tables(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables:
+        """Return the tables that choose a threshold for each cache."""
+        return EndPredictor(traffic, refit_s).tables()
+
+    def fit(
+        self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
+    ) -> FittedEnds:
+        """Return what a refit right behind the last request finds, with a threshold.
+
+        That is the threshold in force at the end of a replay with `capacity_blocks`, which may be 0
+        (plain T-LRU); without a capacity, `CAUTIOUS`. From too few requests there are no trees, and
+        no conversation is taken to end.
+        """
+        horizon_s = policy.values["horizon_s"]
+        predictor = EndPredictor(traffic, policy.values["refit_s"])
+        fit = predictor.fitted_at(end_of(traffic), horizon_s)
+        if fit is None:
+            return FittedEnds(NO_TREES, 0.0, horizon_s, predictor.window_s, 0)
+        threshold = CAUTIOUS
+        if capacity_blocks is not None:
+            shadows = predictor.shadows(horizon_s)
+            threshold = THRESHOLDS[shadows.last_taken(policy, capacity_blocks)]
+        return FittedEnds(fit.trees, threshold, horizon_s, predictor.window_s, fit.requests)
+
+    def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
+        """Return the tables of a replay that goes by one fit for good; no shadow guards it."""
+        if not isinstance(fitted, FittedEnds):
+            return super().plugin_tables(traffic, policy, fitted)
+        turns = turn_features(traffic, last_touch_segments(traffic), fitted.window_s)
+        return Tables(*taken_to_end(chances(fitted.trees, turns.known) < fitted.threshold))
 
 
-CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/tlru-learned.md
-
-
-def ends_fit(
-    traffic: Traffic, policy: TLruLearned, capacity_blocks: int | None = None
-) -> FittedEnds:
-    """What a refit right behind the last request finds, and which chance is too low.
-
-    That is the threshold that the shadow caches have in force at the end of a replay with
-    `capacity_blocks`, which may be 0 (plain T-LRU); where no capacity is given, `CAUTIOUS`. Of too
-    few requests nothing is learned: then there are no trees, and nobody is taken to end.
-    """
-    horizon_s = policy.values["horizon_s"]
-    ends = Ends(traffic, policy.values["refit_s"])
-    end_s = float(np.nextafter(traffic.arrival_s[-1], np.inf)) if len(traffic.leaf) else 0.0
-    found = ends.fitted_at(end_s, horizon_s)
-    if found is None:
-        return FittedEnds(NOBODY, 0.0, horizon_s, ends.window_s, 0)
-    threshold = CAUTIOUS
-    if capacity_blocks is not None:
-        judge = ends.judge(horizon_s)
-        threshold = THRESHOLDS[int(judge.taken(judge.costs(policy, capacity_blocks))[-1])]
-    return FittedEnds(found.trees, threshold, horizon_s, ends.window_s, found.requests)
-
-
-def fixed_ends(traffic: Traffic, fitted: FittedEnds) -> Tables:
-    """The tables of a replay that goes by one fit for good; no shadow looks after it."""
-    found = turn_features(traffic, last_touch_segments(traffic), fitted.window_s)
-    return Tables(*taken_to_end(chances(fitted.trees, found.known) < fitted.threshold))
+LEARNER = EndsOffline()

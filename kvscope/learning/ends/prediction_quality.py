@@ -1,4 +1,4 @@
-"""How well the ends of conversations are foreseen: what `Ends` predicted beside what happened."""
+"""How well next turns are predicted: what `EndPredictor` predicted, and what happened."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope.learning.chances import FEATURES, Trees
-from kvscope.learning.ends.offline import Ends, Floats
+from kvscope.learning.ends.chances import FEATURES, Trees
+from kvscope.learning.ends.offline import EndPredictor
+from kvscope.policies.base import Floats
 from kvscope.reuse_models.scores import (
     Booleans,
     CalibrationBin,
@@ -19,12 +20,12 @@ from kvscope.reuse_models.scores import (
 )
 
 WINDOWS = 24  # that the time is cut into, at most; each is of some refits
-_FEWEST = 10  # that came, and that did not: of fewer there is no AUC
+_FEWEST = 10  # of either outcome: with fewer there is no AUC
 
 
 @dataclass(frozen=True, slots=True)
-class ForeseenWindow:
-    """Predictions for the requests of a stretch of time; `auc` None where they are too few."""
+class QualityWindow:
+    """Predictions for the requests of an interval; `auc` is None where they are too few."""
 
     start_s: float
     end_s: float
@@ -37,13 +38,13 @@ class ForeseenWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Predictions of a next turn within `horizon_s`, beside what came.
+class PredictionQuality:
+    """Predictions of a next turn within `horizon_s`, and what came.
 
     Of `requests` with a prediction and a known outcome; `unpredicted` came before there was enough
     to learn from, `unknown` so late that the trace ends before their horizon. `base_rate` is the
-    share that was continued, `brier_base` what knowing just that would score. `auc_first` is that
-    among first turns, `auc_later` among the others. `trees` are the last that were learned.
+    share that was continued, `brier_base` the score of predicting that for every request.
+    `auc_first` is that among first turns, `auc_later` among the others. `trees` are the last fit.
     """
 
     horizon_s: float
@@ -61,31 +62,31 @@ class Foreseen:
     brier_base: float | None
     calibration_error: float | None
     calibration: tuple[CalibrationBin, ...]
-    windows: tuple[ForeseenWindow, ...]
+    windows: tuple[QualityWindow, ...]
     trees: Trees | None
 
 
-def foreseen(ends: Ends, horizon_s: float) -> Foreseen:
-    """Judge the predictions that `ends` made on the way, each before its outcome was known."""
-    made = ends.predicted(horizon_s)
-    arrival_s = ends.traffic.arrival_s
-    came = ends.turns.next_s <= horizon_s
+def prediction_quality(predictor: EndPredictor, horizon_s: float) -> PredictionQuality:
+    """Score the predictions made on the way, each before its outcome was known."""
+    made = predictor.predicted(horizon_s)
+    arrival_s = predictor.traffic.arrival_s
+    came = predictor.turns.next_s <= horizon_s
     last_s = float(arrival_s[-1]) if len(arrival_s) else 0.0
     over = arrival_s + horizon_s <= last_s
     some = over & ~np.isnan(made.chance)
-    first = ends.turns.known[:, FEATURES.index("turns")] == 0
+    first = predictor.turns.known[:, FEATURES.index("turns")] == 0
     chance, outcome = made.chance[some], came[some]
     bins = calibration(chance, outcome)
     rate = float(outcome.mean()) if len(outcome) else None
-    learned = [one for one in made.fits if one is not None]
-    return Foreseen(
+    fits = [fit for fit in made.fits if fit is not None]
+    return PredictionQuality(
         horizon_s=horizon_s,
-        refit_s=ends.refit_s,
-        window_s=ends.window_s,
+        refit_s=predictor.refit_s,
+        window_s=predictor.window_s,
         requests=len(outcome),
         unpredicted=int(np.count_nonzero(over)) - len(outcome),
         unknown=int(np.count_nonzero(~over)),
-        fits=len({id(one) for one in learned}),
+        fits=len({id(fit) for fit in fits}),
         base_rate=rate,
         auc=auc(chance, outcome),
         auc_first=auc(made.chance[some & first], came[some & first]),
@@ -94,17 +95,17 @@ def foreseen(ends: Ends, horizon_s: float) -> Foreseen:
         brier_base=None if rate is None else rate * (1.0 - rate),
         calibration_error=calibration_error(bins) if bins else None,
         calibration=bins,
-        windows=tuple(_windows(ends, made.chance, came, some, horizon_s)),
-        trees=learned[-1].trees if learned else None,
+        windows=tuple(_windows(predictor, made.chance, came, some, horizon_s)),
+        trees=fits[-1].trees if fits else None,
     )
 
 
 def _windows(
-    ends: Ends, chance: Floats, came: Booleans, some: Booleans, horizon_s: float
-) -> Iterator[ForeseenWindow]:
-    """Stretches of whole refits, as many in each."""
-    made = ends.predicted(horizon_s)
-    refit = (ends.traffic.arrival_s // ends.refit_s).astype(np.int64)
+    predictor: EndPredictor, chance: Floats, came: Booleans, some: Booleans, horizon_s: float
+) -> Iterator[QualityWindow]:
+    """Yield intervals of as many whole refits each."""
+    made = predictor.predicted(horizon_s)
+    refit = (predictor.traffic.arrival_s // predictor.refit_s).astype(np.int64)
     judged = np.flatnonzero(some)
     if not len(judged):
         return
@@ -118,9 +119,9 @@ def _windows(
         fit = made.fits[row]
         hits = int(np.count_nonzero(came[own]))
         enough = min(hits, len(own) - hits) >= _FEWEST
-        yield ForeseenWindow(
-            start_s=begin * ends.refit_s,
-            end_s=(begin + step) * ends.refit_s,
+        yield QualityWindow(
+            start_s=begin * predictor.refit_s,
+            end_s=(begin + step) * predictor.refit_s,
             requests=len(own),
             learned_from=fit.requests if fit else 0,
             base_rate=hits / len(own),

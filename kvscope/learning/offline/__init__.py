@@ -1,1 +1,1 @@
-"""Fitting from a whole trace: what all learners share above `replay`."""
+"""Fitting to a whole trace: what the learners' offline halves share, above `replay`."""

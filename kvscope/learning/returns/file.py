@@ -1,39 +1,64 @@
-"""A fit of `Gittins` that a file carries: the table `[returns]` beside a file's `[policy]`.
+"""A fit of `gittins` in a policy file: the table `[returns]` beside `[policy]`.
 
 [returns]
-by = ["new_tokens", "turns"]  # what tells its classes apart: one of the policy's class sets
-window_s = 10800.0            # so much of the past it was fitted to
-requests = 5120               # and to so many
-refits = false                # true: an engine fits anew once it has seen as long a window
-index = [[0.1, ...], ...]     # a row a class: the index at each age
+by = ["new_tokens", "turns"]      # the features of its class set, one of CLASS_SETS
+edges = [[512.0, ...], [1.0, 3.0]]  # of these, between classes
+window_s = 10800.0                # the past that it was fitted to
+requests = 5120                   # in it
+refits = false                    # true: an engine refits once it has seen as long a window
+index = [[0.1, ...], ...]         # a row a class: returns a second, by the age at the time
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
-from kvscope.core.errors import InputError
-from kvscope.learning.policy_file import number, table_in
+from kvscope.core.toml_files import Count, Finite, Number, table_as
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.returns.formulas import CLASS_SETS, STEPS
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, CLASS_SETS, STEPS
+from kvscope.policies.gittins import AGES
 
 TABLE = "returns"
-REMEDY = "`kvscope fit --export` writes such a table"
+_REMEDY = "fit again: `kvscope fit --export` writes such a table"
 _NAMES = tuple([name for name, _ in features] for features in CLASS_SETS)
-_KEYS = ("by", "window_s", "requests", "refits", "edges", "index")
+_EDGES = tuple([[*map(float, edges)] for _, edges in features] for features in CLASS_SETS)
+
+
+class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
+    by: list[str]
+    edges: list[list[Finite]]
+    window_s: Number
+    requests: Count
+    index: list[list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]]]
+    refits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.by not in _NAMES:
+            raise ValueError(f"by: {self.by} are no classes of this kvscope")
+        class_set = _NAMES.index(self.by)
+        if self.edges != _EDGES[class_set]:
+            raise ValueError("edges: other classes than those of this kvscope")
+        if len(self.index) != math.prod(STEPS[class_set]):
+            raise ValueError(f"index: not {math.prod(STEPS[class_set])} rows")
+        for at, row in enumerate(self.index):
+            if len(row) != AGES:
+                raise ValueError(f"index[{at}]: not {AGES} numbers")
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What was fitted: for the classes of `CLASS_SETS[class_set]` the index at each age.
+class FittedReturns(FittedTable):
+    """The index at each age of the classes of `CLASS_SETS[class_set]`.
 
-    `index` has a row a class and AGES columns. `requests` within `window_s` were looked at.
-    `refits`: an engine that runs it fits anew from what it serves.
+    `index` has a row a class and AGES columns. It was fitted to `requests` within `window_s`.
+    `refits`: an engine that runs it refits to what it serves.
     """
 
     class_set: int
@@ -45,74 +70,31 @@ class Fitted:
     @property
     def values(self) -> Floats:
         """The policy's table: two equal rows a class."""
-        found: Floats = np.repeat(self.index, 2, axis=0)
-        return found
+        values: Floats = np.repeat(self.index, 2, axis=0)
+        return values
 
-    def lines(self) -> list[str]:
-        """The table as a file has it, so that reading it gives the very same numbers."""
-        names = ", ".join(f'"{name}"' for name in _NAMES[self.class_set])
-        return [
-            f"[{TABLE}]  # what `kvscope fit` has found of how soon requests' blocks return",
-            f"by = [{names}]",
-            f"edges = {_edges(self.class_set)}  # of these, between classes",
-            f"window_s = {float(self.window_s)!r}",
-            f"requests = {int(self.requests)}",
-            f"refits = {str(self.refits).lower()}  # true: an engine fits anew from what it serves",
-            "index = [  # a row a class: returns a second, by the age at the time",
-            *(f"  {row}," for row in self.index.tolist()),
-            "]",
-        ]
+    def document(self) -> dict[str, object]:
+        """Return the table `returns`."""
+        table = {
+            "by": _NAMES[self.class_set],
+            "edges": _EDGES[self.class_set],
+            "window_s": float(self.window_s),
+            "requests": int(self.requests),
+            "refits": self.refits,
+            "index": self.index.tolist(),
+        }
+        return {TABLE: table}
 
-
-def _edges(class_set: int) -> list[list[float]]:
-    return [list(map(float, edges)) for _, edges in CLASS_SETS[class_set]]
+    def refitted_in_engine(self) -> FittedReturns:
+        """Return the same fit, in force until an engine has seen as long a window."""
+        return replace(self, refits=True)
 
 
-def fitted_in(document: Mapping[str, Any], where: str) -> Fitted | None:
-    """The fit in a document that stands at `where`; None where it has none.
-
-    Raises InputError with the place, the key, the value and the remedy.
-    """
+def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | None:
+    """Return the fit in the document at `where`, None without one; raises InputError."""
     if TABLE not in document:
         return None
-    table = table_in(document, TABLE, where, _KEYS, REMEDY)
-    place = f"{where}: {TABLE}"
-    if table.get("by") not in _NAMES:
-        raise InputError(
-            f"{table.get('by')!r} are no classes of this kvscope",
-            where=f"{place}.by",
-            remedy=REMEDY,
-        )
-    class_set = _NAMES.index(table["by"])
-    if table.get("edges") != _edges(class_set):
-        raise InputError(
-            "other classes than those of this kvscope",
-            where=f"{place}.edges",
-            remedy="fit again with this one",
-        )
-    refits = table.get("refits", False)
-    if not isinstance(refits, bool):
-        raise InputError(f"{refits!r} is neither true nor false", where=f"{place}.refits")
-    return Fitted(
-        class_set,
-        _index(f"{place}.index", table.get("index"), math.prod(STEPS[class_set])),
-        number(f"{place}.window_s", table.get("window_s")),
-        int(number(f"{place}.requests", table.get("requests"))),
-        refits,
+    table = table_as(document[TABLE], _ReturnsTable, f"{where}: {TABLE}", _REMEDY)
+    return FittedReturns(
+        _NAMES.index(table.by), np.array(table.index), table.window_s, table.requests, table.refits
     )
-
-
-def _index(where: str, rows: object, classes: int) -> Floats:
-    """The index, after a look at its shape and at each number."""
-    if not isinstance(rows, list) or len(rows) != classes:
-        raise InputError(f"not {classes} rows", where=where, remedy=REMEDY)
-    index = np.zeros((classes, AGES))
-    for at, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != AGES:
-            raise InputError(f"not {AGES} numbers", where=f"{where}[{at}]", remedy=REMEDY)
-        index[at] = [number(f"{where}[{at}]", one) for one in row]
-        if not (np.isfinite(index[at]).all() and (index[at] >= 0).all()):
-            raise InputError(
-                "a rate that is below 0, or without end", where=f"{where}[{at}]", remedy=REMEDY
-            )
-    return index

@@ -1,7 +1,6 @@
-"""How soon what requests touched returns, learned from the requests that an engine serves.
+"""Learn the table of `gittins` from the requests that an engine serves, and guard its use.
 
-The counts are those that `learning.returns.offline.waits_seen` takes from a trace, gathered as
-requests come; the formulas are the same code.
+The counts are those that the `offline` module takes from a trace, gathered as requests come.
 """
 
 from __future__ import annotations
@@ -9,13 +8,33 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.learning.online.recent_blocks import MOST_REQUESTS, Stretches
-from kvscope.learning.returns.formulas import Waits, began_s, return_values
-from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, STEPS, WINDOW_REFITS, ages_of
+from kvscope.learning.conversations import RequestHints
+from kvscope.learning.guard import OnlineGuard
+from kvscope.learning.lane_heap import Scores
+from kvscope.learning.learners import OnlineLearner, computed_blocks
+from kvscope.learning.observer import Request, log
+from kvscope.learning.prefixes import Key
+from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, RecentBlocks, Segments
+from kvscope.learning.returns.file import FittedReturns, read_returns
+from kvscope.learning.returns.formulas import (
+    CLASS_SETS,
+    FIRST,
+    GUARD,
+    STEPS,
+    WORTHS,
+    ReturnCounts,
+    ages_of,
+    began_s,
+    return_table,
+)
+from kvscope.policies.base import Floats, LanePolicy
+from kvscope.policies.gittins import AGES, WINDOW_REFITS
 
 RETURNED, SECONDS = 0, 1
 _SERVED = -1  # in place of a class: it is not known before the request has been served
@@ -23,10 +42,9 @@ _BEGAN_S = began_s(np.arange(AGES)).tolist()
 
 
 class ReturnEstimator:
-    """The table of `Gittins` for one class set, fitted every `refit_s` to the window before.
+    """The table of `gittins` for one class set, fitted every `refit_s` to the window before.
 
-    Requests have numbers, ascending by one; of more than `most_requests` within a window only so
-    many are looked at.
+    Requests have numbers, ascending by one; the latest `most_requests` within a window count.
     """
 
     def __init__(self, refit_s: float, class_set: int, most_requests: int = MOST_REQUESTS) -> None:
@@ -35,7 +53,7 @@ class ReturnEstimator:
         self._bins: dict[int, Floats] = {}
         self._bin = self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
-        self._waiting = array("d", bytes(8 * most_requests))  # blocks that nobody touched since
+        self._waiting = array("d", bytes(8 * most_requests))  # blocks not touched since
         self._kind = array("i", bytes(4 * most_requests))
         self._early: dict[int, list[tuple[float, float]]] = {}  # returns to those being served
         self.table = self._fitted()
@@ -43,11 +61,11 @@ class ReturnEstimator:
 
     @property
     def window_s(self) -> float:
-        """How much of the past a fit looks at."""
+        """The seconds of the past that a fit looks at."""
         return WINDOW_REFITS * self.refit_s
 
     def at(self, now_s: float) -> bool:
-        """It is now so late; whether the table has changed."""
+        """Advance the clock; return whether the table was refitted."""
         number = int(now_s // self.refit_s)
         if number <= self._bin:
             return False
@@ -56,16 +74,16 @@ class ReturnEstimator:
         return True
 
     def arrive(
-        self, number: int, arrival_s: float, blocks: float, stretches: Stretches, every: int
+        self, number: int, arrival_s: float, blocks: float, segments: Segments, every: int
     ) -> None:
-        """A request touches so many blocks; `stretches` as in `Seen`, each stands for `every`."""
+        """Count a request's touch of `blocks`; each block of its `segments` stands for `every`."""
         at = number % self._slots
         self._arrival_s[at], self._waiting[at], self._kind[at] = arrival_s, blocks, _SERVED
         self._next = number + 1
-        self._hand_over(arrival_s, stretches, every)
+        self._count_returns(arrival_s, segments, every)
 
-    def end(self, number: int, kind: int, blocks: float, stretches: Stretches, every: int) -> None:
-        """A request has been served: it is of class `kind`, and has touched so many blocks more."""
+    def end(self, number: int, kind: int, blocks: float, segments: Segments, every: int) -> None:
+        """Count a served request, which is of class `kind` and has touched more blocks."""
         early = self._early.pop(number, ())
         if number <= self._next - self._slots:
             return
@@ -73,50 +91,50 @@ class ReturnEstimator:
         self._waiting[at] += blocks
         self._kind[at] = kind
         for wait_s, count in early:
-            self._return(self._arrival_s[at], kind, wait_s, count)
-        self._hand_over(self._arrival_s[at], stretches, every)
+            self._count(self._arrival_s[at], kind, wait_s, count)
+        self._count_returns(self._arrival_s[at], segments, every)
 
     def forget(self, number: int) -> None:
-        """A request will not be served to its end."""
+        """Drop a request that will not be served to its end."""
         self._early.pop(number, None)
 
-    def _hand_over(self, arrival_s: float, stretches: Stretches, every: int) -> None:
-        for giver, blocks in stretches:
-            at = giver % self._slots
-            if giver <= self._next - self._slots:
+    def _count_returns(self, arrival_s: float, segments: Segments, every: int) -> None:
+        for previous, blocks in segments:
+            at = previous % self._slots
+            if previous <= self._next - self._slots:
                 continue
             count, since_s = float(blocks * every), self._arrival_s[at]
             wait_s = max(arrival_s - since_s, 0.0)
             self._waiting[at] -= count
             if self._kind[at] == _SERVED:
-                self._early.setdefault(giver, []).append((wait_s, count))
+                self._early.setdefault(previous, []).append((wait_s, count))
             else:
-                self._return(since_s, self._kind[at], wait_s, count)
+                self._count(since_s, self._kind[at], wait_s, count)
 
-    def _return(self, since_s: float, kind: int, wait_s: float, count: float) -> None:
+    def _count(self, since_s: float, kind: int, wait_s: float, count: float) -> None:
         number = int(since_s // self.refit_s)
         if number < self._bin - WINDOW_REFITS:
             return
-        of = self._bins.get(number)
-        if of is None:
-            of = self._bins[number] = np.zeros((2, self._classes, AGES))
+        sums = self._bins.get(number)
+        if sums is None:
+            sums = self._bins[number] = np.zeros((2, self._classes, AGES))
         age = bisect_right(_BEGAN_S, wait_s) - 1
-        of[RETURNED, kind, age] += count
-        of[SECONDS, kind, age] += count * (wait_s - _BEGAN_S[age])
+        sums[RETURNED, kind, age] += count
+        sums[SECONDS, kind, age] += count * (wait_s - _BEGAN_S[age])
 
     def _fitted(self) -> Floats:
-        """The table by what the window before the present bin has seen."""
+        """Return the table fitted to the window before the present bin."""
         since = self._bin - WINDOW_REFITS
-        for number in [one for one in self._bins if one < since]:
+        for number in [number for number in self._bins if number < since]:
             del self._bins[number]
         returned, seconds = sum(self._bins.values(), np.zeros((2, self._classes, AGES)))
-        waiting, more, requests = self._wait(since)
+        waiting, more, requests = self._count_waiting(since)
         self.requests = requests
-        waits = Waits(returned, waiting, seconds + more, np.array(float(requests)))
-        return return_values(waits, self._steps)
+        counts = ReturnCounts(returned, waiting, seconds + more, np.array(float(requests)))
+        return return_table(counts, self._steps)
 
-    def _wait(self, since: int) -> tuple[Floats, Floats, int]:
-        """By class and age what waits now, its seconds there, and how many requests are seen."""
+    def _count_waiting(self, since: int) -> tuple[Floats, Floats, int]:
+        """Return what waits now by class and age, its seconds there, and the requests counted."""
         known = min(self._next, self._slots)
         arrival_s = np.frombuffer(self._arrival_s, dtype=np.float64, count=known)
         kind = np.frombuffer(self._kind, dtype=np.int32, count=known)
@@ -127,8 +145,208 @@ class ReturnEstimator:
         ages, shape = ages_of(age_s), (self._classes, AGES)
         cell, cells = kind[inside] * AGES + ages, self._classes * AGES
         spent = blocks * (age_s - began_s(ages))
-        found: list[Floats] = [
-            np.bincount(cell, each, minlength=cells).reshape(shape).astype(np.float64)
-            for each in (blocks, spent)
-        ]
-        return found[0], found[1], int(inside.sum())
+        waiting, seconds = (
+            np.bincount(cell, values, minlength=cells).reshape(shape).astype(np.float64)
+            for values in (blocks, spent)
+        )
+        return waiting, seconds, int(inside.sum())
+
+
+class _ServedTurn(NamedTuple):
+    """A request as it arrived, and the class set that it goes by."""
+
+    match: PrefixMatch
+    set: int
+    prompt_tokens: int
+
+
+class ReturnsLearner(OnlineLearner):
+    """Learns for `gittins` how soon the blocks of each class of requests return.
+
+    It goes by a `fitted` table, which stays; or until as much has been seen here as that was fitted
+    to; or by what is seen here alone. With a `guard`, one of these candidates is in force, as in
+    the simulator: LRU, need alone, the table's class set, and the other one where tables are fitted
+    here. In the table in force the class sets lie below each other.
+    """
+
+    reads_fit = True
+
+    def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
+        self._policy, self._block_size, self._fitted = policy, block_size, fitted
+        self._refit_s = policy.values["refit_s"]
+        self._recent = RecentBlocks(WINDOW_REFITS * self._refit_s)
+        own = fitted.class_set if fitted else 0
+        self._learns = fitted is None or fitted.refits
+        self._sets, self._estimators = [own], list[ReturnEstimator]()
+        if self._learns:
+            self._estimators.append(ReturnEstimator(self._refit_s, own))
+        self._from_s = fitted.window_s if fitted and fitted.refits else 0.0
+        self.table = fitted.values if fitted else self._estimators[0].table
+        self._values = [self.table]  # of each class set; `table` is what is in force
+        self._scores: list[Scores] = []  # the same as candidates' shadows read them
+        self._begins, self._set = [0], 0
+        self._guard: OnlineGuard | None = None
+
+    @classmethod
+    def read_fit(cls, document: Mapping[str, Any], where: str) -> FittedReturns | None:
+        """Return the fit in the document at `where`, None without one; raises InputError."""
+        return read_returns(document, where)
+
+    def guard(self, capacity_blocks: int) -> None:
+        """Have a guard choose, by shadows of a cache of so many blocks."""
+        if self._learns:
+            for other in range(len(CLASS_SETS)):
+                if other not in self._sets:
+                    self._sets.append(other)
+                    self._estimators.append(ReturnEstimator(self._refit_s, other))
+                    self._values.append(self._estimators[-1].table)
+        lanes = [0, *accumulate(len(values) for values in self._values)]
+        self._begins = [lane // 2 for lane in lanes[:-1]]
+        simple = [Scores(np.full((2, AGES), worth)) for worth in WORTHS]
+        self._scores = [*simple, *map(Scores, self._values)]
+        self._guard = OnlineGuard(
+            self._policy,
+            self._block_size,
+            capacity_blocks,
+            tuple(self._scores),
+            self._kinds,
+            GUARD,
+            self._refit_s / GUARD.looks,
+        )
+        self.table = self._in_force()
+
+    @property
+    def in_words(self) -> str:  # type: ignore[override]  # read only
+        """What it goes by."""
+        guarded = "with a guard that falls back to LRU" if self._guard else "without a guard"
+        how = f", classes by {_features(self._sets[0])}, {guarded}"
+        fitted = self._fitted
+        if fitted is None:
+            return f"fitted every {self._refit_s:g} s to what is served{how}"
+        more = f", and after {fitted.window_s:g} s to what is served" if fitted.refits else ""
+        return f"fitted once to {fitted.requests} requests{more}{how}"
+
+    def arrive(
+        self, request: Request, hints: RequestHints, arrival_s: float
+    ) -> tuple[bool, _ServedTurn]:
+        """Touch the prompt's blocks."""
+        changed = self._refit(arrival_s)
+        if self._guard is not None and self._switched(self._guard, arrival_s):
+            changed = True
+        if changed:
+            self.table = self._in_force()
+        keys = request.block_hashes[: request.num_prompt_tokens // self._block_size]
+        match = self._recent.arrive(keys, arrival_s)
+        every = self._recent.every
+        for estimator in self._estimators:
+            estimator.arrive(match.number, arrival_s, match.followed * every, match.segments, every)
+        if self._guard is not None:
+            forgotten_s = self._recent.forgotten_s
+            self._guard.arrive(match, request.num_prompt_tokens, arrival_s, every, forgotten_s)
+        return changed, _ServedTurn(match, self._set, request.num_prompt_tokens)
+
+    def _refit(self, now_s: float) -> bool:
+        """Refit the tables whose time has come; return whether one has changed."""
+        changed = False
+        for at, estimator in enumerate(self._estimators):
+            if estimator.at(now_s) and (at > 0 or now_s >= self._from_s):
+                self._values[at], changed = estimator.table, True
+                if self._guard is not None:
+                    self._scores[FIRST + at] = Scores(estimator.table)
+        if changed and self._guard is not None:
+            self._guard.use(tuple(self._scores))
+        return changed
+
+    def _switched(self, guard: OnlineGuard, now_s: float) -> bool:
+        """Return whether the guard has put another candidate in force, and log it."""
+        before = guard.now
+        if not guard.at(now_s):
+            return False
+        now, judged, lately = guard.now, guard.guard.judged, guard.guard.lately
+        self._set = now - FIRST if now >= FIRST else self._set
+        log.info(
+            "kvscope's %s switches from %s to %s: tokens beyond xi that the shadows computed, in"
+            " the last %g s %.0f against %.0f, in the last %g s %.0f against %.0f",
+            self._policy.name,
+            self._called(before),
+            self._called(now),
+            GUARD.evidence * guard.look_s,
+            judged[before],
+            judged[now],
+            GUARD.late * guard.look_s,
+            lately[before],
+            lately[now],
+        )
+        return True
+
+    def _called(self, candidate: int) -> str:
+        if candidate < FIRST:
+            return ("LRU", "need alone")[candidate]
+        return f"the classes by {_features(self._sets[candidate - FIRST])}"
+
+    def _in_force(self) -> Floats:
+        """Return the table of the candidate in force."""
+        if self._guard is None:
+            return self._values[0]
+        table: Floats = np.concatenate(self._values)
+        if self._guard.now < FIRST:
+            table[:] = WORTHS[self._guard.now]
+        return table
+
+    def category(self, request: Request, memo: _ServedTurn) -> int:
+        """Return the class, by the output until now, in the set in force on arrival."""
+        kinds = self._classes(memo.match, memo.prompt_tokens, request.num_tokens)
+        return self._begins[memo.set] + kinds[memo.set]
+
+    def _classes(self, match: PrefixMatch, prompt_tokens: int, tokens: int) -> list[int]:
+        """Return the class of a request in each class set."""
+        values = {
+            "new_tokens": (prompt_tokens // self._block_size - match.known_blocks)
+            * self._block_size,
+            "turns": match.turns,
+            "since_s": match.since_s,
+            "output_tokens": tokens - prompt_tokens,
+        }
+        classes = []
+        for class_set in self._sets:
+            number = 0
+            for name, edges in CLASS_SETS[class_set]:
+                number = number * (len(edges) + 1) + bisect_right(edges, values[name])
+            classes.append(number)
+        return classes
+
+    def _kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[int]:
+        """Return the class of a request for each candidate of the guard."""
+        return [0, 0, *self._classes(match, prompt_tokens, prompt_tokens + output_tokens)]
+
+    def end(self, request: Request, memo: _ServedTurn) -> None:
+        """Touch the output's blocks; the class is settled now."""
+        prompt_tokens, number = memo.prompt_tokens, memo.match.number  # more may be streamed since
+        full = prompt_tokens // self._block_size
+        more: list[Key] = request.block_hashes[full : computed_blocks(request, self._block_size)]
+        followed, segments = self._recent.end(more, number)
+        every = self._recent.every
+        kinds = self._classes(memo.match, prompt_tokens, request.num_tokens)
+        for estimator, kind in zip(self._estimators, kinds, strict=False):
+            estimator.end(number, kind, followed * every, segments, every)
+        if self._guard is not None:
+            self._guard.end(number, request.num_tokens - prompt_tokens, followed, segments)
+
+    def forget(self, memo: _ServedTurn) -> None:
+        """Leave the request without a class; what it touched stays touched."""
+        for estimator in self._estimators:
+            estimator.forget(memo.match.number)
+        if self._guard is not None:
+            self._guard.forget(memo.match.number)
+
+    def cleared(self) -> None:
+        """Empty the shadows; when blocks return is known as before."""
+        if self._guard is not None:
+            self._guard.clear()
+
+
+def _features(class_set: int) -> str:
+    return ", ".join(name for name, _ in CLASS_SETS[class_set])
+
+
+LEARNER = ReturnsLearner

@@ -1,7 +1,7 @@
-"""How soon blocks are used again: the estimates that `Wa` reads, from counts of a window.
+"""The table of `wa` from counts of a window: how soon each category's blocks are reused.
 
-The simulator gathers these counts from a trace, an engine's plugin from the requests it serves; the
-formulas between counts and table are the same, and `kvscope fit` starts from them too.
+The simulator takes the counts from a trace, an engine's plugin from the requests that it serves;
+`kvscope fit` starts from the same formulas.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from kvscope.policies.base import Floats
 from kvscope.policies.wa import reuse_rows
 
-WINDOW_REFITS = 6  # so many times a refit's distance is the past that it looks at
-SLOTS, AGES = 64, 4096.0  # slots of the time since a touch, the longest so many times the least
-_PRIOR_BLOCKS = 50.0  # so much of the overall average is mixed into each category
+WINDOW_REFITS = 6  # a refit looks back so many times the time between two
+SLOTS, AGES = 64, 4096.0  # slots of the time since a touch; the longest over the shortest
+_PRIOR_BLOCKS = 50.0  # of the overall average, added to each category
 _UNKNOWN_P = 0.5
 _UNKNOWN_GAP_S = 60.0
 _ROUNDS = 300
 _SETTLED = 1e-6  # relative change of a round that ends the search
 
 
-class Sums(NamedTuple):
-    """All that an exponential needs to know, of any number of cells (leading axes `...`).
+class ReuseCounts(NamedTuple):
+    """The sufficient statistics of an exponential, in any number of cells (leading axes `...`).
 
     `reused` blocks took `waited_s` seconds together; `waiting` (`...` × B) blocks were still
     unused `since_s` (the same) seconds after their touch.
@@ -36,35 +36,37 @@ class Sums(NamedTuple):
     since_s: Floats
 
 
-class Fitted(NamedTuple):
+class ExponentialFit(NamedTuple):
     """Reuse probability and rate of each cell."""
 
     p: Floats
     rate_per_s: Floats
 
 
-def exponentials(of: Sums, prior: Fitted | None = None, prior_blocks: float = 0.0) -> Fitted:
-    """The defective exponential of every cell at once, by expectation and maximization.
+def exponentials(
+    counts: ReuseCounts, prior: ExponentialFit | None = None, prior_blocks: float = 0.0
+) -> ExponentialFit:
+    """Fit the defective exponential of every cell at once, by expectation and maximization.
 
     A waiting block will be reused with probability q = p e / (1 - p + p e), e = exp(-r since);
     then p = (reused + sum of q) / all, r = reused / (waited + sum of q since). `prior` adds
-    `prior_blocks` that behave as it says, to draw cells with few blocks towards it. A cell without
-    anything has p = 0 and r = 1.
+    `prior_blocks` of its own distribution, which draw cells with few blocks towards it. A cell
+    without any block has p = 0 and r = 1.
     Source: Dempster, Laird and Rubin, Maximum likelihood from incomplete data (1977).
     """
-    before = prior or Fitted(np.zeros_like(of.reused), np.ones_like(of.reused))
+    before = prior or ExponentialFit(np.zeros_like(counts.reused), np.ones_like(counts.reused))
     extra_reused = prior_blocks * before.p
     extra_s = extra_reused / before.rate_per_s
-    all_blocks = of.reused + of.waiting.sum(axis=-1) + prior_blocks
-    events = of.reused + extra_reused
-    seconds = np.maximum(of.waited_s + extra_s, 1e-9)
+    all_blocks = counts.reused + counts.waiting.sum(axis=-1) + prior_blocks
+    events = counts.reused + extra_reused
+    seconds = np.maximum(counts.waited_s + extra_s, 1e-9)
     known = events > 0
     p = np.where(known, events / np.maximum(all_blocks, 1e-300), 0.0)
     rate = np.where(known, events / seconds, 1.0)
-    active = np.flatnonzero(known.ravel() & (of.waiting.sum(axis=-1) > 0).ravel())
+    active = np.flatnonzero(known.ravel() & (counts.waiting.sum(axis=-1) > 0).ravel())
     flat_p, flat_rate = p.ravel(), rate.ravel()
-    waiting = of.waiting.reshape(flat_p.size, -1)
-    since = of.since_s.reshape(waiting.shape)
+    waiting = counts.waiting.reshape(flat_p.size, -1)
+    since = counts.since_s.reshape(waiting.shape)
     n, d, s = all_blocks.ravel(), events.ravel(), seconds.ravel()
     for _ in range(_ROUNDS):
         if not len(active):
@@ -77,54 +79,54 @@ def exponentials(of: Sums, prior: Fitted | None = None, prior_blocks: float = 0.
         moved = np.maximum(np.abs(new_p / flat_p[a] - 1.0), np.abs(new_rate / flat_rate[a] - 1.0))
         flat_p[a], flat_rate[a] = new_p, new_rate
         active = a[moved > _SETTLED]
-    return Fitted(flat_p.reshape(p.shape), flat_rate.reshape(p.shape))
+    return ExponentialFit(flat_p.reshape(p.shape), flat_rate.reshape(p.shape))
 
 
 def mean_lifetimes(
     waited_s: Floats, appeared: Floats, unknown_s: float, prior_blocks: float
 ) -> Floats:
-    """Mean lifetime of each category (the last axis), in seconds.
+    """Return the mean lifetime of each category (the last axis), in seconds.
 
     A lifetime is the sum of a block's waits, so its mean is the waits of all reuses (`waited_s`)
-    over the blocks that `appeared`. Categories with few of them are drawn to the mean over all, as
-    by `prior_blocks` more; where nothing is known that is `unknown_s`. Source: KVCache Cache in
+    over the blocks that `appeared`. Categories with few of them are drawn to the mean over all by
+    `prior_blocks` more; where nothing is known that is `unknown_s`. Source: KVCache Cache in
     the Wild (ATC'25), section 4.2 (life).
     """
     all_waited, all_appeared = waited_s.sum(axis=-1), appeared.sum(axis=-1)
     known = (all_waited > 0) & (all_appeared > 0)
     overall = np.where(known, all_waited / np.where(known, all_appeared, 1.0), unknown_s)
-    drawn: Floats = (waited_s + prior_blocks * overall[..., None]) / (appeared + prior_blocks)
-    return drawn
+    means: Floats = (waited_s + prior_blocks * overall[..., None]) / (appeared + prior_blocks)
+    return means
 
 
 def slots_of(age_s: Floats, longest_s: float) -> NDArray[np.int64]:
-    """The slot of each age: waits of like length are counted together, on a scale of logarithms."""
+    """Return the slot of each age, on a logarithmic scale: similar waits are counted together."""
     far = 1.0 + np.log(np.maximum(age_s / longest_s, 1 / AGES)) / np.log(AGES)  # 0 to 1
     slots: NDArray[np.int64] = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
     return slots
 
 
-def reuse_values(of: Sums, taken: Floats) -> Floats:
-    """The table of `Wa` for each window and category: reuse probability, rate and lifetime.
+def reuse_table(counts: ReuseCounts, touched_again: Floats) -> Floats:
+    """Return the table of `wa` for each window and category: reuse probability, rate, lifetime.
 
-    `of` has axes (windows, categories[, slots]); `taken` (windows, categories) are the blocks
-    touched that had been there before. The defective exponential, right-censored at the window's
-    end, and the mean lifetime, each drawn to that of all categories together as by some blocks
-    more; before anything was seen all categories are alike.
+    `counts` has axes (windows, categories[, slots]); `touched_again` (windows, categories) are the
+    blocks touched that had been touched before. The defective exponential, right-censored at the
+    window's end, and the mean lifetime are drawn to those of all categories together by some blocks
+    more; before any block was touched all categories are alike.
     """
-    appeared = np.maximum(of.reused + of.waiting.sum(axis=-1) - taken, 0.0)
-    everything = _together(of)
-    alike = np.full(len(everything.reused), 1.0)
-    nothing_known = Fitted(_UNKNOWN_P * alike, alike / _UNKNOWN_GAP_S)
-    overall = exponentials(everything, nothing_known, _PRIOR_BLOCKS)
-    spread = Fitted(*(np.broadcast_to(one[:, None], of.reused.shape) for one in overall))
-    found = exponentials(of, spread, _PRIOR_BLOCKS)
-    life = mean_lifetimes(of.waited_s, appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
-    return reuse_rows(found.p, found.rate_per_s, np.maximum(life, 1e-3))
+    appeared = np.maximum(counts.reused + counts.waiting.sum(axis=-1) - touched_again, 0.0)
+    total = _all_categories(counts)
+    alike = np.full(len(total.reused), 1.0)
+    nothing_known = ExponentialFit(_UNKNOWN_P * alike, alike / _UNKNOWN_GAP_S)
+    overall = exponentials(total, nothing_known, _PRIOR_BLOCKS)
+    prior = ExponentialFit(*(np.broadcast_to(of[:, None], counts.reused.shape) for of in overall))
+    fit = exponentials(counts, prior, _PRIOR_BLOCKS)
+    life = mean_lifetimes(counts.waited_s, appeared, _UNKNOWN_GAP_S, _PRIOR_BLOCKS)
+    return reuse_rows(fit.p, fit.rate_per_s, np.maximum(life, 1e-3))
 
 
-def _together(of: Sums) -> Sums:
-    """The same of all categories together."""
-    waiting = of.waiting.sum(axis=1)
-    since = (of.waiting * of.since_s).sum(axis=1) / np.where(waiting > 0, waiting, 1.0)
-    return Sums(of.reused.sum(axis=1), of.waited_s.sum(axis=1), waiting, since)
+def _all_categories(counts: ReuseCounts) -> ReuseCounts:
+    waiting = counts.waiting.sum(axis=1)
+    seconds = (counts.waiting * counts.since_s).sum(axis=1)
+    since_s = seconds / np.where(waiting > 0, waiting, 1.0)
+    return ReuseCounts(counts.reused.sum(axis=1), counts.waited_s.sum(axis=1), waiting, since_s)

@@ -1,26 +1,35 @@
-"""How soon blocks are used again, learned from the requests that an engine serves.
+"""Learn the table of `wa` from the requests that an engine serves.
 
-The counts are those that `learning.offline.estimates` takes from a trace, gathered as requests
-come; the formulas are the same code.
+The counts are those that the `offline` module takes from a trace, gathered as requests come.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.learning.online.prefixes import Key
-from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, Sums, reuse_values, slots_of
-from kvscope.policies.base import Floats
+from kvscope.learning.conversations import (
+    MOST_CATEGORIES,
+    Categories,
+    Lineage,
+    RequestHints,
+    Sessions,
+)
+from kvscope.learning.learners import FittedTable, OnlineLearner, computed_blocks
+from kvscope.learning.observer import Request
+from kvscope.learning.prefixes import Key
+from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
+from kvscope.policies.base import Floats, LanePolicy
 
 MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
-REUSED, WAITED_S, TAKEN = 0, 1, 2
+REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
 
 
-class Touch:
-    """The blocks that one request touched, and how many of them nobody has touched since."""
+class _Touch:
+    """The blocks that one request touched; `waiting` of them were not touched since."""
 
     __slots__ = ("arrival_s", "bin", "category", "waiting")
 
@@ -32,11 +41,11 @@ class Touch:
 
 
 class ReuseEstimator:
-    """The table of `Wa`, fitted every `refit_s` to six times as long before.
+    """The table of `wa`, fitted every `refit_s` to six times as long before.
 
-    `table` has a row for each of `categories`. Blocks that nobody touched within that time are
-    forgotten, and count as new. Of more than `most_keys` blocks every second is forgotten and not
-    followed any more, by its hash, and what is counted stands for twice as many.
+    `table` has a row for each of `categories`. Blocks not touched within that time are forgotten,
+    and count as new. Of more than `most_keys` blocks every second is forgotten and no longer
+    followed, by its hash, and what is counted stands for twice as many.
     """
 
     def __init__(self, refit_s: float, categories: int, most_keys: int = MOST_KEYS) -> None:
@@ -44,10 +53,10 @@ class ReuseEstimator:
         self._categories = categories
         self._most_keys = most_keys
         self._memory_s = WINDOW_REFITS * refit_s
-        self._young: dict[Key, Touch] = {}
-        self._old: dict[Key, Touch] = {}  # touched before `_turned_s`
+        self._young: dict[Key, _Touch] = {}
+        self._old: dict[Key, _Touch] = {}  # touched before `_turned_s`
         self._turned_s = 0.0
-        self._touches: deque[Touch] = deque()
+        self._touches: deque[_Touch] = deque()
         self._bins: defaultdict[int, Floats] = defaultdict(lambda: np.zeros((3, categories)))
         self._bin = 0
         self.every = 1  # of so many blocks one is followed
@@ -55,12 +64,12 @@ class ReuseEstimator:
 
     @property
     def keys(self) -> int:
-        """Blocks that are followed now."""
+        """The number of blocks followed now."""
         return len(self._young) + len(self._old)
 
-    def arrive(self, at_s: float) -> bool:
-        """A request arrives; whether the table has changed."""
-        number = int(at_s // self._refit_s)
+    def at(self, now_s: float) -> bool:
+        """Advance the clock; return whether the table was refitted."""
+        number = int(now_s // self._refit_s)
         if number <= self._bin:
             return False
         self._bin = number
@@ -68,85 +77,136 @@ class ReuseEstimator:
         return True
 
     def touch(self, keys: Iterable[Key], category: int, arrival_s: float) -> None:
-        """A request touched the blocks with these keys, cached or not."""
+        """Count the blocks that a request touched, cached or not."""
         if arrival_s >= self._turned_s + self._memory_s:
             forgotten = arrival_s >= self._turned_s + 2 * self._memory_s
             self._old = {} if forgotten else self._young
             self._young, self._turned_s = {}, arrival_s
-        mine = Touch(arrival_s, int(arrival_s // self._refit_s), category)
+        touch = _Touch(arrival_s, int(arrival_s // self._refit_s), category)
         young, old, mask = self._young, self._old, self.every - 1
-        before: Touch | None = None
+        before: _Touch | None = None
         count = followed = 0
         for key in keys:
             if mask and hash(key) & mask:
                 continue
-            giver = young.get(key)
-            if giver is None and old:
-                giver = old.pop(key, None)
-            if giver is not before:  # blocks of one giver lie together
-                self._hand_over(before, mine, count)
-                before, count = giver, 0
+            previous = young.get(key)
+            if previous is None and old:
+                previous = old.pop(key, None)
+            if previous is not before:  # blocks of one request lie together
+                self._count_reuse(before, touch, count)
+                before, count = previous, 0
             count += 1
-            young[key] = mine
+            young[key] = touch
             followed += 1
-        mine.waiting = followed
-        self._hand_over(before, mine, count)
-        self._touches.append(mine)
+        touch.waiting = followed
+        self._count_reuse(before, touch, count)
+        self._touches.append(touch)
         while len(young) + len(old) > self._most_keys:
             self._halve()
 
-    def _hand_over(self, giver: Touch | None, taker: Touch, count: int) -> None:
-        if giver is None or count == 0:
+    def _count_reuse(self, previous: _Touch | None, touch: _Touch, count: int) -> None:
+        if previous is None or count == 0:
             return
-        gap_s = max(taker.arrival_s - giver.arrival_s, 0.0)
+        gap_s = max(touch.arrival_s - previous.arrival_s, 0.0)
         if gap_s > self._memory_s:
             return
-        giver.waiting -= count
-        of = self._bins[giver.bin]
-        of[REUSED, giver.category] += count
-        of[WAITED_S, giver.category] += count * gap_s
-        self._bins[taker.bin][TAKEN, taker.category] += count
+        previous.waiting -= count
+        sums = self._bins[previous.bin]
+        sums[REUSED, previous.category] += count
+        sums[WAITED_S, previous.category] += count * gap_s
+        self._bins[touch.bin][TOUCHED_AGAIN, touch.category] += count
 
     def _halve(self) -> None:
         """Follow every second of the blocks followed so far."""
         self.every *= 2
         mask = self.every - 1
-        for some in (self._young, self._old):
-            for key in [key for key in some if hash(key) & mask]:
-                some.pop(key).waiting -= 1
+        for generation in (self._young, self._old):
+            for key in [key for key in generation if hash(key) & mask]:
+                generation.pop(key).waiting -= 1
         for number in self._bins:
             self._bins[number] /= 2
 
     def _fitted(self) -> Floats:
-        """The table by what the window before the present bin has seen."""
+        """Return the table fitted to the window before the present bin."""
         since = self._bin - WINDOW_REFITS
-        for number in [one for one in self._bins if one < since]:
+        for number in [number for number in self._bins if number < since]:
             del self._bins[number]
         while self._touches and self._touches[0].bin < since:
             self._touches.popleft()
-        seen = np.zeros((3, self._categories))
-        for sums in self._bins.values():
-            seen += sums
+        sums = np.zeros((3, self._categories))
+        for of_bin in self._bins.values():
+            sums += of_bin
         waiting, since_s = np.zeros((2, 1, self._categories, SLOTS))
-        self._wait(waiting[0], since_s[0])
-        waits = Sums(
-            seen[None, REUSED] * self.every,
-            seen[None, WAITED_S] * self.every,
+        self._count_waiting(waiting[0], since_s[0])
+        counts = ReuseCounts(
+            sums[None, REUSED] * self.every,
+            sums[None, WAITED_S] * self.every,
             waiting * self.every,
             since_s / np.where(waiting > 0, waiting, 1.0),
         )
-        table: Floats = reuse_values(waits, seen[None, TAKEN] * self.every)[0]
+        table: Floats = reuse_table(counts, sums[None, TOUCHED_AGAIN] * self.every)[0]
         return table
 
-    def _wait(self, waiting: Floats, since_s: Floats) -> None:
-        """Sum up by category and slot how many blocks wait, and since when."""
-        touches = [one for one in self._touches if one.waiting > 0 and one.bin < self._bin]
+    def _count_waiting(self, waiting: Floats, since_s: Floats) -> None:
+        """Add up by category and slot the blocks that wait, and their seconds since the touch."""
+        touches = [of for of in self._touches if of.waiting > 0 and of.bin < self._bin]
         if not touches:
             return
-        blocks = np.array([one.waiting for one in touches], dtype=np.float64)
+        blocks = np.array([touch.waiting for touch in touches], dtype=np.float64)
         now_s = self._bin * self._refit_s
-        age_s = np.array([max(now_s - one.arrival_s, 0.0) for one in touches])
-        category = np.array([one.category for one in touches])
-        at = (category, slots_of(age_s, WINDOW_REFITS * self._refit_s))
-        np.add.at(waiting, at, blocks)
-        np.add.at(since_s, at, blocks * age_s)
+        age_s = np.array([max(now_s - touch.arrival_s, 0.0) for touch in touches])
+        category = np.array([touch.category for touch in touches])
+        cells = (category, slots_of(age_s, WINDOW_REFITS * self._refit_s))
+        np.add.at(waiting, cells, blocks)
+        np.add.at(since_s, cells, blocks * age_s)
+
+
+class _CategorizedTurn(NamedTuple):
+    arrival_s: float
+    category: int
+    turn: int
+
+
+class ReuseLearner(OnlineLearner):
+    """Learns for `wa` how soon the blocks of each category, a type and a turn, are reused."""
+
+    def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedTable | None) -> None:
+        self._block_size = block_size
+        self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
+        self._categories, self._sessions = Categories(), Sessions()
+        self._lineage = Lineage(block_size)
+        self._arrived = 0
+
+    @property
+    def table(self) -> Floats:  # type: ignore[override]  # read only
+        """The latest fit."""
+        return self._estimator.table
+
+    def arrive(
+        self, request: Request, hints: RequestHints, arrival_s: float
+    ) -> tuple[bool, _CategorizedTurn]:
+        """Find the category, which is known at once."""
+        changed = self._estimator.at(arrival_s)
+        number, self._arrived = self._arrived, self._arrived + 1
+        if hints.session is not None:
+            _, turn = self._sessions.begin(hints.session, number, hints.turn)
+        else:
+            inferred = self._lineage.turn(request.block_hashes, request.num_prompt_tokens)
+            turn = hints.turn or inferred
+        category = self._categories.number(hints.type, turn)
+        return changed, _CategorizedTurn(arrival_s, category, turn)
+
+    def category(self, request: Request, memo: _CategorizedTurn) -> int:
+        """Return the category that was found on arrival."""
+        return memo.category
+
+    def end(self, request: Request, memo: _CategorizedTurn) -> None:
+        """Touch all blocks of the request."""
+        self._lineage.end(
+            request.block_hashes, request.num_prompt_tokens, request.num_tokens, memo.turn
+        )
+        keys = request.block_hashes[: computed_blocks(request, self._block_size)]
+        self._estimator.touch(keys, memo.category, memo.arrival_s)
+
+
+LEARNER = ReuseLearner

@@ -186,7 +186,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
         evict=evict,
         expire=expire,
         touch=touch if counts else do_nothing,
-        retable=retable if policy.table is not None else do_nothing,
+        retable=retable if policy.learner is not None else do_nothing,
         leaf=leaf,
         climb=climb,
     )

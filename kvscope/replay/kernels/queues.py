@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.block_queues import AFTER, BEFORE, MASK, NOWHERE, SLOTS, WHERE
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import Paths
 from kvscope.policies.base import Floats, Ints, QueuePolicy
-from kvscope.policies.lists import AFTER, BEFORE, NOWHERE, WHERE
-from kvscope.policies.rings import MASK, SLOTS
 from kvscope.replay.traffic import Traffic
 
 

@@ -10,8 +10,8 @@ import pytest
 from kvscope.app.tune import engine_fit
 from kvscope.core.hits import Outputs, standard
 from kvscope.core.runs import Tenant
-from kvscope.learning.offline.single_fit import fit_for
-from kvscope.learning.returns.file import Fitted
+from kvscope.learning.offline.learners import fit_for
+from kvscope.learning.returns.file import FittedReturns
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
@@ -35,9 +35,9 @@ def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     tuned: Any = SimpleNamespace(tuning=tuning)
     found = engine_fit(tuned, prompts)
     expected = fit_for(traffic(prompts, standard()), policy, BLOCKS)
-    if isinstance(found, Fitted):
+    if isinstance(found, FittedReturns):
         assert found.refits
-        assert isinstance(expected, Fitted)
+        assert isinstance(expected, FittedReturns)
         assert found.index.tolist() == expected.index.tolist()
     else:
         assert found == expected
@@ -53,11 +53,11 @@ def test_a_fit_to_what_was_replayed(by: Tenant | None, outputs: Outputs) -> None
     tuning = SimpleNamespace(recommended=recommended, setting=setting)
     tuned: Any = SimpleNamespace(tuning=tuning)
     fitted = engine_fit(tuned, prompts)
-    assert isinstance(fitted, Fitted)
+    assert isinstance(fitted, FittedReturns)
     replayed = traffic(isolate(prompts, by) if by else prompts, setting.definition)
     found, whole = fitted.index, fit_for(traffic(prompts, standard()), policy, BLOCKS)
     expected = fit_for(replayed, policy, BLOCKS)
-    assert isinstance(expected, Fitted)
-    assert isinstance(whole, Fitted)
+    assert isinstance(expected, FittedReturns)
+    assert isinstance(whole, FittedReturns)
     assert found.tolist() == expected.index.tolist()
     assert found.tolist() != whole.index.tolist()

@@ -58,7 +58,7 @@ def test_the_file_is_what_was_recommended(
     assert read.target.percentile == target["percentile"]
     assert (read.target.measure, read.target.view) == (target["measure"], target["view"])
     assert read.profile.base_s == 0.010
-    assert (read.fitted is None) == (read.policy.table not in {"returns", "ends"})
+    assert (read.fitted is None) == (read.policy.learner not in {"returns", "ends"})
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(

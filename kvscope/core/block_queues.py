@@ -1,0 +1,110 @@
+"""Queues of blocks in arrays: linked lists, and rings for what is only taken from the old end.
+
+Lists: `links` (int32) has a row a block: AFTER and BEFORE, the neighbours; WHERE, the list that it
+is in, or NOWHERE; MARK, a small number that is the policy's own. List k is closed by row -1 - k,
+whose AFTER is the oldest block and whose MARK is the length.
+
+Rings: twice as fast, but a block leaves the middle only by being forgotten. `rings` (int32) has a
+row a queue, then a last one with a number a block, the policy's own: at least 0, or below that the
+place of a block in a queue that can forget it. A queue's row has YOUNG and OLD, how often a slot
+was filled and emptied; HOLES, how many slots in between were forgotten; MASK, the slots less one,
+a power of two of them; then the slots, filled round and round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+AFTER, BEFORE, WHERE, MARK = 0, 1, 2, 3
+NOWHERE = -1
+YOUNG, OLD, HOLES, MASK, SLOTS = 0, 1, 2, 3, 4
+NOTES = -1
+_HOLE = -1
+
+
+def push(links: Ints, queue: int, block: int) -> None:
+    """Put a block that is in no list at the young end of list `queue`."""
+    close = -1 - queue
+    last = links[close, BEFORE]
+    links[last, AFTER] = block
+    links[block, BEFORE] = last
+    links[block, AFTER] = close
+    links[block, WHERE] = queue
+    links[close, BEFORE] = block
+    links[close, MARK] += 1
+
+
+def remove(links: Ints, block: int) -> None:
+    """Take a block out of the list that it is in."""
+    before, after = links[block, BEFORE], links[block, AFTER]
+    links[before, AFTER] = after
+    links[after, BEFORE] = before
+    links[-1 - links[block, WHERE], MARK] -= 1
+    links[block, WHERE] = NOWHERE
+
+
+def oldest(links: Ints, queue: int) -> int:
+    """Return the block at the old end of a list that is not empty."""
+    return int(links[-1 - queue, AFTER])
+
+
+def length(links: Ints, queue: int) -> int:
+    """Return the number of blocks in a list."""
+    return int(links[-1 - queue, MARK])
+
+
+def ring_push(rings: Ints, queue: int, block: int) -> None:
+    """Put a block at the young end of ring `queue`."""
+    young = rings[queue, YOUNG]
+    rings[queue, YOUNG] = young + 1
+    rings[queue, SLOTS + (young & rings[queue, MASK])] = block
+
+
+def ring_remember(rings: Ints, queue: int, block: int) -> None:
+    """Put a block into a ring that may forget it; until then its number is below 0."""
+    if rings[queue, YOUNG] - rings[queue, OLD] > rings[queue, MASK]:
+        _close_up(rings, queue)
+    rings[NOTES, block] = -1 - (rings[queue, YOUNG] & rings[queue, MASK])
+    ring_push(rings, queue, block)
+
+
+def ring_forget(rings: Ints, queue: int, block: int) -> None:
+    """Take a remembered block out, wherever it is; its number is 0 again."""
+    rings[queue, SLOTS - 1 - rings[NOTES, block]] = _HOLE
+    rings[queue, HOLES] += 1
+    rings[NOTES, block] = 0
+
+
+def ring_take(rings: Ints, queue: int) -> int:
+    """Take the oldest block out of a ring that is not empty."""
+    block = _empty_slot(rings, queue)
+    while block == _HOLE:
+        rings[queue, HOLES] -= 1
+        block = _empty_slot(rings, queue)
+    return block
+
+
+def ring_length(rings: Ints, queue: int) -> int:
+    """Return the number of blocks in a ring."""
+    return int(rings[queue, YOUNG] - rings[queue, OLD] - rings[queue, HOLES])
+
+
+def _empty_slot(rings: Ints, queue: int) -> int:
+    """Empty the oldest slot and return what was in it: a block or a hole."""
+    old = rings[queue, OLD]
+    rings[queue, OLD] = old + 1
+    return int(rings[queue, SLOTS + (old & rings[queue, MASK])])
+
+
+def _close_up(rings: Ints, queue: int) -> None:
+    """Push every block again, without the holes that forgotten ones have left."""
+    for _ in range(rings[queue, YOUNG] - rings[queue, OLD]):
+        block = _empty_slot(rings, queue)
+        if block == _HOLE:
+            rings[queue, HOLES] -= 1
+        else:
+            rings[NOTES, block] = -1 - (rings[queue, YOUNG] & rings[queue, MASK])
+            ring_push(rings, queue, block)

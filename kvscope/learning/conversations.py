@@ -1,0 +1,131 @@
+"""Find the conversation, turn and category of a request.
+
+A request can say so itself: `session_id`, and `vllm_xargs` with `kvscope_type` and `kvscope_turn`.
+Without them its hashes decide, as at ingest: it continues the earlier request whose full blocks it
+begins with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from kvscope.core.vllm_xargs import ARRIVAL, TURN, TYPE
+from kvscope.learning.observer import Request
+from kvscope.learning.prefixes import Key
+
+UNKNOWN = "unknown"
+MOST_REMEMBERED = 1 << 16  # sessions, and conversations known by their hashes
+MOST_CATEGORIES = 128  # (type, turn bucket); later ones count as the last
+SHARED_HEAD_CONTINUATIONS = 4  # so many continuations make a prompt a shared head, not a turn
+_TYPE = re.compile(r"[A-Za-z0-9_.:-]{1,32}")
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class RequestHints(NamedTuple):
+    """The session, type and turn that a request states, as far as it does."""
+
+    session: str | None
+    type: str
+    turn: int | None
+    arrival_s: float | None = None  # by the clock of a trace that is replayed
+
+
+def read_hints(request: Request) -> RequestHints:
+    """Return what `request` states; labels that are no plain words count as unknown."""
+    params = request.sampling_params
+    extra: Mapping[str, Any] = (params.extra_args if params is not None else None) or {}
+    kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)
+    arrival_s = extra.get(ARRIVAL)
+    return RequestHints(
+        session=request.session_id,
+        type=kind if _TYPE.fullmatch(kind) else UNKNOWN,
+        turn=None if (whole := _within(turn, 1, 1 << 31)) is None else int(whole),
+        arrival_s=_within(arrival_s, 0, 1 << 53),
+    )
+
+
+def _within(value: Any, least: int, beyond: int) -> float | None:
+    """Return the number, None for anything else and outside [least, beyond)."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if least <= value < beyond else None
+
+
+class Sessions:
+    """The turns of each session, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[int, int]] = {}
+
+    def begin(self, session: str, number: int, turn: int | None) -> tuple[int, int]:
+        """Return the request before request `number`, -1 for none, and its turn."""
+        before, turns = self._latest.get(session, (-1, 0))
+        turn = turns + 1 if turn is None else turn
+        remember(self._latest, session, (number, turn))
+        return before, turn
+
+
+class _PromptEnd:
+    """Where some prompt ended: the latest turn that did, and how many requests continued it."""
+
+    __slots__ = ("continued", "history_tokens", "turn")
+
+    def __init__(self) -> None:
+        self.continued = self.turn = self.history_tokens = 0
+
+
+class Lineage:
+    """Turns by hashes alone, for requests without a session.
+
+    As `kvscope.ingest.lineage` infers them, but without the requests that are still to come.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._ends: dict[Key, _PromptEnd] = {}
+
+    def turn(self, keys: Sequence[Key], prompt_tokens: int) -> int:
+        """Return the turn of a request whose prompt has these full blocks."""
+        for key in reversed(keys[: max(prompt_tokens // self._block_size - 1, 0)]):
+            end = self._ends.get(key)
+            if end is not None and end.history_tokens <= prompt_tokens:
+                end.continued += 1
+                return 1 if end.continued >= SHARED_HEAD_CONTINUATIONS else end.turn + 1
+        return 1
+
+    def end(self, keys: Sequence[Key], prompt_tokens: int, history_tokens: int, turn: int) -> None:
+        """Note a finished request: what begins with its full blocks continues it."""
+        full = min(prompt_tokens // self._block_size, len(keys))
+        if full:
+            end = self._ends.get(keys[full - 1]) or _PromptEnd()
+            end.turn, end.history_tokens = turn, history_tokens
+            remember(self._ends, keys[full - 1], end)
+
+
+class Categories:
+    """Numbers for (type, turn bucket), in order of first use."""
+
+    def __init__(self) -> None:
+        self._number: dict[tuple[str, int], int] = {}
+
+    def number(self, kind: str, turn: int) -> int:
+        """Return the number of a category."""
+        bucket = min(turn, 4) if turn <= 6 else 7  # turns 1, 2, 3, 4-6, 7 and more
+        known = self._number.get((kind, bucket))
+        if known is None:
+            known = min(len(self._number), MOST_CATEGORIES - 1)
+            if len(self._number) < MOST_CATEGORIES:
+                self._number[kind, bucket] = known
+        return known
+
+
+def remember(memory: dict[K, V], key: K, value: V) -> None:
+    """Put a value into a memory of the latest `MOST_REMEMBERED`."""
+    memory.pop(key, None)
+    memory[key] = value
+    if len(memory) > MOST_REMEMBERED:
+        del memory[next(iter(memory))]

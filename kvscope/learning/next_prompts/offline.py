@@ -1,0 +1,87 @@
+"""Learn from a trace how long next prompts are, and how often they come.
+
+The estimators are those of `kvscope.reuse_models`; here the traffic is cut into windows for them.
+Each number rests on the past alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvscope.learning.offline.learners import OfflineLearner
+from kvscope.learning.offline.refits import Ints, categories_of, refits_of
+from kvscope.learning.reuse.formulas import WINDOW_REFITS
+from kvscope.policies.base import REFIT_S, Floats
+from kvscope.replay.replay import Tables
+from kvscope.replay.traffic import Traffic
+from kvscope.reuse_models.conversation import (
+    VALUES,
+    NextPrompt,
+    added_tokens,
+    next_turn_s,
+    turn_and_death_rates,
+    turn_waits,
+)
+
+FIT_SHARE = 0.2
+_UNKNOWN_PROMPT_TOKENS = 256.0
+
+
+class NextPromptsOffline(OfflineLearner):
+    """Equally likely next prompts (tokens) of each category."""
+
+    def tables(self, traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
+        """Return the next prompts in each refit's window after turns of the category.
+
+        After turns of any category where it has fewer than `VALUES`.
+        """
+        child = np.flatnonzero(traffic.parent >= 0)
+        added, category_of = _added(traffic, child), traffic.category[traffic.parent[child]]
+        refits = refits_of(traffic, refit_s)
+        categories = categories_of(traffic)
+        values = np.full((len(refits.number), categories, VALUES), _UNKNOWN_PROMPT_TOKENS)
+        when = refits.bin[child]
+        for row, number in enumerate(refits.number):
+            window = slice(*np.searchsorted(when, (number - WINDOW_REFITS, number)))
+            recent, own = added[window], category_of[window]
+            if len(recent):
+                values[row] = NextPrompt().fit(recent).values_
+            for category in np.flatnonzero(np.bincount(own, minlength=categories) >= VALUES):
+                values[row, category] = NextPrompt().fit(recent[own == category]).values_
+        return Tables(refits.since, values)
+
+
+LEARNER = NextPromptsOffline()
+
+
+def conversation_parameters(traffic: Traffic, share: float = FIT_SHARE) -> Mapping[str, float]:
+    """Return the parameters that a policy leaves to the trace, from its first requests.
+
+    `next_prompt_tokens`: the mean of the next prompts. `turn_rate_per_s` and `death_rate_per_s`:
+    the conversation model, by maximum likelihood with deaths unseen. What `share` of the requests
+    does not show keeps the policy's own default.
+    Source: Tail-Optimized Caching for LLM Inference, section 4 (Q) and Definition 1.
+    """
+    first = int(len(traffic.leaf) * share)
+    parent, arrival_s = traffic.parent[:first], traffic.arrival_s[:first]
+    child = np.flatnonzero(parent >= 0)
+    if not len(child):
+        return {}
+    next_s = next_turn_s(parent, arrival_s)
+    end_s = float(np.nextafter(arrival_s[-1], np.inf))
+    rates = turn_and_death_rates(turn_waits(arrival_s, next_s, end_s).merged())
+    if rates is None or not np.any(next_s[parent[child]] > arrival_s[parent[child]]):
+        return {}
+    return {
+        "next_prompt_tokens": NextPrompt().fit(_added(traffic, child)).mean_,
+        "turn_rate_per_s": rates.turn_per_s,
+        "death_rate_per_s": rates.death_per_s,
+    }
+
+
+def _added(traffic: Traffic, child: Ints) -> Floats:
+    """Return the tokens that each turn added to the history before it."""
+    before = traffic.parent[child]
+    return added_tokens(child, before, traffic.input_tokens, traffic.history_tokens)

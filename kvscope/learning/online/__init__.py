@@ -1,1 +1,0 @@
-"""Learning from the requests that an engine serves: what all learners share."""

@@ -1,0 +1,74 @@
+"""Track which cached blocks are found through which: for policies that evict leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TypeAlias
+
+Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
+
+
+class _Prefix:
+    """One key: the number of blocks with it, of cached keys right below it, and its own prefix."""
+
+    __slots__ = ("above", "children", "holders", "key")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.above: _Prefix | None = None
+        self.holders = self.children = 0
+
+
+class Prefixes:
+    """All keys of cached blocks, and of the prefixes right above them.
+
+    `stranded` is set once a single block is left of several with a key that others are found by.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Key, _Prefix] = {}
+        self.stranded = False
+
+    def gain(self, key: Key, above: Key | None) -> None:
+        """Add a block with `key`, whose prefix is `above` (None: it begins a prompt)."""
+        known = self._known
+        entry = known.get(key)
+        if entry is None:
+            entry = known[key] = _Prefix(key)
+        entry.holders += 1
+        if entry.holders == 1 and above is not None:
+            prefix = known.get(above)
+            if prefix is None:
+                prefix = known[above] = _Prefix(above)
+            prefix.children += 1
+            entry.above = prefix
+
+    def lose(self, key: Key) -> Key | None:
+        """Remove a block with `key`; return the prefix whose last cached child it was, if any."""
+        entry = self._known.get(key)
+        if entry is None or entry.holders == 0:
+            return None
+        entry.holders -= 1
+        if entry.holders:
+            self.stranded = self.stranded or (entry.holders == 1 and entry.children > 0)
+            return None
+        if entry.children == 0:
+            del self._known[key]
+        prefix, entry.above = entry.above, None
+        if prefix is None:
+            return None
+        prefix.children -= 1
+        if prefix.children:
+            return None
+        if prefix.holders == 0:
+            del self._known[prefix.key]
+        return prefix.key
+
+    def has_orphans(self, key: Key) -> bool:
+        """Return whether cached keys are found through the only block with `key`."""
+        entry = self._known.get(key)
+        return entry is not None and entry.children > 0 and entry.holders == 1
+
+    def clear(self) -> None:
+        """Forget everything: the cache is empty."""
+        self._known.clear()

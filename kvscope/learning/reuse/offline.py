@@ -1,0 +1,66 @@
+"""Learn the table of `wa` from a whole trace, as refits along the way see it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope.learning.offline.learners import OfflineLearner
+from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_of
+from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
+from kvscope.policies.base import REFIT_S, Floats
+from kvscope.replay.last_touch import last_touch_segments
+from kvscope.replay.replay import Tables
+from kvscope.replay.traffic import Traffic
+
+
+class ReuseOffline(OfflineLearner):
+    """Reuse probability, rate and lifetime of each category."""
+
+    def tables(self, traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
+        """Return the table of each refit."""
+        refits = refits_of(traffic, refit_s)
+        return Tables(refits.since, reuse_table(*count_reuse(traffic, refits, refit_s)))
+
+
+def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Floats]:
+    """Return the counts of every refit's window, and the blocks touched again in it.
+
+    By (refits, categories). A touch is in the windows of the next `WINDOW_REFITS` refits. Blocks
+    not touched for so long are forgotten: when they come again they are new.
+    """
+    moved = last_touch_segments(traffic)
+    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
+    blocks = (moved.end - moved.start).astype(np.float64)
+    gap_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
+    touched = (traffic.length + traffic.anonymous).astype(np.float64)
+    longest_s = WINDOW_REFITS * refit_s
+    known = gap_s <= longest_s
+    window = WindowCells(refits, traffic.category, categories_of(traffic))
+    reused, waited_s, again = np.zeros((3, window.size()))
+    waiting, since_s = np.zeros((2, window.size(SLOTS)))
+    for ahead in range(1, WINDOW_REFITS + 1):
+        in_time = refits.bin[taker] < refits.bin[previous] + ahead
+        reused_by, count, wait_s = previous[in_time], blocks[in_time], gap_s[in_time]
+        for requests, more in ((np.arange(len(touched)), touched), (reused_by, -count)):
+            refit_time_s = (refits.bin[requests] + ahead) * refit_s
+            age_s = np.maximum(refit_time_s - traffic.arrival_s[requests], 0.0)
+            cells = window.cells(requests, ahead, slots_of(age_s, longest_s), SLOTS)
+            waiting += cells.sums(more)
+            since_s += cells.sums(more * age_s)
+        cells = window.cells(reused_by, ahead)
+        reused += cells.sums(count)
+        waited_s += cells.sums(count * wait_s)
+        again += window.cells(taker[known], ahead).sums(blocks[known])
+    waiting = np.maximum(waiting, 0.0)
+    since_s = np.maximum(since_s, 0.0) / np.where(waiting > 0, waiting, 1.0)
+    shape = len(refits.number), window.classes
+    counts = ReuseCounts(
+        reused.reshape(shape),
+        waited_s.reshape(shape),
+        waiting.reshape(*shape, SLOTS),
+        since_s.reshape(*shape, SLOTS),
+    )
+    return counts, again.reshape(shape)
+
+
+LEARNER = ReuseOffline()

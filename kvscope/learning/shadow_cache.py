@@ -1,0 +1,399 @@
+"""Shadow caches: each candidate's cache over the same requests, served one after the other.
+
+Finds what `kvscope.learning.offline.shadow_replays` finds in a trace, request by request as an
+engine sees them. Which request touched which block before is the same in all shadows:
+`RecentBlocks` finds it once, by segments. A *run* is the blocks that one request touched last, as
+far as they are cached.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple, TypeAlias
+
+from kvscope.learning.lane_heap import EARLY, Scores
+from kvscope.learning.recent_blocks import MOST_REQUESTS
+from kvscope.policies.base import ENDS, LanePolicy, Turn
+
+LaneHead: TypeAlias = tuple[float, int, int]  # worth of a lane's oldest run, its request, lane
+
+NOBODY = -1
+DEEPEST = 2**31 - 1
+_SPARE = 64
+
+
+class BranchPoint:
+    """A block of `owner`, at `depth` of its path, below which runs of earlier requests go on.
+
+    `children` counts for each shadow those that are not empty.
+    """
+
+    __slots__ = ("children", "depth", "owner")
+
+    def __init__(self, owner: int, depth: int, shadows: int) -> None:
+        self.owner, self.depth, self.children = owner, depth, [0] * shadows
+
+
+class RunPlacement(NamedTuple):
+    """The lane of a run that ends beyond `depth`, and of one that does not.
+
+    `stays`: its new blocks enter the cache.
+    """
+
+    depth: int
+    deep: int
+    shallow: int
+    stays: bool
+
+
+class ShadowRuns:
+    """What is the same in all shadows: where runs begin, and how they branch.
+
+    Of the latest `slots` requests (a power of 2), each by its number: `first`, `arrival_s`, the
+    branch point that its run is a child of (`parent`), and its own `branches`, by depth. Those
+    below `oldest` are forgotten.
+    """
+
+    def __init__(self, slots: int, oldest: int) -> None:
+        self.slots, self.mask, self.oldest = slots, slots - 1, oldest
+        self.first = array("i", bytes(4 * slots))
+        self.arrival_s = array("d", bytes(8 * slots))
+        self.parent: list[BranchPoint | None] = [None] * slots
+        self.branches: list[list[BranchPoint]] = [[]] * slots
+
+    def begin(self, number: int, arrival_s: float, branches: list[BranchPoint]) -> None:
+        """Begin a new request's run at the head of its path."""
+        at = number & self.mask
+        self.first[at], self.arrival_s[at] = 0, arrival_s
+        self.parent[at], self.branches[at] = None, branches
+
+    def cut(
+        self, previous: int, until: int, number: int, branches: list[BranchPoint]
+    ) -> BranchPoint | None:
+        """Move a previous request's blocks in front of `until`, with their branch points.
+
+        They go to request `number` and its `branches`. Returns the branch point at the last of the
+        blocks, if there is one. Requests that overlap may take over what lies in front of earlier
+        segments, hence the sort.
+        """
+        at = previous & self.mask
+        self.first[at] = until
+        rest = []
+        for branch in self.branches[at]:
+            if not any(branch.children):
+                continue
+            if branch.depth < until:
+                branch.owner = number
+                branches.append(branch)
+            else:
+                rest.append(branch)
+        self.branches[at] = rest
+        branches.sort(key=lambda branch: branch.depth)
+        return branches[-1] if branches and branches[-1].depth == until - 1 else None
+
+
+class ShadowCache:
+    """One candidate's cache of `capacity` blocks, the `which`-th of those over the same `runs`.
+
+    `table` is what the policy scores by, see `use`.
+    """
+
+    def __init__(self, which: int, runs: ShadowRuns, policy: LanePolicy, capacity: int) -> None:
+        self.capacity, self.blocks = capacity, 0
+        self.end = array("i", bytes(4 * runs.slots))
+        self.table: Any = {}
+        self._which, self._runs, self._policy = which, runs, policy
+        self._p: Any = policy.settings().tolist()
+        self._depth = array("i", bytes(4 * runs.slots))  # beyond it a run is in its deep lane
+        self._deep, self._shallow = (array("H", bytes(2 * runs.slots)) for _ in range(2))
+        self._heaps: list[list[int]] = []  # of each lane, the requests whose runs end in it
+        self._most: list[int] = []  # of them, before the empty ones are removed
+        self._heads: list[LaneHead] = []
+        self._until_s: list[float] = []  # each lane's worth is valid until then
+        self._soonest_s = math.inf  # before it none changes
+        self._changed: set[int] = set()  # lanes whose oldest run may be another
+        self._next_step_s: Callable[[float], float] | None = None
+        self._steady: dict[int, float] | None = None  # what lanes are worth if that never changes
+
+    def use(self, table: Scores) -> None:
+        """Score by this table from now on."""
+        if table is not self.table:
+            self.table = table
+            self._soonest_s = -math.inf
+            self._until_s = [-math.inf] * len(self._until_s)
+            self._next_step_s, self._steady = None, None
+            if self._policy.stepwise:
+                self._next_step_s = self._policy.next_step_s
+                self._steady = {} if table.steady else None
+
+    def cut(
+        self, previous: int, begin: int, until: int, parent: BranchPoint | None
+    ) -> tuple[int, bool]:
+        """Cut what a run has in front of `until`; return where it ended, and if some is left.
+
+        The run began at `begin` and was a child of `parent`.
+        """
+        at = previous & self._runs.mask
+        end = self.end[at]
+        if end <= begin:
+            return begin, False
+        if parent is not None:
+            self._lose_child(parent)
+        if end > until:
+            self.blocks -= until - begin
+            return until, True
+        self.blocks -= end - begin
+        self._changed.add(self._lane(at))
+        return end, False
+
+    def join(self, number: int, now_s: float, place: RunPlacement, end: int) -> None:
+        """Add a request's run, which ends in front of `end`; then evict down to the capacity."""
+        at = number & self._runs.mask
+        self._depth[at], self._deep[at], self._shallow[at], _ = place
+        while place.deep >= len(self._heaps) or place.shallow >= len(self._heaps):
+            self._heads.append((math.inf, NOBODY, len(self._heaps)))
+            self._until_s.append(-math.inf)
+            self._heaps.append([])
+            self._most.append(_SPARE)
+        self.end[at] = end
+        self.blocks += end
+        if end > 0 and self._floor(at, end) < end:
+            self._push(number, self._lane(at))
+        while self.blocks > self.capacity:
+            victim = self._least_worth(now_s)
+            if victim >= 0:
+                self._shrink(victim)
+            elif not self._force(number):
+                break
+
+    def drop(self, number: int) -> None:
+        """Forget a request's run, whatever it is worth; no older run is its child."""
+        at = number & self._runs.mask
+        left = self.end[at] - self._runs.first[at]
+        if left > 0:
+            self.blocks -= left
+            self._changed.add(self._lane(at))
+            parent = self._runs.parent[at]
+            if parent is not None:
+                self._lose_child(parent)
+        self.end[at] = 0
+
+    def _lane(self, at: int) -> int:
+        return self._deep[at] if self.end[at] > self._depth[at] else self._shallow[at]
+
+    def _floor(self, at: int, end: int) -> int:
+        """Return how far a run may shrink: to right below its deepest block with child runs."""
+        for branch in reversed(self._runs.branches[at]):
+            if branch.depth < end and branch.children[self._which]:
+                return branch.depth + 1
+        return 0
+
+    def _lose_child(self, branch: BranchPoint) -> None:
+        """Remove a child of a branch point; without any, the run that ends there may shrink."""
+        children = branch.children
+        children[self._which] -= 1
+        if children[self._which]:
+            return
+        runs, at = self._runs, branch.owner & self._runs.mask
+        if self.end[at] == branch.depth + 1 and runs.first[at] <= branch.depth:
+            self._push(branch.owner, self._lane(at))
+
+    def _push(self, number: int, lane: int) -> None:
+        heap = self._heaps[lane]
+        heappush(heap, number)
+        if heap[0] == number:
+            self._changed.add(lane)
+        if len(heap) > self._most[lane]:
+            heap[:] = [request for request in heap if not self._empty(request)]
+            heapify(heap)
+            self._changed.add(lane)
+            self._most[lane] = 2 * len(heap) + _SPARE
+
+    def _empty(self, number: int) -> bool:
+        """Return whether a run is empty: a later request touched its blocks, or it is forgotten."""
+        runs, at = self._runs, number & self._runs.mask
+        return number < runs.oldest or runs.first[at] >= self.end[at]
+
+    def _least_worth(self, now_s: float) -> int:
+        """Return the request to evict the next block of, NOBODY if there is none."""
+        if now_s >= self._soonest_s:
+            self._soonest_s = math.inf
+            for lane, until_s in enumerate(self._until_s):
+                if until_s <= now_s:
+                    self._changed.add(lane)
+                elif until_s < self._soonest_s:
+                    self._soonest_s = until_s
+        while self._changed:
+            self._rank(self._changed.pop(), now_s)
+        return min(self._heads)[1] if self._heads else NOBODY
+
+    def _rank(self, lane: int, now_s: float) -> None:
+        """Update what a lane's oldest run is worth."""
+        heap = self._heaps[lane]
+        while heap and self._empty(heap[0]):
+            heappop(heap)
+        if not heap:
+            self._heads[lane], self._until_s[lane] = (math.inf, NOBODY, lane), math.inf
+            return
+        number = heap[0]
+        if self._heads[lane][1] == number and now_s < self._until_s[lane]:
+            return
+        since_s = self._runs.arrival_s[number & self._runs.mask]
+        worth, until_s = self._worth(lane, since_s, now_s)
+        self._soonest_s = min(self._soonest_s, until_s)
+        self._heads[lane], self._until_s[lane] = (worth, number, lane), until_s
+
+    def _worth(self, lane: int, since_s: float, now_s: float) -> tuple[float, float]:
+        """Return the worth of a run in a lane that was touched at that time, and until when."""
+        steady = self._steady
+        if steady is not None and lane in steady:
+            return steady[lane], math.inf
+        worth = self._policy.score(lane, now_s - since_s, self._p, self.table)
+        if steady is not None:
+            steady[lane] = worth
+            return worth, math.inf
+        if self._next_step_s is None:
+            return worth, now_s
+        return worth, since_s + self._next_step_s(now_s - since_s) * EARLY
+
+    def _shrink(self, number: int) -> None:
+        """Evict from the deep end of a lane's oldest run, as far as it is in that lane."""
+        runs, at = self._runs, number & self._runs.mask
+        first, end, depth = runs.first[at], self.end[at], self._depth[at]
+        deep, floor = end > depth, self._floor(at, end)
+        lane = self._deep[at] if deep else self._shallow[at]
+        stop = depth if deep and depth > first else first
+        low = max(stop, floor, end - (self.blocks - self.capacity))
+        self.end[at] = low
+        self.blocks -= end - low
+        if low > first and low > floor and (low > depth or not deep):
+            return
+        heappop(self._heaps[lane])
+        self._changed.add(lane)
+        if low == first:
+            parent = runs.parent[at]
+            if parent is not None:
+                self._lose_child(parent)
+        elif low > floor:
+            self._push(number, self._shallow[at])
+
+    def _force(self, number: int) -> bool:
+        """Drop the oldest run, where inconsistent book-keeping leaves none that may shrink."""
+        for request in range(self._runs.oldest, number + 1):
+            if not self._empty(request):
+                self.drop(request)
+                return True
+        return False
+
+
+FORGOTTEN_AT_ONCE = 256  # requests: a whole window is forgotten at one time, which can wait
+
+
+class ShadowRequest(NamedTuple):
+    """One request, with all that it touches.
+
+    Of each segment (start, end, previous) of its path, from the head on, request `previous` was the
+    last to touch the blocks; `blocks` is the whole path. `kinds` has its class in each shadow.
+    A request that is not `served` computes nothing and leaves nothing new. Blocks not touched since
+    `forgotten_s` are forgotten.
+    """
+
+    number: int
+    arrival_s: float
+    segments: Sequence[tuple[int, int, int]]
+    blocks: int
+    history_tokens: int
+    kinds: Sequence[int]
+    served: bool = True
+    forgotten_s: float = 0.0
+
+
+class ShadowCaches:
+    """A cache of `capacity_blocks` for each candidate; paths count every `every`-th block alone.
+
+    Requests come in the order of their numbers, from `first` on; the latest `slots` of them are
+    remembered (a power of 2).
+    """
+
+    def __init__(
+        self,
+        candidates: int,
+        policy: LanePolicy,
+        block_size: int,
+        capacity_blocks: int,
+        *,
+        every: int = 1,
+        first: int = 0,
+        slots: int = MOST_REQUESTS,
+    ) -> None:
+        self._policy, self._block_size, self._every = policy, block_size, every
+        self._p: Any = policy.settings().tolist()
+        self._runs, self._ttl_s = ShadowRuns(slots, first), policy.values.get("ttl_s", float("inf"))
+        blocks = max(round(capacity_blocks / every), 1)
+        self.each = [ShadowCache(at, self._runs, policy, blocks) for at in range(candidates)]
+
+    def use(self, tables: Sequence[Scores]) -> None:
+        """Have each shadow score by its table from now on."""
+        for shadow, table in zip(self.each, tables, strict=True):
+            shadow.use(table)
+
+    def serve(self, request: ShadowRequest) -> list[int]:
+        """Serve a request; return how many of its leading blocks each shadow had."""
+        number, runs = request.number, self._runs
+        expired_s, forgotten = request.arrival_s - self._ttl_s, 0
+        while runs.oldest < number:
+            arrival_s = runs.arrival_s[runs.oldest & runs.mask]
+            if runs.oldest > number - runs.slots and arrival_s >= expired_s:
+                if arrival_s >= request.forgotten_s or forgotten == FORGOTTEN_AT_ONCE:
+                    break
+                forgotten += 1
+            for shadow in self.each:
+                shadow.drop(runs.oldest)
+            runs.oldest += 1
+        branches: list[BranchPoint] = []
+        hits = self._take_over(request, branches)
+        runs.begin(number, request.arrival_s, branches)
+        places: dict[int, RunPlacement] = {}
+        for shadow, leading, kind in zip(self.each, hits, request.kinds, strict=True):
+            place = places.get(kind)
+            if place is None:
+                place = places[kind] = self._place(request, kind)
+            end = request.blocks if place.stays else leading
+            shadow.join(number, request.arrival_s, place, end)
+        return hits
+
+    def _place(self, request: ShadowRequest, kind: int) -> RunPlacement:
+        """Return where a request of this class leaves its blocks."""
+        turn = Turn(request.number, request.arrival_s, request.history_tokens, kind, ENDS)
+        depth, deep, shallow = self._policy.place(turn, self._block_size, self._p)
+        depth = min(-(-depth // self._every), DEEPEST)
+        stays = request.served and self._policy.admits(turn, self._p)
+        return RunPlacement(depth, deep, shallow, stays)
+
+    def _take_over(self, request: ShadowRequest, branches: list[BranchPoint]) -> list[int]:
+        """Move what previous requests touched last to this one; return each shadow's hits."""
+        runs, hits = self._runs, [0] * len(self.each)
+        for start, until, previous in request.segments:
+            if not runs.oldest <= previous < request.number:
+                continue  # forgotten, or served alongside this one and not before it
+            begin, parent = runs.first[previous & runs.mask], runs.parent[previous & runs.mask]
+            if until <= begin:
+                continue  # some other request has touched it
+            left = []
+            for which, shadow in enumerate(self.each):
+                end, more = shadow.cut(previous, begin, until, parent)
+                if hits[which] == start and begin <= start < end:
+                    hits[which] = end
+                if more:
+                    left.append(which)
+            branch = runs.cut(previous, until, request.number, branches)
+            if left and branch is None:
+                branch = BranchPoint(request.number, until - 1, len(self.each))
+                branches.append(branch)
+            for which in left:
+                branch.children[which] += 1  # type: ignore[union-attr]  # made above
+            runs.parent[previous & runs.mask] = branch if left else None
+        return hits

@@ -1,0 +1,402 @@
+"""The plugin's guard decides as the simulator's, and no error of its shadows reaches the engine."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvscope.core.hits import standard
+from kvscope.learning import guard as guarding
+from kvscope.learning.conversations import read_hints
+from kvscope.learning.guard import OnlineGuard
+from kvscope.learning.lane_heap import Scores
+from kvscope.learning.offline.learners import plugin_tables
+from kvscope.learning.offline.refits import refits_of
+from kvscope.learning.offline.shadow_replays import Candidate
+from kvscope.learning.recent_blocks import RecentBlocks
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, STEPS
+from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
+from kvscope.learning.returns.online import ReturnsLearner
+from kvscope.learning.shadow_cache import ShadowCache
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.gittins import AGES, WINDOW_REFITS, Gittins
+from kvscope.policies.lru import Lru
+from kvscope.replay.derived_traces import select
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.replay.traffic import Traffic, traffic
+from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
+from tests.golden.samples import SAMPLES, sample
+from tests.learning.test_shadow_caches import sound
+from tests.vllm_plugin.alone import Alone
+from tests.vllm_plugin.fakes import FakeRequest, asked_in
+
+REFIT_S = 300.0
+NO_TIME = StepCost(base_s=1e-15)
+
+
+def watched(
+    of: Traffic,
+    policy: LanePolicy,
+    capacity: int,
+    candidates: tuple[Candidate, ...],
+    every: int = 1,
+) -> tuple[NDArray[np.float64], list[int]]:
+    """Return what an engine's guard counts in each interval, and the candidates in force.
+
+    With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
+    """
+    refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / GUARD.looks)
+    kinds = [one.classes.tolist() for one in candidates]
+    tables = [[Scores(values) for values in one.values] for one in candidates]
+    familiar = RecentBlocks(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
+    made = OnlineGuard(
+        policy,
+        of.block_size,
+        capacity,
+        tuple(each[0] for each in tables),
+        lambda seen, *_: [each[seen.number] for each in kinds],
+        GUARD,
+        REFIT_S / GUARD.looks,
+    )
+    familiar.every = made.every = every
+    made._begin(0)
+    costs, taken = np.zeros((len(candidates), len(looks.number))), []
+    computed = made.guard.computed
+
+    def noted(stretch: int, tokens: list[float]) -> None:
+        costs[:, np.searchsorted(looks.number, stretch)] += tokens
+        computed(stretch, tokens)
+
+    made.guard.computed = noted  # type: ignore[method-assign,assignment]
+    rows = np.searchsorted(refits.number, refits.bin)
+    for number, (one, arrival_s) in enumerate(asked_in(of)):
+        if number in refits.since:
+            made.use(tuple(each[min(rows[number], len(each) - 1)] for each in tables))
+        if number in looks.since:
+            made.at(arrival_s)
+            taken.append(made.now)
+        full = one.num_prompt_tokens // of.block_size
+        seen = familiar.arrive(one.block_hashes[:full], arrival_s)
+        made.arrive(seen, one.num_prompt_tokens, arrival_s, familiar.every, familiar.forgotten_s)
+        blocks, segments = familiar.end(one.block_hashes[full:], number)
+        made.end(number, one.num_tokens - one.num_prompt_tokens, blocks, segments)
+    for shadow in made.shadows.each:
+        sound(shadow)
+    return costs, taken
+
+
+@pytest.mark.parametrize("xi", [0, 2048])
+@pytest.mark.parametrize("share", [0.01, 0.1])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int) -> None:
+    """Stretch by stretch, each candidate; so the same one is in force, from the same time on."""
+    of = traffic(sample(name), standard())
+    policy, capacity = Gittins({"xi_tokens": xi}), int(share * len(of.block_parent))
+    judge = ClassSetShadows(of, REFIT_S, class_set_tables(of, REFIT_S))
+    expected = judge.costs(policy, capacity)
+    costs, taken = watched(of, policy, capacity, tuple(judge.candidates))
+    assert np.array_equal(costs, expected)
+    assert taken == judge.taken(expected).tolist()
+    assert expected.any()
+
+
+@pytest.mark.parametrize("xi", [0, 2048])
+@pytest.mark.parametrize("name", ["to-c", "to-b"])
+def test_every_fourth_block_tells_as_much(name: str, xi: int) -> None:
+    """By a sample of the blocks each candidate computes what it does by all, within 1 %."""
+    of = traffic(sample(name), standard())
+    policy, capacity = Gittins({"xi_tokens": xi}), len(of.block_parent) // 50
+    judge = ClassSetShadows(of, REFIT_S, class_set_tables(of, REFIT_S))
+    expected = judge.costs(policy, capacity).sum(axis=1)
+    costs, _ = watched(of, policy, capacity, tuple(judge.candidates), every=4)
+    assert costs.sum(axis=1) == pytest.approx(expected, rel=0.01)
+    assert costs.sum(axis=1).tolist() != expected.tolist()
+
+
+def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> EngineReplay:
+    """Serve the sample `regime-change` on the simulated engine, one request at a time."""
+    size = EngineSettings.one_at_a_time(capacity)
+    return replay_engine(sample("regime-change"), policy, size, NO_TIME, tables=tables)
+
+
+def first_half(policy: Gittins) -> FittedReturns:
+    """Return a fit to that sample before its habits change."""
+    prompts = sample("regime-change")
+    half = select(prompts, np.flatnonzero(prompts.arrival_s < 3_600.0))
+    return ReturnsOffline().fit(traffic(half, standard()), policy)
+
+
+def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
+    """Return the tables of a replay that goes by one fit for good, without a guard."""
+    classes = class_set_tables(of, REFIT_S)[fitted.class_set].classes
+    return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
+
+
+@pytest.mark.parametrize("refits", [None, False, True])
+@pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 600)])
+def test_every_block_leaves_as_the_simulator_says(
+    xi: int, capacity: int, refits: bool | None
+) -> None:
+    """By one fit, by fits on the way, or from nothing: the guard's choices are the same."""
+    of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
+    fit, fitted = first_half(policy), None
+    if refits is not None:
+        fitted = FittedReturns(0, fit.index, 3_000.0, fit.requests, refits=refits)
+    served = Alone(policy, of.block_size, capacity, fitted).serve(of)
+    expected = alone(policy, capacity, plugin_tables(of, policy, fitted))
+    assert not served.steering.broken
+    assert served.hits == expected.hit_blocks.tolist()
+    assert served.steering.free.evictions == expected.evictions
+    bare = unwatched(of, fit)
+    assert served.hits != alone(policy, capacity, bare).hit_blocks.tolist()
+
+
+@pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 853)])
+def test_the_guard_falls_back_where_habits_change(
+    xi: int, capacity: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table of the habits before: with the guard less has to be computed than without one."""
+    of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
+    fitted = first_half(policy)
+    with caplog.at_level(logging.INFO):
+        served = Alone(policy, of.block_size, capacity, fitted).serve(of)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("switches from the classes by new_tokens, turns to LRU" in one for one in lines)
+    assert all("tokens beyond xi" in one for one in lines)
+    late = of.arrival_s >= 3_600.0
+
+    def beyond(hit_blocks: list[int]) -> float:
+        hit_tokens = np.array(hit_blocks, dtype=np.int64) * of.block_size
+        return float(np.maximum(of.input_tokens - hit_tokens - xi, 0)[late].sum())
+
+    bare = alone(policy, capacity, unwatched(of, fitted)).hit_blocks.tolist()
+    lru = beyond(alone(Lru(), capacity).hit_blocks.tolist())
+    assert beyond(served.hits) < 1.02 * lru
+    assert beyond(served.hits) < 0.99 * beyond(bare)
+
+
+def learner(of: Traffic, capacity: int, **values: float) -> ReturnsLearner:
+    """Return a learner with its guard."""
+    made = ReturnsLearner(Gittins({"xi_tokens": 2048} | values), of.block_size, None)
+    made.guard(capacity)
+    return made
+
+
+def side_by_side(
+    made: ReturnsLearner, of: Traffic, most: int, each: Callable[[], object], lost: float = 0.05
+) -> None:
+    """Serve a trace, so many requests at a time, which end in any order; some are given up."""
+    draw, running = random.Random(1), list[tuple[FakeRequest, object]]()
+    for one, arrival_s in asked_in(of):
+        _, asked = made.arrive(one, read_hints(one), arrival_s)
+        running.append((one, asked))
+        while len(running) > most or (running and draw.random() < 0.3):
+            done, known = running.pop(draw.randrange(len(running)))
+            if draw.random() < lost:
+                made.forget(known)  # type: ignore[arg-type]
+            else:
+                made.end(done, known)  # type: ignore[arg-type]
+        each()
+    for done, known in running:
+        made.end(done, known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["to-c", "agent"])
+@pytest.mark.parametrize("most", [8, 200])
+def test_many_at_a_time(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends when, or not at all: sizes stay sums of runs, and few requests wait."""
+    monkeypatch.setattr(guarding, "MOST_WAITING", 100)
+    of = traffic(sample(name), standard())
+    made = learner(of, len(of.block_parent) // 20)
+    guard = made._guard
+    assert guard is not None
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(len(guard._queue))
+        assert len(guard._queue) == len(guard._waiting)
+        assert all(one.blocks <= one.capacity for one in guard.shadows.each)
+
+    side_by_side(made, of, most, look)
+    assert max(seen) <= 100
+    for shadow in guard.shadows.each:
+        sound(shadow)
+        assert shadow.blocks > 0.9 * shadow.capacity
+
+
+def test_one_at_a_time_nobody_waits_and_side_by_side_is_near_it() -> None:
+    """What requests compute hangs little on when they end."""
+    of = traffic(sample("to-c"), standard())
+    totals = []
+    for most in (0, 16):
+        made = learner(of, 5000)
+        guard = made._guard
+        assert guard is not None
+        sums = np.zeros(4)
+        computed = guard.guard.computed
+
+        def noted(stretch: int, tokens: list[float]) -> None:
+            sums[:] += tokens  # noqa: B023  (used up before the next round)
+            computed(stretch, tokens)  # noqa: B023
+
+        guard.guard.computed = noted  # type: ignore[method-assign,assignment]
+        side_by_side(made, of, most, lambda: None, lost=0.0)
+        totals.append(sums)
+    assert totals[1] == pytest.approx(totals[0], rel=0.05)
+
+
+def test_blocks_that_are_not_followed_are_not_counted() -> None:
+    """When every second block alone is followed the shadows begin anew, half as large."""
+    of = traffic(sample("to-c"), standard())
+    made = learner(of, 4000)
+    made._recent._most_keys = 20_000
+    guard = made._guard
+    assert guard is not None
+    sizes = set()
+
+    def look() -> None:
+        watching = guard
+        assert watching.every == made._recent.every
+        sizes.add(watching.shadows.each[0].capacity * watching.every)
+
+    side_by_side(made, of, 4, look)
+    assert guard.every >= 4
+    assert sizes == {4000}
+    for shadow in guard.shadows.each:
+        sound(shadow)
+        assert 4000 / guard.every == shadow.capacity
+        assert shadow.blocks > 0.9 * shadow.capacity
+
+
+def test_a_request_without_an_end_leaves_what_was_cached() -> None:
+    """It is found by the next one as far as it was there before; nothing is counted for it."""
+    nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
+    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 0.0, 1))
+    made.guard(100)
+    guard = made._guard
+    assert guard is not None
+    keys = list(range(20))
+    for number, (blocks, gone) in enumerate([(10, False), (20, True), (20, False)]):
+        one = FakeRequest(str(number), 16 * blocks, 1, keys[:blocks])
+        _, asked = made.arrive(one, read_hints(one), float(number))
+        if gone:
+            made.forget(asked)
+        else:
+            made.end(one, asked)
+    assert guard.guard._computed == {0: [160.0 + 160.0] * 3}
+    assert [shadow.blocks for shadow in guard.shadows.each] == [20] * 3
+
+
+def test_a_shadow_that_fails_leaves_lru(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of the log, and the engine goes on."""
+    of = traffic(sample("regime-change"), standard())
+    join = ShadowCache.join
+
+    def fails(self: ShadowCache, number: int, *more: Any) -> None:
+        if number == 900:
+            raise FloatingPointError("of all things")
+        join(self, number, *more)
+
+    monkeypatch.setattr(ShadowCache, "join", fails)
+    with caplog.at_level(logging.ERROR):
+        served = Alone(Gittins({"xi_tokens": 0}), of.block_size, 853).serve(of)
+    assert served.steering.broken
+    assert len(caplog.records) == 1
+    assert "vLLM evicts by LRU again" in caplog.text
+    late = alone(Lru(), 853).hit_blocks.tolist()
+    assert served.hits[3000:] == late[3000:]
+
+
+def test_what_is_in_force_is_the_table() -> None:
+    """All classes side by side; of LRU nothing is worth anything, of need alone all the same."""
+    made = learner(traffic(sample("agent"), standard()), 100)
+    guard = made._guard
+    assert guard is not None
+    whole = made._in_force()
+    assert whole.shape == (2 * sum(int(np.prod(steps)) for steps in STEPS), AGES)
+    for candidate, worth in ((LRU, 0.0), (1, 1.0)):
+        guard.guard.now = candidate
+        assert np.all(made._in_force() == worth)
+    guard.guard.now = FIRST + 1
+    assert np.array_equal(made._in_force(), whole)
+    assert "with a guard that falls back to LRU" in made.in_words
+
+
+def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> FakeRequest:
+    """Return a request that begins with the first blocks (of 16 tokens) of one long text."""
+    tokens = 16 * blocks + 1
+    prompt = tokens - 1 if prompt_tokens is None else prompt_tokens
+    return FakeRequest(str(number), prompt, tokens - prompt, list(range(blocks)))
+
+
+def small(capacity: int) -> tuple[ReturnsLearner, OnlineGuard]:
+    """Return a learner that goes by a table of zeros in a cache of this size, and a guard."""
+    nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
+    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 0.0, 1))
+    made.guard(capacity)
+    assert made._guard is not None
+    return made, made._guard
+
+
+def test_a_slow_request_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for longer than from refit to refit; those that waited are served a few at a time."""
+    made, watching = small(100)
+    served = list[int]()
+    serve = watching.shadows.serve
+    monkeypatch.setattr(
+        watching.shadows, "serve", lambda visit: (served.append(visit.number), serve(visit))[1]
+    )
+    made.arrive(slow := hashed(0, 30), read_hints(slow), 0.0)
+    for number in range(1, 400):
+        before = len(served)
+        _, asked = made.arrive(one := hashed(number, 20), read_hints(one), float(number))
+        assert len(served) - before <= guarding.AT_ONCE
+        made.end(one, asked)
+        assert len(served) - before <= 2 * guarding.AT_ONCE
+        assert bool(served) == (number > REFIT_S)
+    assert served == list(range(400))
+
+
+def test_what_is_streamed_in_later_is_touched_too() -> None:
+    """A prompt that grew while it was served: the next turn finds all of it."""
+    made, watching = small(200)
+    _, asked = made.arrive(one := hashed(0, 10), read_hints(one), 0.0)
+    made.end(hashed(0, 101, prompt_tokens=16 * 90), asked)
+    assert [shadow.blocks for shadow in watching.shadows.each] == [101] * 3
+    _, asked = made.arrive(one := hashed(1, 101), read_hints(one), 1.0)
+    made.end(one, asked)
+    assert watching.guard._computed == {0: [160.0 + 16.0] * 3}  # one token at least is computed
+
+
+def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
+    """What was served before is found by nobody; what is being served then is not counted."""
+    made, watching = small(200)
+    _, first = made.arrive(one := hashed(0, 50), read_hints(one), 0.0)
+    made.end(one, first)
+    _, during = made.arrive(two := hashed(1, 50), read_hints(two), 1.0)
+    made.cleared()
+    made.end(two, during)
+    assert [shadow.blocks for shadow in watching.shadows.each] == [0] * 3
+    _, last = made.arrive(three := hashed(2, 50), read_hints(three), 2.0)
+    made.end(three, last)
+    assert watching.guard._computed == {0: [2 * 800.0] * 3}
+
+
+def test_an_engine_that_empties_its_cache_tells_the_shadows() -> None:
+    """What the block pool says reaches them."""
+    steering = Alone(Gittins({"xi_tokens": 0}), 16, 100).steering
+    made = steering.learner
+    assert isinstance(made, ReturnsLearner)
+    assert made._guard is not None
+    before = made._guard.shadows
+    steering.cleared()
+    assert made._guard.shadows is not before

@@ -1,0 +1,139 @@
+"""What policies are told: the model's estimates of the window before, never of the future."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.learning.ends.offline import EndsOffline
+from kvscope.learning.next_prompts.offline import NextPromptsOffline, conversation_parameters
+from kvscope.learning.offline.learners import OfflineLearner, tables_for
+from kvscope.learning.returns.formulas import CLASSES
+from kvscope.learning.returns.offline import ReturnsOffline
+from kvscope.learning.reuse.offline import ReuseOffline
+from kvscope.policies.etlru import Etlru
+from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.lru import Lru
+from kvscope.policies.wa import RATE_PER_S, REUSE_PROBABILITY, Wa
+from kvscope.replay.replay import NO_TABLES
+from kvscope.replay.traffic import Traffic, traffic
+from kvscope.reuse_models.evidence import Evidence, Span
+from kvscope.reuse_models.exponential import Exponential
+from tests.golden.samples import SAMPLES, sample
+
+LEARNERS: tuple[Any, ...] = (
+    ReuseOffline(),
+    NextPromptsOffline(),
+    ReturnsOffline(),
+    EndsOffline(),
+)
+PER_REQUEST = [name for name in Traffic._fields if name not in {"block_size", "block_parent"}]
+
+
+def first(of: Traffic, requests: int) -> Traffic:
+    """Return the traffic as known when that many requests have arrived."""
+    return of._replace(**{name: getattr(of, name)[:requests] for name in PER_REQUEST})
+
+
+def told(name: str) -> Traffic:
+    return traffic(sample(name), standard())
+
+
+def evidence_of(name: str) -> tuple[Evidence, Prompts]:
+    """Return the same requests as `kvscope fit` sees them."""
+    from kvscope.core.files import data_folder
+    from kvscope.ingest.pipeline import ingest
+    from kvscope.reuse_models.evidence import load_evidence
+    from kvscope.store.db import MEMORY, open_store
+
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(data_folder("sample_traces") / f"{name}.jsonl.gz")).trace
+        return load_evidence(store, trace), sample(name)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_table_does_not_change_with_the_future(name: str, learner: OfflineLearner) -> None:
+    """Those that hold for the first requests are the same when no more of them are known."""
+    of = told(name)
+    whole = learner.tables(of, 120.0)
+    for share in (0.3, 0.7):
+        requests = int(len(of.leaf) * share)
+        past = learner.tables(first(of, requests), 120.0)
+        rows = int(np.searchsorted(whole.since, requests))
+        assert len(past.since) == rows
+        assert np.array_equal(past.since, whole.since[:rows])
+        categories = past.values.shape[1]
+        assert past.values == pytest.approx(whole.values[:rows, :categories], rel=1e-6)
+        if whole.classes is not None:
+            assert np.array_equal(past.classes, whole.classes[:requests])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_parameters_do_not_change_with_the_future(name: str) -> None:
+    """They follow from the first requests alone."""
+    of = told(name)
+    requests = len(of.leaf) // 5
+    assert conversation_parameters(of) == conversation_parameters(first(of, requests), 1.0)
+
+
+def test_tables_are_what_fit_finds_in_the_window() -> None:
+    """Up to the slots of ages and some blocks of the average: p and rate of `kvscope fit`."""
+    of = told("birth-death")
+    tables = ReuseOffline().tables(of)
+    evidence, prompts = evidence_of("birth-death")
+    assert evidence.categories == prompts.categories
+    compared = 0
+    for row, since in enumerate(tables.since):
+        end_s = of.arrival_s[since] // 600.0 * 600.0
+        if end_s < 3_600:
+            continue
+        for category, waits in enumerate(evidence.waits(Span(end_s - 3_600, end_s))):
+            found = Exponential().fit(waits, intervals=False)
+            p, rate = tables.values[row, category, [REUSE_PROBABILITY, RATE_PER_S]]
+            assert p == pytest.approx(found.reuse_probability_, rel=0.02)
+            assert rate == pytest.approx(found.params_["rate_per_s"], rel=0.02)
+            compared += 1
+    assert compared == 95
+
+
+def test_conversations_are_recovered() -> None:
+    """The birth-death sample has a turn a minute and deaths every 150 s."""
+    found = conversation_parameters(told("birth-death"), 1.0)
+    assert found["turn_rate_per_s"] == pytest.approx(1 / 60, rel=0.05)
+    assert found["death_rate_per_s"] == pytest.approx(1 / 150, rel=0.05)
+    assert found["next_prompt_tokens"] == pytest.approx(100, rel=0.05)
+
+
+def test_before_anything_is_seen_all_are_alike() -> None:
+    """The first row knows no category from another; and so for a trace of one request."""
+    of = told("to-c")
+    for learner in LEARNERS[:3]:
+        values = learner.tables(of).values[0]
+        assert np.all(values == values[0])
+        assert learner.tables(first(of, 1)).values.shape[0] == 1
+    assert conversation_parameters(first(of, 1)) == {}
+
+
+def test_time_without_requests_costs_nothing() -> None:
+    """A trace with a century in the middle has as many tables as stretches with requests."""
+    of = told("birth-death")
+    late = of.arrival_s.copy()
+    late[5_000:] += 3.2e9
+    tables = ReuseOffline().tables(of._replace(arrival_s=late))
+    assert len(tables.since) <= len(ReuseOffline().tables(of).since) + 1
+    assert np.all(np.isfinite(tables.values))
+
+
+def test_tables_for_who_reads_them() -> None:
+    """A policy gets its own kind, another one nothing."""
+    of = told("agent")
+    assert tables_for(of, Lru) is NO_TABLES
+    assert tables_for(of, Wa).values.shape[2] == 4
+    assert tables_for(of, Etlru).values.shape[2] == 16
+    assert tables_for(of, Gittins).values.shape[1:] == (2 * CLASSES, AGES)
+    assert len(tables_for(of, Wa, 60.0).since) > len(tables_for(of, Wa).since)

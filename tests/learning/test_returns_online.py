@@ -1,0 +1,116 @@
+"""What the plugin learns of returns from the requests it serves is what the simulator learns."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from kvscope.core.hits import standard
+from kvscope.learning.conversations import read_hints
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import STEPS
+from kvscope.learning.returns.offline import class_set_tables
+from kvscope.learning.returns.online import ReturnsLearner
+from kvscope.policies.base import Floats
+from kvscope.policies.gittins import AGES, Gittins
+from kvscope.replay.traffic import Traffic, traffic
+from tests.golden.samples import SAMPLES, sample
+from tests.vllm_plugin.fakes import FakeRequest, asked_in
+
+REFIT_S = 60.0
+SETS = range(len(STEPS))
+
+
+class Served:
+    """What an engine with the plugin makes of a trace, one request after the other."""
+
+    def __init__(self, of: Traffic, class_set: int, most_keys: int = 1 << 30) -> None:
+        nothing = np.zeros((int(np.prod(STEPS[class_set])), AGES))
+        by = FittedReturns(class_set, nothing, 0.0, 0, refits=True)
+        self.learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
+        self.learner._recent._most_keys = most_keys
+        self.classes: list[int] = []
+        self.since, self.tables = [0], list[Floats]()
+        self.most = 0
+        for number, (one, arrival_s) in enumerate(asked_in(of)):
+            changed, seen = self.learner.arrive(one, read_hints(one), arrival_s)
+            if changed:
+                self.since.append(number)
+            if changed or not self.tables:
+                self.tables.append(self.learner.table)
+            self.learner.end(one, seen)
+            self.classes.append(self.learner.category(one, seen))
+            self.most = max(self.most, self.learner._recent.keys)
+
+
+@pytest.mark.parametrize("class_set", SETS)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> None:
+    """Request by request or from the whole trace: the same, from the same request on."""
+    of = traffic(sample(name), standard())
+    expected = class_set_tables(of, REFIT_S)[class_set]
+    found = Served(of, class_set)
+    assert found.classes == expected.classes.tolist()
+    assert found.since == expected.since.tolist()
+    for told_now, table in zip(found.tables[1:], expected.values[1:], strict=True):
+        np.testing.assert_allclose(told_now, table, rtol=1e-9, atol=1e-15)
+
+
+def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
+    """An eighth of the blocks at most: hardly a class is another, and the index stays near."""
+    of = traffic(sample("to-c"), standard())
+    expected = class_set_tables(of, REFIT_S)[0]
+    exact = Served(of, 0)
+    some = Served(of, 0, exact.most // 8)
+    assert some.most <= exact.most // 8 + int(of.length.max())
+    assert np.mean(np.array(some.classes) != expected.classes) < 0.05
+    near = some.tables[-1] / exact.tables[-1]
+    assert np.median(np.abs(np.log(near))) < 0.25
+
+
+def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
+    """However long the engine runs, it remembers two windows' blocks at the most."""
+    learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), 16, None)
+    sizes = []
+    for number in range(400):
+        one = FakeRequest(str(number), 160, 16, [(number, place) for place in range(11)])
+        _, seen = learner.arrive(one, read_hints(one), number * REFIT_S)
+        learner.end(one, seen)
+        sizes.append(learner._recent.keys)
+        assert seen.match.known_blocks == 0
+    assert max(sizes) <= 11 * 2 * 37
+    assert any(after < before for before, after in pairwise(sizes))
+
+
+def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
+    """`refits` is for the time after as long a window as the file's."""
+    of = traffic(sample("to-c"), standard())
+    index = np.full((int(np.prod(STEPS[0])), AGES), 0.5)
+    for refits, window_s in ((False, 0.0), (True, 1e9)):
+        by = FittedReturns(0, index, window_s, 100, refits=refits)
+        learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
+        for number, arrival_s in enumerate(of.arrival_s[:500].tolist()):
+            one = FakeRequest(str(number), 600, 20, [(number, place) for place in range(40)])
+            assert not learner.arrive(one, read_hints(one), arrival_s)[0]
+        assert np.array_equal(learner.table, by.values)
+    assert "fitted once to 100 requests, and after" in learner.in_words
+    assert "without a guard" in learner.in_words
+
+
+def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
+    """Its class is not known before; one that is given up is of none."""
+    learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), 16, None)
+    first, again, gone = (FakeRequest(name, 160, 16, list(range(11))) for name in "abc")
+    _, one = learner.arrive(first, read_hints(first), 1.0)
+    _, two = learner.arrive(again, read_hints(again), 5.0)
+    _, three = learner.arrive(gone, read_hints(gone), 6.0)
+    (estimator,) = learner._estimators
+    assert not estimator._bins
+    learner.end(first, one)
+    assert sum(of[0].sum() for of in estimator._bins.values()) == 10
+    learner.end(again, two)
+    learner.forget(three)
+    assert sum(of[0].sum() for of in estimator._bins.values()) == 20
+    assert not estimator._early

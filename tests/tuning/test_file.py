@@ -1,0 +1,362 @@
+"""recommendation.toml: what is read is what was written, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.latency.profile import LatencyProfile
+from kvscope.learning.returns.file import FittedReturns
+from kvscope.learning.returns.formulas import STEPS
+from kvscope.policies.base import Policy
+from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.registry import POLICIES, by_name
+from kvscope.policies.tlru_learned import TLruLearned
+from kvscope.tuning.bootstrap import Bootstrap
+from kvscope.tuning.file import RecommendationFile, read_recommendation, write_recommendation
+from kvscope.tuning.flags import flags
+from kvscope.tuning.target import Target
+from kvscope.tuning.tuner import TuningResult
+from kvscope.validate.validate import recommended_run
+from kvscope.vllm_plugin.settings import read_settings as plugin_settings
+from tests.learning.drawn_trees import drawn_ends
+from tests.tuning.examples import BLOCK, PROFILE, in_turn, tuned
+
+CONTENDERS = [one for one in POLICIES if not one.hindsight]
+
+
+@pytest.fixture(scope="module")
+def found() -> TuningResult:
+    """Return a switch to tlru."""
+    return tuned(in_turn(), 0.2, capacity_blocks=350)
+
+
+def _with(found: TuningResult, policy: Policy, capacity: int, target: Target) -> TuningResult:
+    recommended = replace(found.recommended, policy=policy, capacity_blocks=capacity)
+    return replace(found, recommended=recommended, target=target)
+
+
+def _round(
+    path: Path, found: TuningResult, trace: str = "a", profile: LatencyProfile = PROFILE
+) -> RecommendationFile:
+    best = found.recommended
+    write_recommendation(
+        path,
+        found,
+        trace=trace,
+        block_size=BLOCK,
+        profile=profile,
+        flags=flags(best.policy, best.capacity_blocks * BLOCK),
+        capacity_bytes=12,
+    )
+    return read_recommendation(path)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Any policy that can run, any values that it takes, infinity included."""
+    kind = draw(st.sampled_from(CONTENDERS))
+    values = {
+        one.name: draw(st.floats(one.low, one.high, allow_nan=False))
+        for one in kind.parameters
+        if draw(st.booleans())
+    }
+    return kind(values, draw(st.sampled_from([None, kind.leaves, *kind.offers])))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    policy=policies(),
+    capacity=st.integers(0, 2**40),
+    slo_s=st.floats(1e-6, 1e5),
+    percentile=st.floats(0.001, 0.999),
+    measure=st.sampled_from(["percentile", "violations"]),
+    view=st.sampled_from(["unloaded", "queued"]),
+    trace=st.text(st.characters(codec="utf-8"), max_size=20),
+    base_s=st.floats(0, 10),
+    per_token_s=st.floats(1e-12, 1),
+)
+def test_what_is_read_is_what_was_written(
+    found: TuningResult,
+    tmp_path_factory: pytest.TempPathFactory,
+    policy: Policy,
+    capacity: int,
+    slo_s: float,
+    percentile: float,
+    measure: Any,
+    view: Any,
+    trace: str,
+    base_s: float,
+    per_token_s: float,
+) -> None:
+    """To the last digit: policy, leaves, values, capacity, target, latency, strange names."""
+    target = Target(slo_s, percentile, measure, view)
+    profile = LatencyProfile(trace or "p", trace, base_s, per_token_s, per_token_s / 3)
+    made = _with(found, policy, capacity, target)
+    path = tmp_path_factory.getbasetemp() / "recommendation.toml"
+    read = _round(path, made, trace, profile)
+    assert type(read.policy) is type(policy)
+    assert read.policy.values == policy.values
+    assert read.policy.evicts == policy.evicts
+    assert read.capacity_tokens == capacity * BLOCK
+    assert read.target == target
+    assert read.profile == profile
+    assert (read.trace, read.verdict) == (trace, "switch")
+
+
+def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
+    """For a policy with a table of returns; the plugin finds it where it finds the policy."""
+    fit = FittedReturns(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 600.0, 7, refits=True)
+    path = tmp_path / "recommendation.toml"
+    policy = Gittins({"xi_tokens": 512})
+    write_recommendation(
+        path,
+        _with(found, policy, 350, Target(0.2, 0.95)),
+        trace="a",
+        block_size=BLOCK,
+        profile=PROFILE,
+        flags=flags(policy, 350 * BLOCK),
+        fitted=fit,
+    )
+    read = read_recommendation(path)
+    assert isinstance(read.fitted, FittedReturns)
+    assert np.array_equal(read.fitted.index, fit.index)
+    assert (read.fitted.class_set, read.fitted.requests, read.fitted.refits) == (1, 7, True)
+    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert plugin.policy is not None
+    assert plugin.policy.values == policy.values
+    assert plugin.fitted is not None
+    assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
+
+
+def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
+    """For a policy with a table of ends; without it the file is read, and the plugin refuses it."""
+    path, policy = tmp_path / "recommendation.toml", TLruLearned({"xi_tokens": 512})
+    for fit in (drawn_ends(5), None):
+        write_recommendation(
+            path,
+            _with(found, policy, 350, Target(0.2, 0.95)),
+            trace="a",
+            block_size=BLOCK,
+            profile=PROFILE,
+            flags=flags(policy, 350 * BLOCK),
+            fitted=fit,
+        )
+        read = read_recommendation(path)
+        assert read.policy.values == policy.values
+        assert read.fitted == fit
+        assert "KvscopeScheduler" in path.read_text(encoding="utf-8")
+        if fit is not None:
+            assert plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}).fitted == fit
+            assert recommended_run(read, path, overlapped=False).fitted == fit
+    for refuse in (
+        lambda: plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)}),
+        lambda: recommended_run(read, path, overlapped=False),
+    ):
+        with pytest.raises(UsageError, match=r"tlru-learned needs a fitted table"):
+            refuse()
+
+
+def test_people_can_read_it(found: TuningResult, tmp_path: Path) -> None:
+    """Comments, the gain with its interval, the flags, the expected figures; every key is TOML."""
+    path = tmp_path / "recommendation.toml"
+    _round(path, found)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# Written by kvscope")
+    assert "# verdict: switch, keep-lru, add-capacity or unreachable" in text
+    document = tomllib.loads(text)
+    assert document["schema"] == 1
+    assert document["target"]["slo_ms"] == 200
+    best = found.recommended
+    gain = best.gains["p95"]
+    assert document["gain"]["p95"] == [gain.value, gain.low, gain.high]
+    assert document["expected"]["recommended"]["p95_ms"] == best.outcome.ttft_ms.p95
+    assert document["expected"]["lru"]["p95_ms"] == found.baseline.outcome.ttft_ms.p95
+    assert document["capacity"] == {
+        "tokens": 350 * BLOCK,
+        "blocks": 350,
+        "block_size": BLOCK,
+        "bytes": 12,
+    }
+    assert document["flags"]["sglang"].startswith(
+        """--radix-eviction-policy tlru --radix-eviction-policy-config '{"threshold":"""
+    )
+    assert "KvscopeScheduler" in document["flags"]["vllm"]
+
+
+def test_a_percentile_with_a_point_reads_back(found: TuningResult, tmp_path: Path) -> None:
+    """The gain of p99.9 is a key with a point in it."""
+    target = Target(0.2, 0.999)
+    bootstrap = Bootstrap(np.arange(160, dtype=np.int32) % 20, target)
+    slow, fast = (
+        bootstrap.figures(judged.ttft_s) for judged in (found.baseline, found.recommended)
+    )
+    gains = bootstrap.gains(slow, fast)
+    made = _with(found, found.recommended.policy, 350, target)
+    made = replace(made, recommended=replace(made.recommended, gains=gains))
+    path = tmp_path / "recommendation.toml"
+    assert _round(path, made).target == target
+    assert set(gains) == {"p50", "p90", "p95", "p99", "p99.9", "violations", "tel"}
+    assert set(tomllib.loads(path.read_text(encoding="utf-8"))["gain"]) == set(gains)
+
+
+def test_unknown_intervals_and_infinite_values_are_toml(
+    found: TuningResult, tmp_path: Path
+) -> None:
+    """Few conversations give no interval; a policy's values may be infinite."""
+    few = tuned(in_turn(8, 50), 0.2, capacity_blocks=140)
+    shown = replace(few, recommended=few.chosen)
+    path = tmp_path / "recommendation.toml"
+    _round(path, shown)
+    value, low, high = tomllib.loads(path.read_text(encoding="utf-8"))["gain"]["p95"]
+    assert value > 0
+    assert (low, high) == (-math.inf, math.inf)
+
+
+GOOD = """schema = 1
+trace = "t"
+verdict = "switch"
+[target]
+slo_ms = 200
+percentile = 0.95
+[policy]
+name = "tlru"
+params = { xi_tokens = 2048 }
+[capacity]
+tokens = 16000
+[latency]
+schema = 1
+name = "n"
+source = "s"
+base_ms = 10
+per_token_ms = 1
+"""
+
+
+def test_the_least_that_is_needed(tmp_path: Path) -> None:
+    """A file written by hand: what is left out is as the policy and the target have it."""
+    path = tmp_path / "r.toml"
+    path.write_text(GOOD, encoding="utf-8")
+    read = read_recommendation(path)
+    assert read.policy.values == by_name("tlru")({"xi_tokens": 2048}).values
+    assert read.policy.evicts == "leaf"
+    assert read.target == Target(0.2, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        (GOOD, "", "schema"),
+        (GOOD, "schema = ", ""),
+        (GOOD, "[" * 5_000, ""),
+        (GOOD, "schema = " + "9" * 5_000, ""),
+        ("schema = 1\ntrace", "schema = 2\ntrace", "schema"),
+        ('verdict = "switch"', 'verdict = "swich"', "verdict"),
+        ('verdict = "switch"\n', "", "verdict"),
+        ("[target]", "[targets]", "target"),
+        ("slo_ms = 200\n", "", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 0", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = -1", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = inf", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = nan", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = true", "target.slo_ms"),
+        ("slo_ms = 200", 'slo_ms = "200"', "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = [1]", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 2020-01-01", "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 1" + "0" * 400, "target.slo_ms"),
+        ("slo_ms = 200", "slo_ms = 1e9999999999999999999", ""),
+        ("percentile = 0.95", "percentile = 95", "target.percentile"),
+        ("percentile = 0.95", "percentile = 1.0", "target.percentile"),
+        ("percentile = 0.95", "percentile = 0.95\nview = 'fast'", "target.view"),
+        ("percentile = 0.95", "percentile = 0.95\nmeasure = []", "target.measure"),
+        ('name = "tlru"', 'name = "tlruu"', "policy.name"),
+        ('name = "tlru"', "name = 5", "policy.name"),
+        ('name = "tlru"', 'name = "belady"', "policy.name"),
+        ('name = "tlru"', 'name = "tlru"\nleaves = "root"', "tlru.leaves"),
+        ('name = "tlru"', 'name = "tlru"\nleaves = [1]', "policy.leaves"),
+        ("params = { xi_tokens = 2048 }", "", "policy.params"),
+        ("params = { xi_tokens = 2048 }", "params = 3", "policy.params"),
+        ("xi_tokens = 2048", "xi_tokens = -1", "tlru.xi_tokens"),
+        ("xi_tokens = 2048", "xi_tokens = nan", "policy.params.xi_tokens"),
+        ("xi_tokens = 2048", "xi_tokens = 'a'", "policy.params.xi_tokens"),
+        ("xi_tokens = 2048", "xi_token = 2048", "tlru.xi_token"),
+        ('name = "tlru"', 'name = "tlru"\nparms = 3', "policy.parms"),
+        ("percentile = 0.95", "percentile = 0.95\nslo_s = 1", "target.slo_s"),
+        ("tokens = 16000", "tokens = 16000\nblock = 1", "capacity.block"),
+        ("[latency]", "[gain]\np95 = [1, 2]\n[latency]", "gain.p95"),
+        ("[capacity]\ntokens = 16000", "", "capacity"),
+        ("tokens = 16000", "tokens = -1", "capacity.tokens"),
+        ("tokens = 16000", "tokens = 1.5", "capacity.tokens"),
+        ("tokens = 16000", "tokens = true", "capacity.tokens"),
+        ("tokens = 16000", "tokens = 1" + "0" * 30, "capacity.tokens"),
+        ("base_ms = 10\n", "", "latency.base_ms"),
+        ("base_ms = 10", "base_ms = -10", "latency.base_ms"),
+        ("per_token_ms = 1", "per_tok_ms = 1", "latency.per_tok_ms"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, old: str, new: str, where: str) -> None:
+    """File, key and remedy; never a traceback, and the exit code of unreadable input."""
+    path = tmp_path / "r.toml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_recommendation(path)
+    error = caught.value
+    assert error.exit_code == ExitCode.INPUT
+    assert str(error).startswith(str(path))
+    assert where in (error.where or "")
+    assert error.remedy
+
+
+OLD = Path(__file__).parents[1] / "written_before"
+"""Files as the first version of the format was written, by hand-made lines of text."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fitted"), [("tlru", None), ("gittins", 1234), ("tlru-learned", 1234)]
+)
+def test_old_recommendations_are_read(name: str, fitted: int | None) -> None:
+    """The same policy, target, latency and fit; and by the plugin too."""
+    path = OLD / f"recommendation-{name}.toml"
+    read = read_recommendation(path)
+    assert (read.trace, read.verdict, read.capacity_tokens) == ('a "trace"', "switch", 5600)
+    assert (read.target, read.profile) == (Target(0.2, 0.95), PROFILE)
+    assert (read.policy.name, read.policy.evicts) == (name, "leaf")
+    assert read.policy.values["xi_tokens"] == (57 if name == "tlru" else 512)
+    assert (read.fitted.requests if read.fitted else None) == fitted
+    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    assert plugin.policy is not None
+    assert plugin.policy.values == read.policy.values
+    if isinstance(read.fitted, FittedReturns):
+        assert (read.fitted.class_set, read.fitted.refits) == (0, True)
+        assert read.fitted.index[:2, :3].tolist() == [[0.512, 0.95, 0.144], [0.191, 0.082, 0.855]]
+    elif fitted is not None:
+        assert read.fitted == drawn_ends(5, trees=5)
+
+
+def test_an_old_policy_file_is_read_by_the_plugin() -> None:
+    """As `kvscope fit --export` wrote it."""
+    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(OLD / "policy-gittins.toml")})
+    assert plugin.policy is not None
+    assert plugin.policy.name == "gittins"
+    assert isinstance(plugin.fitted, FittedReturns)
+    assert not plugin.fitted.refits
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00" * 10, None])
+def test_what_is_no_text_or_not_there(tmp_path: Path, content: bytes | None) -> None:
+    """Bytes that are no UTF-8, and a file that does not exist."""
+    path = tmp_path / "r.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"r\.toml.*;"):
+        read_recommendation(path)
