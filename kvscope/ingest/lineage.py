@@ -14,9 +14,7 @@ from kvscope.core.prefix import ancestor
 SHARED_HEAD_CONTINUATIONS = 4
 
 
-def parents_by_id(
-    chat_id: Int64s, parent_chat_id: Int64s, none: int
-) -> Int32s:
+def parents_by_id(chat_id: Int64s, parent_chat_id: Int64s, none: int) -> Int32s:
     """Return each request's parent: the last earlier request with the parent's chat id.
 
     A parent that is missing or does not come earlier is no parent; so cycles cannot arise.
@@ -33,12 +31,7 @@ def parents_by_id(
 
 
 @kernel
-def _find_last_earlier(
-    code: Int64s,
-    parent_code: Int64s,
-    last: Int32s,
-    parent: Int32s,
-) -> None:
+def _find_last_earlier(code: Int64s, parent_code: Int64s, last: Int32s, parent: Int32s) -> None:
     """Fill `parent`, and `last`: the latest request of each code."""
     for request in range(len(code)):
         if parent_code[request] >= 0:
@@ -47,10 +40,7 @@ def _find_last_earlier(
 
 
 def parents_by_prefix(
-    block_parent: Int32s,
-    full_leaf: Int32s,
-    input_tokens: Int32s,
-    output_tokens: Int32s,
+    block_parent: Int32s, full_leaf: Int32s, input_tokens: Int32s, output_tokens: Int32s
 ) -> Int32s:
     """Return each request's parent: the longest earlier prompt that it extends.
 
@@ -114,9 +104,7 @@ def conversations(parent: Int32s) -> tuple[Int32s, Int32s]:
 
 
 @kernel
-def _number_turns(
-    parent: Int32s, conversation: Int32s, turn: Int32s
-) -> None:
+def _number_turns(parent: Int32s, conversation: Int32s, turn: Int32s) -> None:
     for request in range(len(parent)):
         above = parent[request]
         if above < 0:

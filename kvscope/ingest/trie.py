@@ -128,12 +128,7 @@ def _intern(
 
 
 @kernel
-def _rehash(
-    old: Int32s,
-    new: Int32s,
-    parent: Int32s,
-    hash_id: Int64s,
-) -> None:
+def _rehash(old: Int32s, new: Int32s, parent: Int32s, hash_id: Int64s) -> None:
     """Move every block of the table `old` into the larger, empty table `new`."""
     mask = np.uint64(len(new) - 1)
     for block in old:
