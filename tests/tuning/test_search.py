@@ -19,7 +19,7 @@ from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator, Stopped
 from kvscope.tuning.tuner import HeldOutTrial, TuningResult, decide
-from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
+from tests.tuning.examples import TLRU, in_turn, recorded, tuned, workload
 
 XI = {"xi_tokens": ParameterEstimate(190.0, "made up")}
 IN_TURN_CAPACITY = 350  # of 20 conversations of 20 blocks: LRU loses every one before it returns
