@@ -33,7 +33,7 @@ _MEANINGS = {
     "p50": f"median; {_P}",
     **dict.fromkeys(("p80", "p90", "p95", "p99"), _P),
     "queued p95": "p95 TTFT behind earlier prefills, one after the other, first come first served",
-    "TEL (s)": "tail excess latency: TTFT beyond the SLO, summed over the requests",
+    "TEL (s)": "tail excess latency: what TTFT exceeds the SLO by, summed over the requests",
     "over SLO": "requests whose TTFT exceeds the SLO",
     "xi (tokens)": "tokens that may stay uncached without breaking the SLO",
     "xi (ms)": "the TTFT of a prompt of that many tokens, none of them cached",
