@@ -165,7 +165,7 @@ class TraceReplay:
             return f"the engine died ({answer.error})"
         with self._lock:
             answers = list(self._answers.values())
-        if len(answers) >= HOPELESS and all(known.error for known in answers):
+        if len(answers) >= HOPELESS and all(other.error for other in answers):
             return f"no request was served: {answer.error}"
         return ""
 
