@@ -40,7 +40,9 @@ def test_a_recommendation_that_no_engine_can_follow(written: Path) -> None:
     """The line names the file, the policy, and those that can be run."""
     said = written.read_text().replace('"tlru"', '"etlru"')
     written.write_text(re.sub("params = .*", "params = { xi_tokens = 300.0 }", said))
-    with pytest.raises(UsageError, match=rf"^{written}: policy.name: etlru .*; take one of lru,threshold-lru,"):
+    with pytest.raises(
+        UsageError, match=rf"^{written}: policy.name: etlru .*; take one of lru,threshold-lru,"
+    ):
         settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
 
 
