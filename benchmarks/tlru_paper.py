@@ -37,15 +37,13 @@ from kvscope.replay.replay import TouchHistory, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
-from kvscope.synth.base import Lognormal
+from kvscope.synth.base import Skewed
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.profiles import write_jsonl
 
 PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"
 PROFILE = PRESETS["llama2-7b-a100"]
-MODEL = BirthDeath(
-    prompt_tokens=Lognormal(100, 1.2), output_tokens=Lognormal(300, 1.0), block_size=1
-)
+MODEL = BirthDeath(prompt_tokens=Skewed(100, 1.2), output_tokens=Skewed(300, 1.0), block_size=1)
 CAPACITIES = (1_000, 2_000, 4_000, 6_000, 8_000, 10_000)
 THRESHOLDS_MS = (50, 100, 200, 300, 500)
 VIOLATION_THRESHOLDS_MS = (50, 100, 150, 200, 500)

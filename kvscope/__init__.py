@@ -1,6 +1,58 @@
-"""kvscope: what a prefix cache gives, what it could give, and what to set for it."""
+"""kvscope: what a prefix cache gives, what it could give, and what to set for it.
+
+The Python API is in kvscope.api; its names are imported when they are first used, so that
+`import kvscope` is quick and an engine that loads the plugin imports nothing else.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvscope.api import (
+        AnalysisResult,
+        FitResult,
+        InputError,
+        KvscopeError,
+        OpenTrace,
+        SimulationResult,
+        TuneResult,
+        UsageError,
+        analyze,
+        fit,
+        open_trace,
+        simulate,
+        tune,
+    )
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = [
+    "AnalysisResult",
+    "FitResult",
+    "InputError",
+    "KvscopeError",
+    "OpenTrace",
+    "SimulationResult",
+    "TuneResult",
+    "UsageError",
+    "__version__",
+    "analyze",
+    "fit",
+    "open_trace",
+    "simulate",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the API."""
+    if name in __all__:
+        from importlib import import_module
+
+        return getattr(import_module("kvscope.api"), name)
+    raise AttributeError(f"module 'kvscope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of the API."""
+    return __all__

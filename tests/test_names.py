@@ -13,15 +13,14 @@ VAGUE = {"found", "gone", "one", "told", "who"}
 """Names that say how a value came about instead of what it is."""
 STILL_VAGUE = {
     *("dashboard", "kvscope/app", "kvscope/characterize", "kvscope/cli", "kvscope/core"),
-    *("kvscope/ingest", "kvscope/learning", "kvscope/policies", "kvscope/replay"),
-    *("kvscope/report", "kvscope/reuse_models", "kvscope/tuning"),
-    *("kvscope/vllm_plugin", "kvscope/vllm_sim"),
+    *("kvscope/learning", "kvscope/policies", "kvscope/replay"),
+    *("kvscope/report", "kvscope/reuse_models", "kvscope/vllm_sim"),
 }
 """Rooms that still have such variables; this set only shrinks."""
 STILL_SHARED = {
-    *("Asked", "Batch", "Ends", "Fitted", "History", "Lengths", "Lognormal", "Reuse", "Sample"),
-    *("Seen", "Shadows", "StoredRun", "Turns", "Validation", "Wanted", "Windows"),
-    *("_Line", "_Row", "_Seen", "_Session", "_Sums"),
+    *("Asked", "Ends", "Fitted", "History"),
+    *("Seen", "Shadows", "Turns", "Wanted", "Windows"),
+    *("_Seen", "_Sums"),
 }
 """Class names that are still used twice; this set only shrinks."""
 

@@ -53,19 +53,28 @@ def fit_source(
     monitor: Monitor,
     reading: Reading = AS_STORED,
 ) -> tuple[Fit, EndsFit | None]:
-    """Ingest `source` if the store lacks it, and return the fit of its models, kept in the store.
+    """Ingest `source` if the store lacks it, and return what `fit_trace` does."""
+    from kvscope.app.traces import load_trace
 
-    The second result is what `returns` learns about the ends of conversations. Writes the exported
-    policy. Raises InputError for a trace that lacks what the request needs.
+    trace = load_trace(store, source, monitor, reading)
+    return fit_trace(store, trace, request, monitor)
+
+
+def fit_trace(
+    store: Store, trace: Trace, request: FitRequest, monitor: Monitor
+) -> tuple[Fit, EndsFit | None]:
+    """Return the fit of the trace's models, which the store keeps; write the exported policy.
+
+    The second result is what `returns` learns about the ends of conversations. Raises InputError
+    for a trace that lacks what the request needs.
     """
-    from kvscope.app.traces import load_trace, replayable
+    from kvscope.app.traces import replayable
     from kvscope.policies.tlru_learned import HORIZON
     from kvscope.reuse_models.fit import fit
     from kvscope.reuse_models.results import keep
     from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
     options = request.options
-    trace = load_trace(store, source, monitor, reading)
     if options.returns and not trace.has_hashes:
         raise InputError(
             "a trace of lengths tells no turn from another",

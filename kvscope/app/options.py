@@ -9,7 +9,7 @@ neither numpy nor a kernel, so that `--help` is quick.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -260,7 +260,8 @@ class SimulateOptions:
             "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
             " can run.",
             "NAME,...",
-            default=REPLAYED,
+            str.lower,
+            REPLAYED,
         ),
     ] = None
     capacity: Capacities = None
@@ -402,7 +403,7 @@ class TuneOptions:
     latency: Latency = None
     policies: Annotated[
         str | None,
-        Option("Policies that may replace LRU.", "NAME,...", default=CONTENDERS),
+        Option("Policies that may replace LRU.", "NAME,...", str.lower, CONTENDERS),
     ] = None
     param: Params = None
     rate_scale: RateScale = 1.0
@@ -441,19 +442,30 @@ def declared(annotation: object) -> tuple[Any, Option] | None:
 def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     """Return the options of class `kind` among `written`; texts are parsed as on a command line.
 
-    Raises UsageError that names the option.
+    Several texts count as one with commas; other values are taken as they are. Raises UsageError
+    that names the option.
     """
     hints = get_type_hints(kind, include_extras=True)
-    return kind(**{name: _value(name, hints[name], written[name]) for name in hints})
+    return kind(
+        **{name: _value(name, hints[name], written[name]) for name in hints.keys() & written}
+    )
 
 
 def _value(name: str, annotation: object, value: object) -> object:
     pair = declared(annotation)
-    if pair is None or not isinstance(value, str):
+    if pair is None or value is None:
         return value
-    choices, option = pair
+    kind, option = pair
+    takes_list = any(get_origin(part) is list for part in (kind, *get_args(kind)))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if takes_list or not all(isinstance(part, str) for part in value):
+            return tuple(value)
+        value = ",".join(value)
+    if not isinstance(value, str):
+        takes_several = any(get_origin(part) is tuple for part in get_args(kind))
+        return (value,) if takes_several else value
     try:
-        return option.parse(value) if option.parse else _choice(choices, value)
+        return option.parse(value) if option.parse else _choice(kind, value)
     except UsageError as error:
         raise UsageError(error.what, where=name, remedy=error.remedy) from error
 

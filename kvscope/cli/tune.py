@@ -14,7 +14,7 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode
+from kvscope.core.errors import ExitCode, Stopped
 
 DEFAULT_OUTPUT = "recommendation.toml"
 
@@ -51,7 +51,6 @@ def tune(
     from kvscope.report import recommendation as report
     from kvscope.report.section import check_names
     from kvscope.store.db import open_store
-    from kvscope.tuning.trial import Stopped
 
     check_names(printing.section, report.SECTIONS)
     with (

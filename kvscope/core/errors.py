@@ -56,6 +56,12 @@ class StoreVersionError(InputError):
     """The store was written by a newer kvscope."""
 
 
+class Stopped(KvscopeError):
+    """The user ended the work before it was finished."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 class ToleranceError(KvscopeError):
     """A measurement lies outside the stated tolerance."""
 

@@ -142,7 +142,7 @@ def _refused(message: str, document: object, schema: Any, where: str, remedy: st
     if (field := _FIELD.fullmatch(what)) is not None:
         names.append(field["name"])
         what = "missing" if field["defect"].startswith("missing") else "unknown key"
-        known = [one.encode_name for one in msgspec.structs.fields(kind)]
+        known = [item.encode_name for item in msgspec.structs.fields(kind)]
         if what == "unknown key":
             near = get_close_matches(field["name"], known, n=1)
             remedy = f"did you mean {near[0]!r}" if near else f"keys: {', '.join(known)}"

@@ -13,7 +13,7 @@ from kvscope.ingest import lineage
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
 from kvscope.ingest.formats.base import ROOT
 from kvscope.ingest.hash_ids import NO_ID
-from kvscope.ingest.reuse import Reuse, trace_reuse
+from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
 
@@ -28,7 +28,7 @@ class Built:
     requests: dict[str, NDArray[Any]]
     types: tuple[str, ...]
     trie: Trie
-    reuse: Reuse
+    reuse: TraceReuse
     lineage: Lineage
     out_of_order: int
     notes: tuple[str, ...]

@@ -38,7 +38,7 @@ _TYPECODES = {
 }
 
 
-class Batch:
+class RequestBatch:
     """Requests as arrays of the fields that are checked, a field at a time.
 
     Path k is ids[starts[k]:starts[k + 1]]. Requests without a turn have 0; those without an arrival
@@ -137,7 +137,7 @@ class Columns:
         batch = self._sound_batch(records.requests)
         if batch is None:
             records = self._checked(records)
-            batch = Batch(records.requests)
+            batch = RequestBatch(records.requests)
         for line, reason in sorted(records.refused):
             self._rejects.reject(line, reason)
         self._rejects.accepted += len(records.lines)
@@ -151,10 +151,10 @@ class Columns:
             for name, column in self._columns.items()
         }
 
-    def _sound_batch(self, requests: list[Request]) -> Batch | None:
+    def _sound_batch(self, requests: list[Request]) -> RequestBatch | None:
         """Return the requests if all of them can be used; None if each has to be checked."""
         try:
-            batch = Batch(requests)
+            batch = RequestBatch(requests)
         except (BadLine, OverflowError):
             return None
         if not self._settled_block_size and (
@@ -197,7 +197,7 @@ class Columns:
                 raise BadLine(f"delays add up to more than {LONGEST_S:g} s")
         self._settled_block_size, self._waited_s = size, waited_s
 
-    def _append(self, batch: Batch) -> None:
+    def _append(self, batch: RequestBatch) -> None:
         rows = batch.requests
         self._append_times(batch)
         types = [row.type or UNKNOWN_TYPE for row in rows]
@@ -212,7 +212,7 @@ class Columns:
         self._extend("user_id", keys([row.user_id for row in rows]))
         self._append_paths(batch)
 
-    def _append_paths(self, batch: Batch) -> None:
+    def _append_paths(self, batch: RequestBatch) -> None:
         """Hand the paths to the trie, and keep the last block of each."""
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
         if self.trie.count + len(ids) > INT32_MAX:
@@ -230,7 +230,7 @@ class Columns:
         self.unhashed += int(np.count_nonzero(blocks == 0))
         self.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
 
-    def _append_times(self, batch: Batch) -> None:
+    def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and its predecessor in its session."""
         rows, arrival_s = batch.requests, self._columns["arrival_s"]
         if len(batch.arrivals_s) == len(rows) and {row.session_id for row in rows} == {None}:

@@ -35,11 +35,11 @@ _LARGEST_NEGATED = np.uint64(2**63)
 _LEAST_OF_20_DIGITS = np.uint64(10**19)
 
 
-class _Line(msgspec.Struct, gc=False):
+class _HashIdsLine(msgspec.Struct, gc=False):
     hash_ids: list[Identifier] | None = None
 
 
-_decode = msgspec.json.Decoder(_Line).decode
+_decode = msgspec.json.Decoder(_HashIdsLine).decode
 
 
 def key(identifier: Identifier) -> int:

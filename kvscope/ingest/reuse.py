@@ -12,7 +12,7 @@ from kvscope.core.prefix import write_path
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class TraceReuse:
     """What an infinite cache sees of a trace with R requests, N blocks and K runs.
 
     Run k: blocks [depth[k], depth[k] + blocks[k]) of request[k]'s prompt were last touched by
@@ -39,7 +39,7 @@ def trace_reuse(
     full_blocks: NDArray[np.int32],
     carried_leaf: NDArray[np.int32],
     carried_blocks: NDArray[np.int32],
-) -> Reuse:
+) -> TraceReuse:
     """Follow every request down its path and return the earlier requests that touched it."""
     requests, longest = len(full_blocks), int(carried_blocks.max(initial=0))
     first = np.full(len(block_parent), -1, dtype=np.int32)
@@ -56,7 +56,7 @@ def trace_reuse(
         )  # fmt: skip
         if done == requests:
             request, prev, depth, blocks = runs[:, :count].copy()
-            return Reuse(request, prev, depth, blocks, first, last, reuses, ideal)
+            return TraceReuse(request, prev, depth, blocks, first, last, reuses, ideal)
         runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
 
 

@@ -91,6 +91,8 @@ def load_profile(name_or_path: str = DEFAULT_PROFILE) -> LatencyProfile:
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.is_file():
         return read_profile(path)
+    if name_or_path.lower() in PRESETS:
+        return PRESETS[name_or_path.lower()]
     near = get_close_matches(name_or_path.lower(), PRESETS, n=3, cutoff=0.5)
     known = f"did you mean {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
     raise UsageError(

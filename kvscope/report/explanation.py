@@ -161,7 +161,7 @@ def capacities_chart(tuned: Recommendation) -> style.Figure:
                 [blocks * unit.per_block for blocks in capacities],
                 [trials[blocks].target_s * 1e3 for blocks in capacities],
                 policy_line(name),
-                {"mode": "lines+markers"},
+                style.MARKED,
             )
         )
     title, y = "Tail against capacity in the training window", f"{tuned.target_name} (ms)"

@@ -90,8 +90,11 @@ def headline(fit: Fit) -> Section:
     elif not fitted:
         sentences.append("Too little is reused to fit a model to any category. Use a longer trace.")
     else:
-        sentences += [*_verdicts(fitted), *_few(fit), *_stable(fit.windows)]
-    sentences += _births(fit)
+        few = [row for row in fit.categories if row.model is None]
+        sentences += _verdicts(fitted)
+        sentences += [f"Too few gaps to fit: {_names(few)}."] if few else []
+        sentences += _stable(fit.windows)
+    sentences.append(_births(fit))
     tables = (_models_to_use(fit, fitted),) if fitted else ()
     return Section("Summary", tuple(sentences), tables=tables, plot=_plot(fitted))
 
@@ -100,71 +103,58 @@ def _verdicts(fitted: list[CategoryFit]) -> list[str]:
     exponential = [row for row in fitted if row.verdict == _FITS]
     where = _names(exponential) if exponential else "no category"
     sentences = [f"Reuse clearly follows an exponential after {where}."]
-    others = [row for row in fitted if row not in exponential]
-    for verdict in dict.fromkeys(_without_miss(row) for row in others):
-        alike = [row for row in others if _without_miss(row) == verdict]
-        sentences.append(f"After {_names(alike)}: {verdict}.")
-    return sentences
-
-
-def _without_miss(row: CategoryFit) -> str:
-    """Return the verdict without how far it misses, which differs from category to category."""
-    misfit = "" if row.fits else ", which does not fit either"
-    return row.verdict.split(", but misses")[0] + misfit
+    others: dict[str, list[CategoryFit]] = {}
+    for row in fitted:
+        if row.verdict != _FITS:  # how far it misses differs from category to category
+            misfit = "" if row.fits else ", which does not fit either"
+            others.setdefault(row.verdict.split(", but misses")[0] + misfit, []).append(row)
+    return sentences + [f"After {_names(alike)}: {verdict}." for verdict, alike in others.items()]
 
 
 def _names(rows: Sequence[CategoryFit]) -> str:
     return listed([row.category for row in sorted(rows, key=lambda row: -row.n)], _SEVERAL)
 
 
-def _few(fit: Fit) -> list[str]:
-    few = [row for row in fit.categories if row.model is None]
-    return [f"Too few gaps to fit: {_names(few)}."] if few else []
-
-
 def _stable(windows: Windows | None) -> list[str]:
     if windows is None or not windows.stability:
         return ["The trace is too short to tell how stable that is."]
     length = units.duration_in_words(windows.length_s)
+    between = {"window": f"windows of {length}", "day": "days"}
     return [
-        _steadiness(f"windows of {length}" if unit == "window" else "days", rows)
-        for unit in ("window", "day")
+        f"Between {name}, {counted(len(rows), 'category', 'categories')}: {_verdict_counts(rows)}."
+        for unit, name in between.items()
         if (rows := [row for row in windows.stability if row.between == unit])
     ]
 
 
-def _steadiness(between: str, rows: Sequence[StabilityFit]) -> str:
+def _verdict_counts(rows: Sequence[StabilityFit]) -> str:
     changing = [row.category for row in rows if row.stable is False]
-    counts = (
-        (sum(row.stable is True for row in rows), "stable"),
-        (len(changing), "changing"),
-        (sum(row.stable is None for row in rows), "too rare to tell"),
-    )
-    parts = ", ".join(f"{number} {words}" for number, words in counts if number)
-    which = f" ({listed(changing, _SEVERAL)})" if changing else ""
-    return f"Between {between}, {counted(len(rows), 'category', 'categories')}: {parts}{which}."
+    numbers = {
+        "stable": sum(row.stable is True for row in rows),
+        "changing": len(changing),
+        "too rare to tell": sum(row.stable is None for row in rows),
+    }
+    parts = ", ".join(f"{number} {words}" for words, number in numbers.items() if number)
+    return f"{parts} ({listed(changing, _SEVERAL)})" if changing else parts
 
 
-def _births(fit: Fit) -> list[str]:
+def _births(fit: Fit) -> str:
+    """Return the conversation model in a sentence."""
     model = fit.conversation
     if fit.trace.lineage == "none":
-        return ["The trace does not say which requests belong to one conversation."]
+        return "The trace does not say which requests belong to one conversation."
     if model is None:
-        return ["Too few follow-up turns to fit a model of conversations."]
+        return "Too few follow-up turns to fit a model of conversations."
     misfit = "" if model.fits else f" The waits fit only to {model.ks:.0%}."
-    death = (
-        f"end after a mean of {units.duration_in_words(1 / model.death_rate_per_s)}"
-        if model.death_rate_per_s
-        else "have no observed end"
+    end = "have no observed end"
+    if model.death_rate_per_s:
+        end = f"end after a mean of {units.duration_in_words(1 / model.death_rate_per_s)}"
+    return (
+        f"Conversations begin at {units.format_rate(model.birth_rate_per_s)}, take a turn every"
+        f" {units.duration_in_words(1 / model.turn_rate_per_s)} while alive, and {end}:"
+        f" {model.turns:.1f} turns on average; another turn follows with probability"
+        f" {share(model.next_turn_probability)}.{misfit}"
     )
-    return [
-        (
-            f"Conversations begin at {units.format_rate(model.birth_rate_per_s)}, take a turn every"
-            f" {units.duration_in_words(1 / model.turn_rate_per_s)} while alive, and {death}:"
-            f" {model.turns:.1f} turns on average; another turn follows with probability"
-            f" {share(model.next_turn_probability)}.{misfit}"
-        )
-    ]
 
 
 def _models_to_use(fit: Fit, fitted: list[CategoryFit]) -> Table:
@@ -429,7 +419,7 @@ def _over_time(windows: Windows, categories: Sequence[str], of: str) -> list[sty
             name,
             [row.start_s / 3600 for row in rows],
             [value(row) for row in rows],
-            options={"mode": "lines+markers"},
+            options=style.MARKED,
         )
         for name, rows in by_category.items()
         if rows
@@ -438,27 +428,20 @@ def _over_time(windows: Windows, categories: Sequence[str], of: str) -> list[sty
 
 def next_turns_chart(fit: Fit) -> style.Figure:
     """Build the probability that another turn follows, by the turn it follows."""
+    points = [
+        (row.turn, row.probability, *(row.interval or (row.probability, row.probability)))
+        for row in fit.next_turns
+        if row.turn and row.probability is not None
+    ]
+    turns, chances, low, high = zip(*points, strict=True) if points else ((), (), (), ())
+    reach = {
+        "type": "data",
+        "symmetric": False,
+        "array": [top - chance for top, chance in zip(high, chances, strict=True)],
+        "arrayminus": [chance - bottom for bottom, chance in zip(low, chances, strict=True)],
+    }
     chart = style.figure("Next turn", "after turn", "probability of another one")
-    rows = [row for row in fit.next_turns if row.turn and row.probability is not None]
-    chart.add_scatter(
-        x=[row.turn for row in rows],
-        y=[row.probability for row in rows],
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [_reach(row, 1) for row in rows],
-            "arrayminus": [-_reach(row, 0) for row in rows],
-        },
-        name="with 95% CI",
-        mode="markers",
-        marker={"color": style.BLUE, "size": 9},
-    )
-    chart.update_xaxes(tickformat="d", dtick=1 if len(rows) <= _EACH_TURN else None)
-    chart.update_yaxes(tickformat=".0%", range=[0, 1])
-    return chart
-
-
-def _reach(row: NextTurnFit, side: int) -> float:
-    if row.interval is None or row.probability is None:
-        return 0.0
-    return row.interval[side] - row.probability
+    look = {"name": "with 95% CI", "mode": "markers", "marker": {"color": style.BLUE, "size": 9}}
+    chart.add_scatter(x=turns, y=chances, error_y=reach, **look)
+    chart.update_xaxes(tickformat="d", dtick=1 if len(turns) <= _EACH_TURN else None)
+    return chart.update_yaxes(tickformat=".0%", range=[0, 1])

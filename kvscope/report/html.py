@@ -108,7 +108,6 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     figures: dict[str, Mapping[str, object]] = {}
     for number, section in enumerate(sections, start=1):
         menu.append(f'<a href="#section-{number}">{escape(section.title)}</a>')
-        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
         charts = ""
         for build in section.figures:
             chart = build().to_dict()
@@ -118,8 +117,8 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
             about = escape(chart["layout"]["title"]["text"])
             charts += f'<div class="figure" id="{name}" aria-label="Chart: {about}"></div>'
         body.append(
-            f'<section id="section-{number}"><h2>{escape(section.title)}</h2>{words}{charts}'
-            f"{''.join(map(_table, section.tables))}</section>"
+            f'<section id="section-{number}"><h2>{escape(section.title)}</h2>{_words(section)}'
+            f"{charts}{''.join(map(_table, section.tables))}</section>"
         )
     packed = base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
     return (
@@ -133,6 +132,18 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
         f'<script type="text/plain" id="plotly">{packed}</script><script>{_SCRIPT}</script>'
         "</body></html>\n"
     )
+
+
+def fragment(sections: Sequence[Section]) -> str:
+    """Return the words and tables of sections, for a cell of a notebook."""
+    return "".join(
+        f"<h4>{escape(section.title)}</h4>{_words(section)}{''.join(map(_table, section.tables))}"
+        for section in sections
+    )
+
+
+def _words(section: Section) -> str:
+    return "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
 
 
 def _json(figures: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
 from kvscope.core.kv_size import ModelKv
-from kvscope.core.runs import Run, RunSetting
+from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.replay.curve import HitCurve
 from kvscope.report import html, style, ttft
@@ -29,10 +30,12 @@ from kvscope.report.runs import (
     rate,
     run_columns,
 )
-from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
+    SECONDS,
     Sizes,
+    TimeUnit,
     Unit,
     count,
     definition_in_words,
@@ -84,18 +87,13 @@ def stored(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> list[Sec
     for run in ordered(runs):
         by_setting.setdefault(run.setting, []).append(run)
     sizes = Sizes(trace.block_size, model).columns(lambda run: run.capacity_blocks)
-    return [
-        Section(
-            trace.name if setting.slo_s is None else f"{trace.name}, SLO {_slo(setting)}",
-            sentences=setting_in_words(setting),
-            tables=(
-                tabulate(
-                    "", alike, {"policy": names(alike), **sizes, **run_columns(alike)}, _star(alike)
-                ),
-            ),
-        )
-        for setting, alike in by_setting.items()
-    ]
+    known = []
+    for setting, alike in by_setting.items():
+        slo = "" if setting.slo_s is None else f", SLO {units.duration_in_words(setting.slo_s)}"
+        columns = {"policy": names(alike), **sizes, **run_columns(alike)}
+        table = tabulate("", alike, columns, _star(alike))
+        known.append(Section(f"{trace.name}{slo}", setting_in_words(setting), (table,)))
+    return known
 
 
 def html_report(simulation: Simulation) -> str:
@@ -106,56 +104,44 @@ def html_report(simulation: Simulation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A measure of runs, of which the lowest is the best.
-
-    `words` and `change` write it and a difference in a sentence, `cell` and `cell_change` in the
-    column that `title` and `column` name.
-    """
+    """A measure of runs, of which the lowest is the best; a time (s) has a `unit` in columns."""
 
     best: str
     title: str
-    column: str
+    name: str
     value: Callable[[Run], float]
-    words: Callable[[float], str]
-    change: Callable[[float], str]
-    cell: Callable[[float], str]
-    cell_change: Callable[[float], str]
+    unit: TimeUnit | None = None
+
+    @property
+    def column(self) -> str:
+        return f"{self.name} ({self.unit.name})" if self.unit else self.name
+
+    def words(self, value: float) -> str:
+        return units.duration_in_words(value) if self.unit else share(-value)
+
+    def cell(self, value: float) -> str:
+        return self.unit.cell(value) if self.unit else share(-value)
+
+    def change(self, value: float, write: Callable[[float], str]) -> str:
+        return difference(value, write) if self.unit else points(-value)
 
 
-def _seconds(
-    best: str, title: str, column: str, runs: Sequence[Run], value: Callable[[Run], float]
-) -> _Measure:
-    """Return a measure in seconds, which a column has in the unit that suits its `runs`."""
-    unit = time_unit(map(value, runs))
-    in_words = partial(difference, write=units.duration_in_words)
-    in_cells = partial(difference, write=unit.cell)
-    name = f"{column} ({unit.name})"
-    return _Measure(
-        best, title, name, value, units.duration_in_words, in_words, unit.cell, in_cells
-    )
+def _measures(simulation: Simulation) -> list[_Measure]:
+    """Return hit rate, p95 TTFT and, with an SLO, TEL."""
 
+    def p95_s(run: Run) -> float:
+        return run.outcome.ttft_ms.p95 / 1e3
 
-def _measures(simulation: Simulation) -> Iterator[_Measure]:
-    """Yield hit rate, p95 TTFT and, with an SLO, TEL."""
+    def tel_s(run: Run) -> float:
+        return (run.outcome.tel_ms or 0.0) / 1e3
 
-    def hits(loss: float) -> str:
-        return share(-loss)
-
-    def change(loss: float) -> str:
-        return points(-loss)
-
-    yield _Measure(
-        *("Most hits", "Hit rate", "hit rate"), lambda run: -rate(run), hits, change, hits, change
-    )
-    runs = simulation.runs
-    yield _seconds(
-        *("Lowest p95 TTFT", "p95 TTFT", "p95"), runs, lambda run: run.outcome.ttft_ms.p95 / 1e3
-    )
-    if simulation.setting.slo_s is not None:
-        title = "Tail excess latency (TEL), summed over all requests"
-        yield _seconds(
-            *("Lowest TEL", title, "TEL"), runs, lambda run: (run.outcome.tel_ms or 0.0) / 1e3
-        )
+    hits = _Measure("Most hits", "Hit rate", "hit rate", lambda run: -rate(run))
+    unit = time_unit(map(p95_s, simulation.runs))
+    tail = _Measure("Lowest p95 TTFT", "p95 TTFT", "p95", p95_s, unit)
+    if simulation.setting.slo_s is None:
+        return [hits, tail]
+    title, unit = "Tail excess latency (TEL), summed over all requests", SECONDS
+    return [hits, tail, _Measure("Lowest TEL", title, "TEL", tel_s, unit)]
 
 
 def summary(simulation: Simulation) -> Section:
@@ -180,15 +166,17 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
         return [f"{measure.best}: {policies} of {len(contests)} capacities."]
     sentences = []
     for at, run in best.items():
-        words = (
-            f"{measure.best} at {_sizes(simulation).label(at)}: {name(run)}, {write(value(run))}"
+        label, lru, optimum = (
+            _sizes(simulation).label(at),
+            contests[at].baseline,
+            contests[at].optimum,
         )
-        lru, optimum = contests[at].baseline, contests[at].optimum
+        words = f"{measure.best} at {label}: {name(run)}, {write(value(run))}"
         if lru is not None and lru is not run:
-            change = measure.change(value(run) - value(lru))
+            change = measure.change(value(run) - value(lru), write)
             words += f" ({change} vs LRU's {write(value(lru))})"
         if optimum is not None:
-            gap = measure.change(value(optimum) - value(run))
+            gap = measure.change(value(optimum) - value(run), write)
             words += f"; optimum {write(value(optimum))} (gap {gap})"
         sentences.append(f"{words}.")
     return sentences
@@ -196,37 +184,34 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
 
 def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     """Return what the numbers count and assume."""
+    capacity = "Capacity: idle cached blocks; add KV memory for running requests."
+    if setting.tiers:
+        capacity = f"Capacity: {setting.tiers} together, {setting.tier_mode}."
+    elif setting.capacity_model == "engine":
+        capacity = (
+            "Capacity: an engine's block pool, which also holds the blocks of running requests; at"
+            f" most {count(setting.max_num_seqs)} run at once, with"
+            f" {count(setting.max_num_batched_tokens)} tokens per step."
+        )
     assumed = [f"latency profile {setting.latency}"]
     if setting.slo_s is not None:
-        assumed.append(f"SLO {_slo(setting)}")
+        assumed.append(f"SLO {units.duration_in_words(setting.slo_s)}")
     if setting.rate_scale != 1:
         assumed.append(f"arrival rate × {setting.rate_scale:g}")
     if setting.isolate:
         assumed.append(f"no block shared between {setting.isolate}s")
-    sentences = [
-        f"Counted: {definition_in_words(setting.definition)}. {_capacity_in_words(setting)}",
+    sentences = (
+        f"Counted: {definition_in_words(setting.definition)}. {capacity}",
         f"TTFT: {', '.join(assumed)}.",
-    ]
-    if not setting.exact:
-        sample = share(setting.sample_rate)
-        of = "all requests" if setting.sample_rate == 1 else f"{sample} of the trace"
-        grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
-        sentences.append(
-            f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
-        )
-    return tuple(sentences)
-
-
-def _capacity_in_words(setting: RunSetting) -> str:
-    if setting.tiers:
-        return f"Capacity: {setting.tiers} together, {setting.tier_mode}."
-    if setting.capacity_model == "engine":
-        return (
-            "Capacity: an engine's block pool, which also holds the blocks of running requests; at"
-            f" most {count(setting.max_num_seqs or 0)} run at once, with"
-            f" {count(setting.max_num_batched_tokens or 0)} tokens per step."
-        )
-    return "Capacity: idle cached blocks; add KV memory for running requests."
+    )
+    if setting.exact:
+        return sentences
+    of = "all requests"
+    if setting.sample_rate != 1:
+        of = f"{share(setting.sample_rate)} of the trace"
+    grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
+    estimated = f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
+    return (*sentences, estimated)
 
 
 def _contest_table(
@@ -241,23 +226,21 @@ def _contest_table(
     def change(run: Run | None, other: Run | None) -> str:
         if run is None or other is None or run is other:
             return NONE
-        return measure.cell_change(measure.value(run) - measure.value(other))
+        return measure.change(measure.value(run) - measure.value(other), measure.cell)
 
-    columns: Columns = {
+    columns: dict[str, Callable[[Any], str]] = {
         **_sizes(simulation).columns(lambda row: row[0]),
         "best": lambda row: NONE if row[1].best is None else name(row[1].best),
         measure.column: lambda row: cell(row[1].best),
         "lru": lambda row: cell(row[1].baseline),
         "vs lru": lambda row: change(row[1].best, row[1].baseline),
     }
-    if all(runs.optimum is None for runs in contests.values()):
-        return tabulate(measure.title, contests.items(), columns)
-    optimum: Columns = {
-        "optimum": lambda row: cell(row[1].optimum),
-        "gap": lambda row: change(row[1].optimum, row[1].best),
-    }
-    note = "gap: optimum minus best policy"
-    return tabulate(measure.title, contests.items(), {**columns, **optimum}, note)
+    note = ""
+    if any(runs.optimum is not None for runs in contests.values()):
+        columns["optimum"] = lambda row: cell(row[1].optimum)
+        columns["gap"] = lambda row: change(row[1].optimum, row[1].best)
+        note = "gap: optimum minus best policy"
+    return tabulate(measure.title, contests.items(), columns, note)
 
 
 def _runs(simulation: Simulation) -> Section:
@@ -290,11 +273,11 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     """Return a row for each tier of each run; nothing where the cache has one tier."""
     name, sizes = names(simulation.runs), _sizes(simulation)
     rows = [(run, tier) for run in simulation.runs for tier in run.tiers]
-    waits = {
-        id(tier): tier.transfer_ms / run.outcome.requests
-        for run, tier in rows
-        if run.outcome.requests and tier.transfer_ms
-    }
+
+    def transfer(row: tuple[Run, TierOutcome]) -> str:
+        requests, wait_ms = row[0].outcome.requests, row[1].transfer_ms
+        return significant(wait_ms / requests) if requests and wait_ms else NONE
+
     table = tabulate(
         "Hits by tier",
         rows,
@@ -304,9 +287,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
             "capacity": lambda row: sizes.label(row[1].capacity_blocks),
             "hit tokens": lambda row: count(row[1].hit_tokens),
             "hit rate": lambda row: share(row[1].token_hit_rate),
-            "transfer (ms)": lambda row: (
-                significant(waits[id(row[1])]) if id(row[1]) in waits else NONE
-            ),
+            "transfer (ms)": transfer,
             "evictions": lambda row: count(row[1].evictions),
             "demotions": lambda row: count(row[1].demotions),
         },
@@ -367,35 +348,23 @@ def _star(runs: Sequence[Run]) -> str:
     return ORACLE_NOTE if any(run.hindsight for run in runs) else ""
 
 
-def _slo(setting: RunSetting) -> str:
-    return units.duration_in_words(setting.slo_s or 0.0)
-
-
 def hit_rates_chart(simulation: Simulation) -> style.Figure:
     """Build hit rate over capacity: LRU at every capacity, the others where they were replayed."""
     unit, curve = _sizes(simulation).axis, simulation.curve
-    series = []
+    series = list(_over_capacity(simulation, rate, plain_lru=curve is None))
     if curve is not None:
         low, high = (max(simulation.capacities[end], 1) for end in (0, -1))
-        series = [_lru(curve, unit, np.geomspace(low, high, _CURVE_POINTS))]
-    weight = simulation.setting.definition.weight
-    chart = style.lines(
-        "Hit rate by policy",
-        f"capacity ({unit.name})",
-        f"hit rate by {weight}",
-        (
-            *series,
-            # where LRU's line is exact at every capacity, its replays add nothing
-            *_over_capacity(simulation, rate, plain_lru=curve is None),
-        ),
-    )
+        series.insert(0, _lru(curve, unit, low, high, _CURVE_POINTS))
+    y = f"hit rate by {simulation.setting.definition.weight}"
+    chart = style.lines("Hit rate by policy", unit.axis, y, series)
     if curve is not None:
         style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
     return chart
 
 
-def _lru(curve: HitCurve, unit: Unit, capacities: np.ndarray) -> style.Series:
-    grid = np.unique(capacities.round().astype(np.int64))
+def _lru(curve: HitCurve, unit: Unit, low: int, high: int, points: int) -> style.Series:
+    """Return LRU's hit rate between two capacities, both in blocks."""
+    grid = np.unique(np.geomspace(low, high, points).round().astype(np.int64))
     hover = {"hovertemplate": f"%{{x:,.4~g}} {unit.name}: %{{y:.2%}}"}
     sizes, rates = (grid * unit.per_block).tolist(), curve.rate(grid).tolist()
     return style.Series(BASELINE, sizes, rates, policy_line(BASELINE), hover)
@@ -423,8 +392,8 @@ def _measured(
     simulation: Simulation, title: str, axis: str, value: Callable[[Run], float]
 ) -> style.Figure:
     """Build a measure of every run over capacity."""
-    x, series = f"capacity ({_sizes(simulation).axis.name})", _over_capacity(simulation, value)
-    return style.lines(title, x, axis, series, shares="")
+    unit, series = _sizes(simulation).axis, _over_capacity(simulation, value)
+    return style.lines(title, unit.axis, axis, series, shares="")
 
 
 def _over_capacity(
@@ -446,7 +415,7 @@ def _over_capacity(
             [run.capacity_blocks * unit.per_block for run in runs],
             [value(run) for run in runs],
             policy_line(policy),
-            {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}},
+            {**style.MARKED, "marker": {"symbol": symbol, "size": 7}},
         )
 
 
@@ -486,30 +455,19 @@ def lru_curve_chart(
     Of each policy the parameters with most runs are drawn.
     """
     largest = max(int(curve.knots[-1]), at_blocks, 2)
+    series = [_lru(curve, unit, 1, largest, _SMOOTH_POINTS)]
     name = names(runs)
     by_policy: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         if not is_plain_lru(run):  # which is the line
             by_policy.setdefault(run.policy, {}).setdefault(name(run), []).append(run)
-    series = [_lru(curve, unit, np.geomspace(1, largest, _SMOOTH_POINTS))]
-    for by_name in by_policy.values():
+    for policy, by_name in by_policy.items():
         label, alike = max(by_name.items(), key=lambda item: len(item[1]))
-        series.append(
-            style.Series(
-                label,
-                [run.capacity_blocks * unit.per_block for run in alike],
-                [rate(run) for run in alike],
-                {**policy_line(alike[0].policy), "width": 1},
-                {"mode": "lines+markers", "marker": {"size": 8}},
-            )
-        )
-    chart = style.lines(
-        "LRU's exact hit rate at every capacity",
-        f"capacity ({unit.name})",
-        f"hit rate by {curve.definition.weight}",
-        series,
-        height=430,
-    )
+        sizes = [run.capacity_blocks * unit.per_block for run in alike]
+        thin = {**policy_line(policy), "width": 1}
+        series.append(style.Series(label, sizes, list(map(rate, alike)), thin, style.MARKED))
+    title, weight = "LRU's exact hit rate at every capacity", curve.definition.weight
+    chart = style.lines(title, unit.axis, f"hit rate by {weight}", series, height=430)
     style.point(chart, at_blocks * unit.per_block, float(curve.rate(at_blocks)), "chosen")
     style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
     if working_set_blocks:

@@ -85,103 +85,79 @@ def html_report(tuned: Recommendation) -> str:
 def verdict_in_words(tuned: Recommendation) -> list[str]:
     """Return the verdict, and the figures behind it, in sentences."""
     tuning, sizes = tuned.tuning, explanation.sizes_of(tuned)
-    best, lru, target = tuning.recommended, tuning.baseline, tuning.target
-    slo, goal = units.duration_in_words(target.slo_s), tuned.target_name
+    best, target, goal = tuning.recommended, tuning.target, tuned.target_name
+    slo, name = units.duration_in_words(target.slo_s), tuned.called(best.policy)
     here = sizes.in_words(tuning.capacity_blocks)
-    now = f"LRU has a {goal} of {_time(lru)} at {here}"
+    now = f"LRU has a {goal} of {_time(tuning.baseline)} at {here}"
     if tuning.verdict == "keep-lru":
         return [f"Keep LRU: {now}, within the SLO of {slo}.", *_shrink(tuned, sizes)]
     if tuning.verdict == "unreachable":
-        worst = max(tuning.infinite_training.target_s, tuning.infinite.target_s)
-        never = (
-            f"No cache can meet the SLO of {slo}: even an infinite one has a {goal} of"
-            f" {units.duration_in_words(worst)}. {now}."
-        )
-        return [
-            never,
-            *_still(tuned),
-            "What remains is faster prefill or shorter prompts.",
-        ]
+        worst_s = max(tuning.infinite_training.target_s, tuning.infinite.target_s)
+        least = f"even an infinite one has a {goal} of {units.duration_in_words(worst_s)}"
+        sentences = [f"No cache can meet the SLO of {slo}: {least}. {now}."]
+        if best.policy.name != BASELINE:
+            still = f"{name} is still better than LRU: {_moves(best, tuned)}."
+            sentences += [still, *_side_effects(tuned)]
+        return [*sentences, "What remains is faster prefill or shorter prompts."]
     if tuning.verdict == "switch":
         switch = (
-            f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)}, within the SLO of {slo}"
-            f" in {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
+            f"Switch to {name}: {_moves(best, tuned)}, within the SLO of {slo} in"
+            f" {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
         )
         return [switch, *_side_effects(tuned)]
     add = f"Add capacity: {now}; no policy significantly meets the SLO of {slo} there."
     if best.capacity_blocks <= tuning.capacity_blocks:
         none = "No capacity within the search range meets it."
         return [f"{add} {none}", *_side_effects(tuned)]
-    more, name = sizes.in_words(best.capacity_blocks), tuned.called(best.policy)
+    enough = f"{name} meets it at {sizes.in_words(best.capacity_blocks)}"
     if best.meets(target):
-        enough = f"{name} meets it at {more}: {goal} {_time(best)} on held-out requests."
+        enough += f": {goal} {_time(best)} on held-out requests."
     else:
-        enough = (
-            f"{name} meets it at {more} in the training window but not on held-out requests: {goal}"
-            f" {_time(best)} there.{_needed(tuned, sizes)}"
-        )
-    return [f"{add} {enough}", *_hindsight(tuned, sizes), *_side_effects(tuned)]
+        fails = "in the training window but not on held-out requests"
+        enough += f" {fails}: {goal} {_time(best)} there."
+    return [" ".join([add, enough, *_held_out(tuned, sizes)]), *_side_effects(tuned)]
 
 
 def _time(trial: Trial) -> str:
     return units.duration_in_words(trial.target_s)
 
 
-def _moves(judged: HeldOutTrial, tuned: Recommendation) -> str:
+def _moves(trial: HeldOutTrial, tuned: Recommendation) -> str:
     """Return what the target measures, from LRU to another policy, with the change's interval."""
-    target, lru, other = tuned.tuning.target, tuned.tuning.baseline, judged
-    gain = judged.gains[target.objective]
+    target, lru = tuned.tuning.target, tuned.tuning.baseline
+    gain = trial.gains[target.objective]
     how = f"({change(gain)}, 95% CI {interval(gain)})"
-    moves = f"{tuned.target_name} {_time(lru)} -> {_time(other)}"
+    moves = f"{tuned.target_name} {_time(lru)} -> {_time(trial)}"
     if target.measure == "percentile":
         return f"{moves} {how}"
-    before, after = (share(trial.violation_share) for trial in (lru, other))
+    before, after = share(lru.violation_share), share(trial.violation_share)
     return f"{before} -> {after} of the requests over the SLO {how}, {moves}"
 
 
-def _needed(tuned: Recommendation, sizes: Sizes) -> str:
-    """Return what the held-out requests would have needed with the recommended policy."""
-    best = tuned.tuning.recommended
+def _held_out(tuned: Recommendation, sizes: Sizes) -> list[str]:
+    """Return what the held-out requests need, where that is not what the training window needed."""
+    blocks = tuned.tuning.recommended.capacity_blocks
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
-        if least is None or least.training.capacity_blocks != best.capacity_blocks:
+        if least is None or least.would_need_blocks is None:
             continue
-        if least.would_need_blocks is not None:
-            return f" Held-out requests would need {sizes.in_words(least.would_need_blocks)}."
-    return ""
-
-
-def _hindsight(tuned: Recommendation, sizes: Sizes) -> list[str]:
-    """Return a warning where the capacity is not the one that the training window called for."""
-    best = tuned.tuning.recommended
-    for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
-        if least is not None and least.would_need_blocks == best.capacity_blocks:
+        if least.would_need_blocks == blocks:
             early = sizes.in_words(least.training.capacity_blocks)
             return [f"Held-out requests need that much; the training window needed {early}."]
+        if least.training.capacity_blocks == blocks:
+            return [f"Held-out requests would need {sizes.in_words(least.would_need_blocks)}."]
     return []
 
 
 def _side_effects(tuned: Recommendation) -> list[str]:
     """Return what often pays for the tail: the median, the hits, and so prefill throughput."""
-    best = tuned.tuning.recommended
+    best, lru = tuned.tuning.recommended, tuned.tuning.baseline
     if "p50" not in best.gains:
         return []
-    both = (tuned.tuning.baseline, best)
-    before, after = (ms_in_words(tuned.times_ms(trial.outcome).p50) for trial in both)
-    hits, then = (share(trial.outcome.token_hit_rate) for trial in both)
-    also = (
-        f"Also: p50 {before} -> {after} ({change(best.gains['p50'])}), hit rate {hits} -> {then},"
-        f" prefills/s {both[0].served_per_s:.3g} -> {both[1].served_per_s:.3g}."
-    )
-    return [also]
-
-
-def _still(tuned: Recommendation) -> list[str]:
-    """Return what another policy gains although the SLO is out of reach."""
-    best = tuned.tuning.recommended
-    if best.policy.name == BASELINE:
-        return []
-    name = tuned.called(best.policy)
-    return [f"{name} is still better than LRU: {_moves(best, tuned)}.", *_side_effects(tuned)]
+    before, after = (ms_in_words(tuned.times_ms(trial.outcome).p50) for trial in (lru, best))
+    hits, then = (share(trial.outcome.token_hit_rate) for trial in (lru, best))
+    prefills = f"{lru.served_per_s:.3g} -> {best.served_per_s:.3g}"
+    p50 = f"{before} -> {after} ({change(best.gains['p50'])})"
+    return [f"Also: p50 {p50}, hit rate {hits} -> {then}, prefills/s {prefills}."]
 
 
 def _shrink(tuned: Recommendation, sizes: Sizes) -> list[str]:
@@ -204,8 +180,7 @@ def _verdict(tuned: Recommendation) -> Section:
         f" {count(split.warmup_requests)} to warm the cache; measured on the next"
         f" {count(split.judged_requests)} (held-out requests)."
     )
-    title = f"Recommendation: {tuned.tuning.verdict}"
-    return Section(title, sentences=(*verdict_in_words(tuned), how))
+    return Section(f"Recommendation: {tuned.tuning.verdict}", (*verdict_in_words(tuned), how))
 
 
 def _policies(tuned: Recommendation) -> Section:

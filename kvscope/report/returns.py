@@ -9,7 +9,7 @@ from kvscope.learning.ends.chances import FEATURES
 from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, sparkline, tabulate
-from kvscope.report.words import NONE, count, share, significant
+from kvscope.report.words import NONE, count, points, share, significant
 from kvscope.tuning.end_gain import EndGain, EndsFit
 
 _EVEN = 0.5  # the AUC of chance
@@ -23,7 +23,7 @@ def section(fit: EndsFit) -> Section:
         return Section("Returns", (_nothing(quality),))
     return Section(
         "Returns",
-        (_horizon(quality), _ranking(quality), _calibrated(quality), *_worth(fit)),
+        (*_how_well(quality), *_worth(fit)),
         tables=(_calibration(quality), _windows(quality), *_gains(fit), *_comparisons(quality)),
         plot=_plot(quality),
         figures=(partial(calibration_chart, quality), partial(auc_over_time_chart, quality)),
@@ -37,44 +37,31 @@ def _nothing(quality: PredictionQuality) -> str:
             f"The trace is too short to predict whether another turn comes within {horizon}: no"
             " request has both earlier requests to learn from and a known outcome."
         )
-    every = "Every" if quality.base_rate else "No"
+    which = "Every" if quality.base_rate else "No"
     return (
-        f"{every} request with a known outcome was followed within {horizon}: nothing to predict."
+        f"{which} request with a known outcome was followed within {horizon}: nothing to predict."
     )
 
 
-def _horizon(quality: PredictionQuality) -> str:
-    return (
-        f"Predicted for {count(quality.requests)} requests, from earlier ones only"
-        f" ({quality.fits} fits): does another turn follow within"
-        f" {units.duration_in_words(quality.horizon_s)}? Left out: {count(quality.unpredicted)}"
-        f" with too little to learn from, {count(quality.unknown)} too close to the trace's"
-        " end."
-    )
-
-
-def _ranking(quality: PredictionQuality) -> str:
-    parts = [
-        f"{name} {value:.2f}"
-        for name, value in (
-            ("first turns", quality.auc_first),
-            ("follow-up turns", quality.auc_later),
-        )
-        if value is not None
-    ]
+def _how_well(quality: PredictionQuality) -> tuple[str, ...]:
+    """Return what was predicted, how well it ranks, and how well it is calibrated."""
+    horizon = units.duration_in_words(quality.horizon_s)
+    by_turn = {"first turns": quality.auc_first, "follow-up turns": quality.auc_later}
+    parts = [f"{name} {auc:.2f}" for name, auc in by_turn.items() if auc is not None]
     split = f" ({', '.join(parts)})" if parts else ""
-    return (
-        f"AUC {quality.auc:.2f}{split}; chance is {_EVEN}."
-        f" {share(quality.base_rate or 0.0)} were followed."
+    off = points(quality.calibration_error or 0.0).removeprefix("+")
+    task = (
+        f"Predicted for {count(quality.requests)} requests, from earlier ones only"
+        f" ({quality.fits} fits): does another turn follow within {horizon}? Left out:"
+        f" {count(quality.unpredicted)} with too little to learn from,"
+        f" {count(quality.unknown)} too close to the trace's end."
     )
-
-
-def _calibrated(quality: PredictionQuality) -> str:
-    off_pp = (quality.calibration_error or 0.0) * 100
-    return (
-        f"Probabilities are off by {off_pp:.1f} pp on average. Brier score {quality.brier:.3f};"
+    followed = f"{share(quality.base_rate or 0.0)} were followed"
+    calibrated = (
+        f"Probabilities are off by {off} on average. Brier score {quality.brier:.3f};"
         f" predicting the overall rate for every request scores {quality.brier_base:.3f}."
     )
+    return task, f"AUC {quality.auc:.2f}{split}; chance is {_EVEN}. {followed}.", calibrated
 
 
 def _worth(fit: EndsFit) -> list[str]:
@@ -82,15 +69,14 @@ def _worth(fit: EndsFit) -> list[str]:
     if not known:
         return ["Knowing the ends of conversations would gain nothing measurable here."]
     shares = ", ".join(f"{gain.share:.0%}" for gain in known)
+    levels = ", ".join(f"{gain.level:.0%}" for gain in known)
     where = "capacity" if len(known) == 1 else "capacities"
-    return [
-        (
-            f"tlru-learned reaches {shares} of the gain of an oracle that knows the ends (tlru-end"
-            f" over tlru; TEL at xi = {count(fit.xi_tokens)} tokens), at the {where}"
-            f" where LRU gets {', '.join(f'{gain.level:.0%}' for gain in known)} of the infinite"
-            " cache's hits."
-        )
-    ]
+    words = (
+        f"tlru-learned reaches {shares} of the gain of an oracle that knows the ends (tlru-end over"
+        f" tlru; TEL at xi = {count(fit.xi_tokens)} tokens), at the {where} where LRU gets"
+        f" {levels} of the infinite cache's hits."
+    )
+    return [words]
 
 
 def _calibration(quality: PredictionQuality) -> Table:
@@ -175,27 +161,16 @@ def _plot(quality: PredictionQuality) -> tuple[str, ...]:
 def calibration_chart(quality: PredictionQuality) -> style.Figure:
     """Build observed over predicted probability, with the line of perfect calibration."""
     groups = quality.calibration
-    observed = {"mode": "lines+markers", "text": [f"{group.n:,} requests" for group in groups]}
-    chart = style.lines(
-        "Calibration",
-        "predicted probability",
-        "share that was followed",
-        (
-            style.Series("perfect", [0, 1], [0, 1], {"color": style.GREY, "dash": "dot"}),
-            style.Series(
-                "observed",
-                [group.predicted for group in groups],
-                [group.observed for group in groups],
-                style.line(0),
-                observed,
-            ),
-        ),
-        log="",
-        shares="xy",
+    grey = {"color": style.GREY, "dash": "dot"}
+    predicted, observed = zip(*((each.predicted, each.observed) for each in groups), strict=True)
+    sizes = {**style.MARKED, "text": [f"{group.n:,} requests" for group in groups]}
+    series = (
+        style.Series("perfect", [0, 1], [0, 1], grey),
+        style.Series("observed", predicted, observed, style.line(0), sizes),
     )
-    chart.update_xaxes(range=[0, 1])
-    chart.update_yaxes(range=[0, 1])
-    return chart
+    x, y = "predicted probability", "share that was followed"
+    chart = style.lines("Calibration", x, y, series, log="", shares="xy")
+    return chart.update_layout(xaxis_range=[0, 1], yaxis_range=[0, 1])
 
 
 def auc_over_time_chart(quality: PredictionQuality) -> style.Figure:
@@ -208,5 +183,4 @@ def auc_over_time_chart(quality: PredictionQuality) -> style.Figure:
     )
     title, x, y = "Prediction over time", "start of the window (h)", "AUC, shares"
     chart = style.lines(title, x, y, series, log="", shares="")
-    chart.update_yaxes(range=[0, 1])
-    return chart
+    return chart.update_yaxes(range=[0, 1])

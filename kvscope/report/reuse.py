@@ -230,7 +230,7 @@ def skew_chart(skew: Skew) -> style.Figure:
                 name,
                 [0.0, *(top.top_share for top in tops), 1.0],
                 [0.0, *(top.share for top in tops), 1.0],
-                options={"mode": "lines+markers"},
+                options=style.MARKED,
             )
             for name, tops in shares.items()
         ],

@@ -22,6 +22,7 @@ PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
 SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = "Blues"
+MARKED = {"mode": "lines+markers"}
 SHOWN_CATEGORIES = 12  # more lines cannot be told apart
 HOURS = "time since the trace's start (h)"
 
@@ -37,27 +38,19 @@ def label(text: str) -> str:
 
 def line(number: int) -> dict[str, object]:
     """Return colour and dash of the series `number`; no two of the first 32 are the same."""
-    return {
-        "color": SERIES[number % len(SERIES)],
-        "dash": DASHES[number // len(SERIES) % len(DASHES)],
-        "width": 2,
-    }
+    rounds, at = divmod(number, len(SERIES))
+    return {"color": SERIES[at], "dash": DASHES[rounds % len(DASHES)], "width": 2}
 
 
 def layout(title: str, *, height: int = 380) -> dict[str, object]:
     """Return what every chart's layout begins with; the legend lies below, so it clips nothing."""
+    below = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}
     return {
         "title": {"text": title, "font": {"size": 16}},
         "template": template(),
         "height": height,
         "margin": {"l": 60, "r": 20, "t": 50, "b": 60},
-        "legend": {
-            "font": {"size": 11},
-            "orientation": "h",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-        },
+        "legend": {"font": {"size": 11}, **below},
         "hovermode": "closest",
     }
 
@@ -129,14 +122,8 @@ def heat_map(
     `x` and `y` are the titles of the axes and their values; `options` those of plotly's heatmap.
     """
     chart = figure(title, x[0], y[0], height=160 + 24 * len(y[1]))
-    chart.add_heatmap(
-        x=x[1],
-        y=[label(name) for name in y[1]],
-        z=cells,
-        colorscale=SHADES,
-        hovertemplate=f"{hover}<extra></extra>",
-        **options,
-    )
+    look = {"colorscale": SHADES, "hovertemplate": f"{hover}<extra></extra>"} | options
+    chart.add_heatmap(x=x[1], y=list(map(label, y[1])), z=cells, **look)
     chart.update_yaxes(type="category", autorange="reversed")
     return chart
 
@@ -155,14 +142,8 @@ def bars(
     chart = figure(title, x, y, height=height)
     colours = (SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,)
     for (name, values), colour in zip(groups.items(), colours, strict=False):
-        chart.add_bar(
-            y=[label(each) for each in names],
-            x=values,
-            name=name,
-            orientation="h",
-            marker_color=colour,
-            hovertemplate=f"{hover}<extra>{name}</extra>",
-        )
+        look = {"marker_color": colour, "hovertemplate": f"{hover}<extra>{name}</extra>"}
+        chart.add_bar(y=list(map(label, names)), x=values, name=name, orientation="h", **look)
     chart.update_yaxes(type="category", autorange="reversed")
     chart.update_layout(legend_traceorder="normal")
     return chart
@@ -209,34 +190,17 @@ def mark(chart: Figure, x: float, text: str, *, at: float = 1.0) -> None:
     """Draw a vertical line at `x` of a logarithmic axis, its text alongside, `at` (0-1) high."""
     chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
-    chart.add_annotation(
-        x=log10(x),
-        y=at,
-        yref="paper",
-        text=text,
-        showarrow=False,
-        xanchor="right",
-        yanchor="top",
-    )
+    place = {"x": log10(x), "y": at, "yref": "paper", "xanchor": "right", "yanchor": "top"}
+    chart.add_annotation(text=text, showarrow=False, **place)
 
 
 def level(chart: Figure, y: float, text: str) -> None:
     """Draw a horizontal line at `y`, its text above its left end."""
-    chart.add_hline(
-        y=y,
-        line_dash="dot",
-        line_color=GREY,  # to be seen on white and on black
-        annotation_text=text,
-        annotation_position="top left",
-    )
+    look = {"annotation_text": text, "annotation_position": "top left"}
+    chart.add_hline(y=y, line_dash="dot", line_color=GREY, **look)  # seen on white and on black
 
 
 def point(chart: Figure, x: float, y: float, name: str) -> None:
     """Mark a point with a circle of its own."""
-    chart.add_scatter(
-        x=[x],
-        y=[y],
-        mode="markers",
-        name=name,
-        marker={"color": VERMILION, "size": 13, "symbol": "circle-open", "line_width": 3},
-    )
+    marker = {"color": VERMILION, "size": 13, "symbol": "circle-open", "line_width": 3}
+    chart.add_scatter(x=[x], y=[y], mode="markers", name=name, marker=marker)

@@ -177,7 +177,7 @@ def hazard_chart(hazard: ReuseHazard) -> style.Figure:
                 row.category or "all",
                 hazard.at_s,
                 [p or None for p in row.probability],  # a log axis has no place for zero: a gap
-                options={"mode": "lines+markers"},
+                options=style.MARKED,
             )
             for row in rows
         ],

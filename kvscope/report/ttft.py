@@ -70,19 +70,16 @@ def category_section(
 
 
 def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percentiles]) -> str:
-    changes = {name: _change(lru[name], other[name], rank) for name in lru}
-    lower = [name for name, change in changes.items() if change < -_UNCHANGED]
-    higher = [name for name, change in changes.items() if change > _UNCHANGED]
+    lower: list[str] = []
+    higher: list[str] = []
+    for name, times in lru.items():
+        before, after = (float(getattr(side, rank)) for side in (times, other[name]))
+        if abs(after - before) > _UNCHANGED * before:
+            (lower if after < before else higher).append(name)
     falls, rises = (
         listed(names, _NAMED, "others") if names else "no category" for names in (lower, higher)
     )
     return f"{rank} falls for {falls}; it rises for {rises}."
-
-
-def _change(now: Percentiles, then: Percentiles, rank: str) -> float:
-    before: float = getattr(now, rank)
-    after: float = getattr(then, rank)
-    return (after - before) / before if before else after - before
 
 
 def changes_chart(
@@ -93,18 +90,13 @@ def changes_chart(
     Bars to the left of 0 are faster, bars to the right are slower.
     """
     names = list(before)[:SHOWN_CATEGORIES]
-    return style.bars(
-        title,
-        "change of TTFT (ms)",
-        "type, turn",
-        names,
-        {
-            rank: [getattr(after[name], rank) - getattr(before[name], rank) for name in names]
-            for rank in ("p50", "p95", "p99")
-        },
-        height=170 + _ROW_PX * len(names),
-        hover="%{y}: %{x:+,.4~g} ms",
-    )
+    changes = {
+        rank: [getattr(after[name], rank) - getattr(before[name], rank) for name in names]
+        for rank in ("p50", "p95", "p99")
+    }
+    height, hover = 170 + _ROW_PX * len(names), "%{y}: %{x:+,.4~g} ms"
+    x, y = "change of TTFT (ms)", "type, turn"
+    return style.bars(title, x, y, names, changes, height=height, hover=hover)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +126,13 @@ def distributions_chart(
     title: str, distributions: Sequence[Distribution], slo_s: float | None, *, height: int = 380
 ) -> style.Figure:
     """Build the share of requests with a TTFT up to each value."""
-    chart = style.lines(
-        title,
-        "TTFT (ms)",
-        "share of requests",
-        [
-            style.Series(
-                spread.name,
-                spread.value_ms,
-                _SHARES[: len(spread.value_ms)].tolist(),
-                {**spread.line, "shape": "hv"},
-                {
-                    "legendgroup": spread.name,
-                    "hovertemplate": "%{y:.1%} of the requests within %{x:.3~g} ms",
-                },
-            )
-            for spread in distributions
-        ],
-        height=height,
-    )
+    hover = "%{y:.1%} of the requests within %{x:.3~g} ms"
+    series = []
+    for spread in distributions:
+        shares, steps = _SHARES[: len(spread.value_ms)].tolist(), {**spread.line, "shape": "hv"}
+        options = {"legendgroup": spread.name, "hovertemplate": hover}
+        series.append(style.Series(spread.name, spread.value_ms, shares, steps, options))
+    chart = style.lines(title, "TTFT (ms)", "share of requests", series, height=height)
     if slo_s is not None:
         style.mark(chart, slo_s * 1e3, "SLO")
     return chart
@@ -169,23 +149,20 @@ def cdf_chart(
     for spread in distributions:
         if not spread.value_ms:
             continue
-        look = str(spread.line)
+        colour = spread.line["color"]
+        symbol = SYMBOLS[alike[str(spread.line)] % len(SYMBOLS)]
         chart.add_scatter(
             x=[spread.value_ms[rank] for rank in ranks],
             y=list(_MARKED.values()),
             legendgroup=spread.name,
             showlegend=False,
             mode="markers",
-            marker={
-                "color": spread.line["color"],
-                "size": 8,
-                "symbol": SYMBOLS[alike[look] % len(SYMBOLS)],
-            },
+            marker={"color": colour, "size": 8, "symbol": symbol},
             text=list(_MARKED),
             name=style.label(spread.name),
             hovertemplate="%{text}: %{x:.3~g} ms",
         )
-        alike[look] += 1
+        alike[str(spread.line)] += 1
     return chart
 
 
@@ -202,27 +179,19 @@ class Point:
 def trade_off_chart(title: str, median: str, tail: str, points: Sequence[Point]) -> style.Figure:
     """Build `tail` against `median`: a colour a policy, and the front that no point beats."""
     chart = style.figure(title, f"{median} (ms)", f"{tail} (ms)")
+    hover = f"%{{text}}: {median} %{{x:.4~g}} ms, {tail} %{{y:.4~g}} ms<extra></extra>"
+
+    def add(shown: Sequence[Point], name: str, **look: object) -> None:
+        x, y = [point.median_ms for point in shown], [point.tail_ms for point in shown]
+        text = [style.label(point.label) for point in shown]
+        chart.add_scatter(x=x, y=y, text=text, name=name, **look)
+
     for name in dict.fromkeys(point.policy for point in points):
         alike = [point for point in points if point.policy == name]
-        chart.add_scatter(
-            x=[point.median_ms for point in alike],
-            y=[point.tail_ms for point in alike],
-            text=[style.label(point.label) for point in alike],
-            name=name,
-            mode="markers",
-            marker={"color": policy_line(name)["color"], "size": 9, "symbol": symbol(name)},
-            hovertemplate=f"%{{text}}: {median} %{{x:.4~g}} ms, {tail} %{{y:.4~g}} ms"
-            "<extra></extra>",
-        )
-    best = front(points)
-    chart.add_scatter(
-        x=[point.median_ms for point in best],
-        y=[point.tail_ms for point in best],
-        name="Pareto front",
-        mode="lines",
-        line={"color": style.GREY, "dash": "dot"},
-        hoverinfo="skip",
-    )
+        marker = {"color": policy_line(name)["color"], "size": 9, "symbol": symbol(name)}
+        add(alike, name, mode="markers", marker=marker, hovertemplate=hover)
+    dots = {"color": style.GREY, "dash": "dot"}
+    add(front(points), "Pareto front", mode="lines", line=dots, hoverinfo="skip")
     return chart
 
 

@@ -169,21 +169,15 @@ def _percentile(
 
 def definition_in_words(definition: HitDefinition) -> str:
     """Return what a hit rate counts."""
+    last = f"last {100 * (1 - definition.warmup):.4g}% of the requests"
     parts = [
         f"{definition.weight}-weighted",
-        window_in_words(definition),
+        last if definition.warmup else "whole trace",
         "partial last block kept" if definition.partial else "full blocks only",
         "last-token rule on" if definition.last_token_rule else "last-token rule off",
         f"outputs {definition.outputs}",
     ]
     return ", ".join([*parts, "flat"] if definition.flat else parts)
-
-
-def window_in_words(definition: HitDefinition) -> str:
-    """Return which requests are counted."""
-    if not definition.warmup:
-        return "whole trace"
-    return f"last {100 * (1 - definition.warmup):.4g}% of the requests"
 
 
 def trace_in_words(trace: Trace) -> str:
@@ -205,6 +199,11 @@ class Unit:
 
     name: str
     per_block: float
+
+    @property
+    def axis(self) -> str:
+        """The title of an axis in this unit."""
+        return f"capacity ({self.name})"
 
 
 @dataclass(frozen=True, slots=True)

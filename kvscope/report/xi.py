@@ -59,35 +59,31 @@ def change_in_words(percentile: str, now: Percentiles, then: Percentiles) -> str
 
 def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> style.Figure:
     """Build a percentile of TTFT against xi, with LRU and the SLO as levels."""
+
+    def ttft_ms(run: Run) -> float:
+        return float(getattr(run.outcome.ttft_ms, percentile))
+
     runs = by_xi(simulation.runs)
-    first = next(iter(runs.values()))
-    points = [(xi, getattr(run.outcome.ttft_ms, percentile)) for xi, run in runs.items()]
-    title = f"{percentile} TTFT against xi at {count(first.capacity_blocks)} blocks"
-    chart = sensitivity_chart(title, f"{percentile} TTFT", {first.policy: points})
+    policy = next(iter(runs.values())).policy
+    title = f"{percentile} TTFT against xi at {count(simulation.capacities[0])} blocks"
+    points = {policy: [(xi, ttft_ms(run)) for xi, run in runs.items()]}
+    chart = sensitivity_chart(title, f"{percentile} TTFT", points)
     for run in simulation.runs:
         if run.policy == BASELINE:
-            style.level(chart, getattr(run.outcome.ttft_ms, percentile), BASELINE)
+            style.level(chart, ttft_ms(run), BASELINE)
     if simulation.setting.slo_s is not None:
         style.level(chart, simulation.setting.slo_s * 1e3, "SLO")
     if at_xi in runs:
-        style.point(chart, at_xi, getattr(runs[at_xi].outcome.ttft_ms, percentile), "chosen")
+        style.point(chart, at_xi, ttft_ms(runs[at_xi]), "chosen")
     return chart
 
 
 def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> style.Figure:
     """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
-    series = [
-        style.Series(
-            name,
-            [xi for xi, _ in points],
-            [ms for _, ms in points],
-            policy_line(name),
-            {
-                "mode": "lines+markers",
-                "hovertemplate": f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms"
-                "<extra></extra>",
-            },
-        )
-        for name, points in by_policy.items()
-    ]
+    series = []
+    for name, points in by_policy.items():
+        xi, ms = zip(*points, strict=True)
+        hover = f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>"
+        options = {**style.MARKED, "hovertemplate": hover}
+        series.append(style.Series(name, xi, ms, policy_line(name), options))
     return style.lines(title, "xi (tokens)", f"{measure} (ms)", series, shares="")

@@ -47,7 +47,7 @@ _BY_REQUEST = (
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRun:
+class KnownRun:
     """A run and what the store knows it by.
 
     `asked` is the digest of its request: everything that shapes its numbers but the sources, whose
@@ -60,7 +60,7 @@ class StoredRun:
     run: Run
 
 
-class Validation(Protocol):
+class ValidationResult(Protocol):
     """A validation, as kvscope.validate.result has it: the store stands below that room."""
 
     @property
@@ -91,7 +91,7 @@ def digest_of(run: Run) -> str:
     return request_digest(run.policy, run.leaves, run.params, run.capacity_blocks, run.setting)
 
 
-def all_runs(store: Store, trace: Trace) -> list[StoredRun]:
+def all_runs(store: Store, trace: Trace) -> list[KnownRun]:
     """Return every run over `trace`, without its parts: smallest capacity first, then by policy."""
     return [_stored_run(row) for row in store.rows("runs/runs", trace_id=trace.trace_id)]
 
@@ -103,7 +103,7 @@ def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -
     return {stored.asked: stored.run for stored in with_parts(store, known)}
 
 
-def with_parts(store: Store, runs: Sequence[StoredRun]) -> list[StoredRun]:
+def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
     """Return the same runs with their numbers by category and over time."""
     parts: dict[int, list[PartOutcome]] = {stored.run_id: [] for stored in runs}
     for row in store.rows("runs/parts", run_ids=list(parts)):
@@ -175,7 +175,7 @@ def fit_models(store: Store, fit_id: int) -> list[dict[str, Any]]:
     return store.rows("fits/models", fit_id=fit_id)
 
 
-def add_validation(store: Store, trace: Trace, validation: Validation) -> int:
+def add_validation(store: Store, trace: Trace, validation: ValidationResult) -> int:
     """Store a validation; return its id."""
     engine = validation.engine
     with store.transaction():
@@ -236,7 +236,7 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stored_run(row: dict[str, Any]) -> StoredRun:
+def _stored_run(row: dict[str, Any]) -> KnownRun:
     setting: dict[str, Any] = row["setting"]
     run = Run(
         **{name: row[name] for name in _RUN_COLUMNS},
@@ -246,7 +246,7 @@ def _stored_run(row: dict[str, Any]) -> StoredRun:
         misses=row["misses"] and Misses(**row["misses"]),
         tiers=tuple(TierOutcome(**tier) for tier in row["tiers"] or ()),
     )
-    return StoredRun(row["run_id"], row["asked"], row["code"], run)
+    return KnownRun(row["run_id"], row["asked"], row["code"], run)
 
 
 def _outcome(struct: dict[str, Any]) -> Outcome:

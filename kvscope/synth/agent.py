@@ -9,9 +9,9 @@ from numpy.random import Generator
 from kvscope.synth.base import (
     Counts,
     Ids,
-    Lognormal,
     Profile,
     Record,
+    Skewed,
     Thread,
     arrivals,
     in_order,
@@ -19,7 +19,7 @@ from kvscope.synth.base import (
 
 
 @dataclass(slots=True)
-class _Session:
+class _AgentThread:
     """An open session: its conversation, the head it falls back to, its number of turns."""
 
     thread: Thread
@@ -50,17 +50,17 @@ class Agent(Profile):
     session_rate_per_s: float = 1 / 300
     head_tokens: tuple[int, ...] = (15_300, 14_800, 16_800)
     subagent_head_tokens: int = 6_400
-    task_tokens: Counts = Lognormal(5_000, 1.6, 90_000)
-    turns: Counts = Lognormal(52, 0.8, 400)
-    step_tokens: Counts = Lognormal(1_900, 1.45, 30_000)
-    output_tokens: Counts = Lognormal(370, 0.95, 8_000)
+    task_tokens: Counts = Skewed(5_000, 1.6, 90_000)
+    turns: Counts = Skewed(52, 0.8, 400)
+    step_tokens: Counts = Skewed(1_900, 1.45, 30_000)
+    output_tokens: Counts = Skewed(370, 0.95, 8_000)
     tool_gap_s: tuple[float, float] = (20.0, 0.6)
     think_gap_s: tuple[float, float] = (130.0, 1.7)
     think_share: float = 0.15
     subagent_share: float = 0.004
-    subagent_turns: Counts = Lognormal(14, 0.5, 60)
+    subagent_turns: Counts = Skewed(14, 0.5, 60)
     context_limit_tokens: int = 160_000
-    summary_tokens: Counts = Lognormal(25_000, 0.6, 80_000)
+    summary_tokens: Counts = Skewed(25_000, 0.6, 80_000)
     users: int = 12
     block_size: int = 64
 
@@ -71,15 +71,15 @@ class Agent(Profile):
         heads = [ids.blocks(tokens // self.block_size) for tokens in self.head_tokens]
         subagent_heads = [ids.blocks(self.subagent_head_tokens // self.block_size) for _ in heads]
 
-        def births() -> Iterator[tuple[float, _Session]]:
+        def births() -> Iterator[tuple[float, _AgentThread]]:
             for time_s in arrivals(rng, self.session_rate_per_s, start_s=-self.lead_in_s):
                 user_id = int(rng.integers(self.users))
                 client = user_id % len(heads)
                 yield time_s, self._open(user_id, "agent", heads[client], self.turns.draw(rng))
 
         def serve(
-            time_s: float, session: _Session
-        ) -> tuple[Record | None, list[tuple[float, _Session]]]:
+            time_s: float, session: _AgentThread
+        ) -> tuple[Record | None, list[tuple[float, _AgentThread]]]:
             thread = session.thread
             new = self._new_tokens(session).draw(rng)
             output = self.output_tokens.draw(rng)
@@ -96,12 +96,14 @@ class Agent(Profile):
 
         return in_order(births(), serve, requests)
 
-    def _open(self, user_id: int, type_: str, head: range, turns: int) -> _Session:
+    def _open(self, user_id: int, type_: str, head: range, turns: int) -> _AgentThread:
         """Return a session at the end of its head, before its first request."""
         tokens = len(head) * self.block_size
-        return _Session(Thread(user_id, type_, self.block_size, list(head), tokens), head, turns)
+        return _AgentThread(
+            Thread(user_id, type_, self.block_size, list(head), tokens), head, turns
+        )
 
-    def _new_tokens(self, session: _Session) -> Counts:
+    def _new_tokens(self, session: _AgentThread) -> Counts:
         """Return what the next turn adds; cut a full context back to the head."""
         if session.thread.history_tokens > self.context_limit_tokens:
             session.thread.restart(session.head)

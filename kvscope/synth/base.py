@@ -23,8 +23,8 @@ class Counts(Protocol):
 
 
 @dataclass(frozen=True)
-class Lognormal:
-    """Skewed around `mean`, as the lengths of prompts and answers are.
+class Skewed:
+    """Lognormal around `mean`, as the lengths of prompts and answers are.
 
     `sigma` is the standard deviation of ln(count); `mean` is the mean before the values
     are cut off at `maximum`.

@@ -26,7 +26,7 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-class Sample(NamedTuple):
+class SampleTrace(NamedTuple):
     """A trace file that can be generated again, byte for byte, from its profile and seed."""
 
     profile: str
@@ -42,19 +42,19 @@ class Sample(NamedTuple):
 # Sized to stay below 1 MB each. At this size the rare, heavy conversations and programs make or
 # break the shares, so the seeds of to-c and to-b are picked: of 1-40, among the nearest to target.
 SAMPLES = (
-    Sample("to-c", 2_000, 3),
-    Sample("to-b", 5_000, 39),
-    Sample("agent", 700, 7),
-    Sample("birth-death", 10_000, 7),
-    Sample("regime-change", 4_000, 7),
+    SampleTrace("to-c", 2_000, 3),
+    SampleTrace("to-b", 5_000, 39),
+    SampleTrace("agent", 700, 7),
+    SampleTrace("birth-death", 10_000, 7),
+    SampleTrace("regime-change", 4_000, 7),
 )
 
 
 def by_name(name: str) -> Profile:
-    """Return the profile called `name`, with its default parameters. Raises UsageError if none."""
-    if name in PROFILES:
-        return PROFILES[name]
-    near = get_close_matches(name, PROFILES, n=1)
+    """Return the profile called `name`, in any case. Raises UsageError if there is none."""
+    if name.lower() in PROFILES:
+        return PROFILES[name.lower()]
+    near = get_close_matches(name.lower(), PROFILES, n=1)
     remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(PROFILES)}"
     raise UsageError(f"no profile is called {name!r}", remedy=remedy)
 
@@ -74,7 +74,7 @@ def write_jsonl(records: Iterable[Record], path: Path | str) -> int:
     return count
 
 
-def write_sample(sample: Sample, folder: Path) -> Path:
+def write_sample(sample: SampleTrace, folder: Path) -> Path:
     """Generate one sample into `folder`; return the file's path."""
     path = folder / sample.file
     profile = by_name(sample.profile)

@@ -9,9 +9,9 @@ from numpy.random import Generator
 from kvscope.synth.base import (
     Counts,
     Ids,
-    Lognormal,
     Profile,
     Record,
+    Skewed,
     Thread,
     arrivals,
     in_order,
@@ -46,10 +46,10 @@ class RegimeChange(Profile):
     returning_share: float = 0.8
     leaving_share: float = 0.1
     gap_mean_s: float = 120.0
-    chat_tokens: Counts = Lognormal(600, 0.6, 2_000)
-    document_tokens: Counts = Lognormal(10_000, 0.5, 40_000)
-    step_tokens: Counts = Lognormal(250, 0.8, 4_000)
-    output_tokens: Counts = Lognormal(300, 0.7, 4_000)
+    chat_tokens: Counts = Skewed(600, 0.6, 2_000)
+    document_tokens: Counts = Skewed(10_000, 0.5, 40_000)
+    step_tokens: Counts = Skewed(250, 0.8, 4_000)
+    output_tokens: Counts = Skewed(300, 0.7, 4_000)
     block_size: int = 512
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:

@@ -12,9 +12,9 @@ from kvscope.synth.base import (
     Fixed,
     Geometric,
     Ids,
-    Lognormal,
     Profile,
     Record,
+    Skewed,
     Thread,
     arrivals,
     in_order,
@@ -56,12 +56,12 @@ class Dialogue:
 
 BATCH = Program(
     run_rate_per_s=0.035,
-    calls=Lognormal(60, 0.4),
+    calls=Skewed(60, 0.4),
     call_gap_mean_s=6.0,
-    system_tokens=Lognormal(500, 0.5),
-    own_tokens=Lognormal(565, 0.8),
-    output_tokens=Lognormal(150, 0.8),
-    document_tokens=Lognormal(620, 0.8),
+    system_tokens=Skewed(500, 0.5),
+    own_tokens=Skewed(565, 0.8),
+    output_tokens=Skewed(150, 0.8),
+    document_tokens=Skewed(620, 0.8),
     fan_out=Geometric(4),
     fan_out_gap_median_s=0.22,
     fan_out_gap_sigma=1.2,
@@ -70,11 +70,11 @@ BATCH = Program(
 
 ASSISTANT = Program(
     run_rate_per_s=0.0055,
-    calls=Lognormal(90, 0.4),
+    calls=Skewed(90, 0.4),
     call_gap_mean_s=28.0,
-    system_tokens=Lognormal(5_800, 0.2),
-    own_tokens=Lognormal(600, 0.8),
-    output_tokens=Lognormal(250, 0.8),
+    system_tokens=Skewed(5_800, 0.2),
+    own_tokens=Skewed(600, 0.8),
+    output_tokens=Skewed(250, 0.8),
 )
 """A product with long instructions that forwards the questions of its own users."""
 
@@ -82,9 +82,9 @@ SCRIPT = Program(
     run_rate_per_s=0.16,
     calls=Geometric(15),
     call_gap_mean_s=15.0,
-    system_tokens=Lognormal(220, 0.5),
-    own_tokens=Lognormal(830, 0.8),
-    output_tokens=Lognormal(200, 0.8),
+    system_tokens=Skewed(220, 0.5),
+    own_tokens=Skewed(830, 0.8),
+    output_tokens=Skewed(200, 0.8),
 )
 """A small job with short instructions."""
 
@@ -92,9 +92,9 @@ TRIAL = Program(
     run_rate_per_s=1.05,
     calls=Geometric(1.1),
     call_gap_mean_s=10.0,
-    system_tokens=Lognormal(60, 0.5),
-    own_tokens=Lognormal(830, 0.8),
-    output_tokens=Lognormal(200, 0.8),
+    system_tokens=Skewed(60, 0.5),
+    own_tokens=Skewed(830, 0.8),
+    output_tokens=Skewed(200, 0.8),
 )
 """A single try of the API."""
 
@@ -102,11 +102,11 @@ PROGRAMS = (BATCH, ASSISTANT, SCRIPT, TRIAL)
 
 DIALOGUE = Dialogue(
     rate_per_s=0.002,
-    turns=Lognormal(3, 0.4),
+    turns=Skewed(3, 0.4),
     gap_mean_s=20.0,
-    first_tokens=Lognormal(40_000, 0.3),
-    next_tokens=Lognormal(300, 0.8),
-    output_tokens=Lognormal(300, 0.8),
+    first_tokens=Skewed(40_000, 0.3),
+    next_tokens=Skewed(300, 0.8),
+    output_tokens=Skewed(300, 0.8),
 )
 
 

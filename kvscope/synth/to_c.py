@@ -10,9 +10,9 @@ from kvscope.synth.base import (
     BAILIAN_BLOCK_TOKENS,
     Counts,
     Ids,
-    Lognormal,
     Profile,
     Record,
+    Skewed,
     Thread,
     arrivals,
     in_order,
@@ -54,23 +54,23 @@ def gaps(scale: float) -> tuple[float, ...]:
 
 def prompts(first: float, follow_up: float) -> tuple[Counts, ...]:
     """Return the tokens that a turn adds: a question, up to five longer follow-ups, small talk."""
-    middle = Lognormal(follow_up, 1.0)
-    return (Lognormal(first, 0.6), middle, middle, middle, Lognormal(340, 0.8))
+    middle = Skewed(follow_up, 1.0)
+    return (Skewed(first, 0.6), middle, middle, middle, Skewed(340, 0.8))
 
 
 # The order of the gaps is the paper's: multimodal < text < search < file.
 KINDS = (
     Kind(
-        "text", 0.775, gaps(1.0), prompts(450, 500), Lognormal(3_750, 0.9), Lognormal(330, 0.7),
+        "text", 0.775, gaps(1.0), prompts(450, 500), Skewed(3_750, 0.9), Skewed(330, 0.7),
         product_prompt_share=0.15,
     ),
-    Kind("search", 0.08, gaps(1.25), prompts(840, 560), Lognormal(4_000, 0.9), Lognormal(380, 0.7)),
-    Kind("file", 0.06, gaps(1.5), prompts(1_400, 640), Lognormal(4_500, 0.9), Lognormal(380, 0.7)),
+    Kind("search", 0.08, gaps(1.25), prompts(840, 560), Skewed(4_000, 0.9), Skewed(380, 0.7)),
+    Kind("file", 0.06, gaps(1.5), prompts(1_400, 640), Skewed(4_500, 0.9), Skewed(380, 0.7)),
     Kind(
-        "multimodal", 0.07, gaps(0.6), prompts(560, 350), Lognormal(2_500, 0.9),
-        Lognormal(200, 0.7), second_turn_scale=0.5, product_prompt_share=0.15,
+        "multimodal", 0.07, gaps(0.6), prompts(560, 350), Skewed(2_500, 0.9),
+        Skewed(200, 0.7), second_turn_scale=0.5, product_prompt_share=0.15,
     ),
-    Kind("api", 0.015, gaps(0.5), prompts(650, 440), Lognormal(3_000, 0.9), Lognormal(250, 0.7)),
+    Kind("api", 0.015, gaps(0.5), prompts(650, 440), Skewed(3_000, 0.9), Skewed(250, 0.7)),
 )  # fmt: skip
 
 
@@ -117,12 +117,12 @@ class ToC(Profile):
     next_turn: tuple[float, ...] = (0.475, 0.39, 0.765, 0.76, 0.3)
     # Conversations that do not follow `next_turn`: few, long, and most of the reuse.
     engaged_share: float = 0.005
-    engaged_turns: Counts = Lognormal(37, 0.35, 232)
+    engaged_turns: Counts = Skewed(37, 0.35, 232)
     max_turns: int = 232
     new_user_share: float = 0.72
     recent_users: int = 300
     personal_prompt_share: float = 0.5
-    personal_prompt_tokens: Counts = Lognormal(320, 0.6)
+    personal_prompt_tokens: Counts = Skewed(320, 0.6)
     product_prompt_tokens: int = 64
     block_size: int = BAILIAN_BLOCK_TOKENS
 

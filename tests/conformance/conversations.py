@@ -31,7 +31,7 @@ class TokenRequest:
         return (len(self.prompt) + len(self.output) - 1) // size
 
     def chunk(self, depth: int, size: int) -> tuple[int, ...]:
-        """Return the tokens of request block."""
+        """Return the tokens of a block."""
         return (self.prompt + self.output)[depth * size : (depth + 1) * size]
 
 

@@ -90,13 +90,13 @@ def test_what_a_trace_tells_is_enough(usable_blocks: int) -> None:
     """
     trace = conversations(600, 5, Mix(edited=0.0, silent=0.0, again=0.0))
     traced = prompts(built(as_trace(trace, 16), 16))
-    seen = replay_engine(traced, Lru(), alone(usable_blocks), ONE_EACH)
+    replayed = replay_engine(traced, Lru(), alone(usable_blocks), ONE_EACH)
     cache = manager(usable_blocks, 16)
     for number, tokens in enumerate(trace):
-        if not seen.oversized[number]:
+        if not replayed.oversized[number]:
             hits = serve_alone(cache, vllm_request(number, tokens, 16), tokens)
-            assert hits == seen.hit_blocks[number] * 16, number
-    assert seen.hit_blocks.sum() > 0
+            assert hits == replayed.hit_blocks[number] * 16, number
+    assert replayed.hit_blocks.sum() > 0
 
 
 def alone(usable_blocks: int) -> EngineSettings:

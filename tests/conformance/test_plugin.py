@@ -83,13 +83,13 @@ def compared(
     vllm, model = both(
         folder, trace, 16, usable_blocks, overlapped=overlapped, policy=policy, **more
     )
-    seen = stepped(vllm, model)
+    counts = stepped(vllm, model)
     assert not vllm.steering.broken
     assert vllm.steering.free.evictions == model.machine.state[0].evictions > 0
     lru = Model(trace, 16, Lru(), model.settings)
     lru.finish(len(trace))
     assert lru.machine.requests.hits.tolist() != model.machine.requests.hits.tolist()
-    return seen
+    return counts
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["sync", "async"])
@@ -97,10 +97,10 @@ def compared(
 @pytest.mark.parametrize("usable_blocks", [80, long(300)])
 def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overlapped: bool) -> None:
     """400 requests with chunks and preemption: the same blocks are evicted, in order."""
-    seen = compared(tmp_path, name, "chats", usable_blocks, requests=400, overlapped=overlapped)
-    assert seen["hits"] > 0
+    counts = compared(tmp_path, name, "chats", usable_blocks, requests=400, overlapped=overlapped)
+    assert counts["hits"] > 0
     if usable_blocks == 80:
-        assert seen["preemptions"] > 0
+        assert counts["preemptions"] > 0
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
@@ -141,11 +141,11 @@ def test_lru_in_the_queue_is_vllms_order(tmp_path: Path, mix: str) -> None:
     """With the plugin's queue for plain LRU, the order is that of vLLM's own queue."""
     trace = fitting(400, 3, mix, 16, 120)
     policy = Lru({"ttl_s": 1e9})  # finite, so that the plugin replaces the queue
-    seen = stepped(*both(tmp_path, trace, 16, 120, policy=policy))
+    counts = stepped(*both(tmp_path, trace, 16, 120, policy=policy))
     own, _ = both(tmp_path, trace, 16, 120)
     while own.step():
         pass
-    assert sum(own.hit_tokens.values()) == seen["hits"] > 0
+    assert sum(own.hit_tokens.values()) == counts["hits"] > 0
 
 
 def test_plain_lru_leaves_vllms_queue_where_it_is(tmp_path: Path) -> None:

@@ -34,6 +34,14 @@ def test_an_unknown_vllm_is_refused_by_name(
     assert "vLLM keeps its own order" in caplog.text
 
 
+def test_launch_scripts_of_earlier_versions_get_the_same_class() -> None:
+    """`--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler` still names the scheduler."""
+    from kvscope import vllm_plugin
+    from kvscope.engine import vllm_plugin as earlier
+
+    assert earlier.KvscopeScheduler is vllm_plugin.KvscopeScheduler
+
+
 def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice is as once; without the environment nothing happens; other classes stay."""
     from vllm.config import SchedulerConfig
@@ -134,7 +142,7 @@ def test_a_reset_of_the_cache_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(vllm.hit_tokens) == len(trace)
 
 
-def test_beside_vllm_the_plugin_loads_nothing_heavy() -> None:
+def test_the_plugin_loads_nothing_heavy() -> None:
     """vLLM brings numba and scipy itself; the plugin adds kvscope's own modules and no more."""
     code = """
 import sys

@@ -23,10 +23,10 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, mix: str, size: i
     in chunks and, in small pools, preemption.
     """
     trace = fitting(600, usable_blocks + size, mix, size, usable_blocks)
-    seen = stepped(*both(tmp_path, trace, size, usable_blocks))
-    assert seen["hits"] > 0
+    counts = stepped(*both(tmp_path, trace, size, usable_blocks))
+    assert counts["hits"] > 0
     if usable_blocks == 80 and mix != "long prompts":
-        assert seen["preemptions"] > 0
+        assert counts["preemptions"] > 0
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -34,10 +34,10 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, mix: str, size: i
 def test_every_overlapped_step_agrees(tmp_path: Path, usable_blocks: int, mix: str) -> None:
     """The same where each step is planned before the last one's tokens are known."""
     trace = fitting(600, usable_blocks, mix, 16, usable_blocks)
-    seen = stepped(*both(tmp_path, trace, 16, usable_blocks, overlapped=True))
-    assert seen["hits"] > 0
+    counts = stepped(*both(tmp_path, trace, 16, usable_blocks, overlapped=True))
+    assert counts["hits"] > 0
     if usable_blocks == 80 and mix != "long prompts":
-        assert seen["preemptions"] > 0
+        assert counts["preemptions"] > 0
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

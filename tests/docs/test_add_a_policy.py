@@ -32,9 +32,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[LanePolicy]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: type[LanePolicy] = module.LongFirst
-    monkeypatch.setattr(registry, "POLICIES", (*registry.POLICIES, made))
-    return made
+    policy: type[LanePolicy] = module.LongFirst
+    monkeypatch.setattr(registry, "POLICIES", (*registry.POLICIES, policy))
+    return policy
 
 
 def test_it_does_what_it_says(toy: type[LanePolicy]) -> None:
@@ -59,8 +59,8 @@ def test_the_command_line_has_it(capsys: pytest.CaptureFixture[str]) -> None:
         *("sample_traces/to-c.jsonl.gz", "--db", ":memory:", "--capacity-blocks", "5000"),
         *("--policies", "long-first,lru", "--param", "long-first.long_tokens=2k,1M"),
     )
-    toys = [one for one in document["results"] if one["policy"] == "long-first"]
-    (lru,) = [one for one in document["results"] if one["policy"] == "lru"]
-    assert [one["params"]["long_tokens"] for one in toys] == [2_000, 1_000_000]
+    toys = [result for result in document["results"] if result["policy"] == "long-first"]
+    (lru,) = [result for result in document["results"] if result["policy"] == "lru"]
+    assert [result["params"]["long_tokens"] for result in toys] == [2_000, 1_000_000]
     assert toys[0]["hit_tokens"] != lru["hit_tokens"]
     assert toys[1]["hit_tokens"] == lru["hit_tokens"]

@@ -57,6 +57,6 @@ def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """The example prints an interval around the shape that it drew from."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})  # noqa: S102  (our own page)
-    low, high, within = (float(one) for one in re.findall(r"\d\.\d+", capsys.readouterr().out))
+    low, high, within = (float(text) for text in re.findall(r"\d\.\d+", capsys.readouterr().out))
     assert low < 0.7 < high
     assert within == pytest.approx(0.63, abs=0.03)

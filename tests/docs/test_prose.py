@@ -20,8 +20,8 @@ def excerpt(page: str, first: str) -> list[str]:
     """Return the lines of the code block in `page` that begins with `first`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (found,) = [block for block in blocks if block.startswith(first)]
-    return found.rstrip("\n").splitlines()
+    (block,) = [block for block in blocks if block.startswith(first)]
+    return block.rstrip("\n").splitlines()
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

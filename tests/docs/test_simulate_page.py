@@ -53,8 +53,8 @@ def test_the_sql_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     import duckdb
 
     db = str(tmp_path / "store.duckdb")
-    asked = ["--db", db, "--policies", "lru", "--capacity-blocks", "100,200", "--json"]
-    assert run(["simulate", SAMPLE, *asked]) == 0
+    options = ["--db", db, "--policies", "lru", "--capacity-blocks", "100,200", "--json"]
+    assert run(["simulate", SAMPLE, *options]) == 0
     capsys.readouterr()
     (statement,) = re.findall(r"`(SELECT .*?)`", PAGE)
     with duckdb.connect(db) as connection:

@@ -51,5 +51,7 @@ for policy in POLICIES:
 heavy = {"polars", "duckdb", "numba", "scipy", "kvscope.replay", "kvscope.learning.offline"}
 print(sorted(heavy & set(sys.modules)))
 """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "[]"

@@ -67,7 +67,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", profiles.SAMPLES, ids=lambda sample: sample.profile)
-def test_samples_regenerate(tmp_path: Path, sample: profiles.Sample) -> None:
+def test_samples_regenerate(tmp_path: Path, sample: profiles.SampleTrace) -> None:
     """The shipped files hold what their profiles generate.
 
     Compared unpacked: another zlib may pack the same lines into other bytes.

@@ -25,7 +25,7 @@ _SPELLED = {
 }
 
 
-class _Row(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
+class _BailianRow(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
     """A line as it is written; unknown fields are ignored.
 
     It has all fields of a `Request` and stands in for one: to make another of each takes as long
@@ -47,11 +47,11 @@ class _Row(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
     scope: ClassVar[None] = None
 
 
-class _BailianReader(RowReader[_Row]):
-    def request(self, row: _Row) -> Request:
+class _BailianReader(RowReader[_BailianRow]):
+    def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:
             row.parent_chat_id = ROOT
-        return row  # type: ignore[return-value]  # see _Row
+        return row  # type: ignore[return-value]  # see _BailianRow
 
 
 class Bailian(TraceFormat):
@@ -72,10 +72,10 @@ class Bailian(TraceFormat):
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
         """Return a reader of one request per line."""
-        return _BailianReader(options, _Row)
+        return _BailianReader(options, _BailianRow)
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     chat_id: int
     parent_chat_id: int
     user_id: int | None = None
@@ -98,9 +98,9 @@ class BailianExport(LineExporter):
     name = Bailian.name
     summary = Bailian.summary
 
-    def line(self, row: Row, block_size: int) -> _Line:
+    def line(self, row: Row, block_size: int) -> _BailianLine:
         """Return a line in the field order of the published traces."""
-        return _Line(
+        return _BailianLine(
             chat_id=row.chat_id,
             parent_chat_id=ROOT if row.parent_chat_id is None else row.parent_chat_id,
             user_id=row.user_id,

@@ -154,14 +154,14 @@ class Rejects:
             first.setdefault(_kind(reason), f"{self.path}:{line}: {reason}")
         common = sorted(self.reasons.items(), key=lambda item: -item[1])
         lines = self.accepted + self.count
-        told = [f"{self.path}: {self.count:,} of {lines:,} lines cannot be used:"]
+        words = [f"{self.path}: {self.count:,} of {lines:,} lines cannot be used:"]
         for kind, count in common[:_MOST_KINDS]:
             more = f" (and {count - 1:,} more like it)" if count > 1 else ""
-            told.append(first.get(kind, kind) + more)
+            words.append(first.get(kind, kind) + more)
         if len(common) > _MOST_KINDS:
             others = sum(count for _, count in common[_MOST_KINDS:])
-            told.append(f"{others:,} more for {len(common) - _MOST_KINDS} other reasons")
-        return told
+            words.append(f"{others:,} more for {len(common) - _MOST_KINDS} other reasons")
+        return words
 
 
 def _kind(reason: str) -> str:

@@ -154,7 +154,7 @@ def _days(day: str) -> int:
         raise BadLine(f"no such day: {day!r}") from error
 
 
-class Lengths(TraceFormat):
+class LengthsCsv(TraceFormat):
     """CSV with lengths and arrivals: no analysis of reuse."""
 
     name = "lengths"

@@ -36,7 +36,7 @@ _ABSENT = msgspec.Raw()
 _Number = TypeVar("_Number", int, float)
 
 
-class _Row(msgspec.Struct, gc=False):
+class _MooncakeRow(msgspec.Struct, gc=False):
     """A line as it is written, with the names that the relatives use instead."""
 
     input_length: int | None = None
@@ -60,8 +60,8 @@ class _Row(msgspec.Struct, gc=False):
     texts: msgspec.Raw = _ABSENT
 
 
-class _MooncakeReader(RowReader[_Row]):
-    def request(self, row: _Row) -> Request:
+class _MooncakeReader(RowReader[_MooncakeRow]):
+    def request(self, row: _MooncakeRow) -> Request:
         inputs = _agreed("input_length", row.input_length, "input_tokens", row.input_tokens)
         if inputs is None:
             raise BadLine(_why_no_length(row))
@@ -90,7 +90,7 @@ class _MooncakeReader(RowReader[_Row]):
             self.notes.append(_NO_OUTPUTS)
         return 0
 
-    def _check_block_tokens(self, counts: list[int], inputs: int, row: _Row) -> None:
+    def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
         """Refuse blocks of another size, except a shorter one at the prompt's end."""
         size = row.block_size or self.options.block_size or _BLOCK_SIZE
         hashes = len(decoded(row.hash_ids) or ())
@@ -123,7 +123,7 @@ def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None)
     return other
 
 
-def _why_no_length(row: _Row) -> str:
+def _why_no_length(row: _MooncakeRow) -> str:
     if any(bytes(text) for text in (row.messages, row.text_input, row.text_inputs, row.texts)):
         return f"{TEXT_PROMPTS}: kvscope reads hashed traces only"
     return "Object missing required field `input_length`"
@@ -147,10 +147,10 @@ class Mooncake(TraceFormat):
     @classmethod
     def reader(cls, options: ReadOptions) -> Reader:
         """Return a reader of one request per line."""
-        return _MooncakeReader(options, _Row)
+        return _MooncakeReader(options, _MooncakeRow)
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class _MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     timestamp: int | float
     input_length: int
     output_length: int
@@ -168,9 +168,9 @@ class MooncakeExport(LineExporter):
     name = Mooncake.name
     summary = Mooncake.summary
 
-    def line(self, row: Row, block_size: int) -> _Line:
+    def line(self, row: Row, block_size: int) -> _MooncakeLine:
         """Return a line in the field order of the published trace."""
-        return _Line(
+        return _MooncakeLine(
             timestamp=milliseconds(row.arrival_s),
             input_length=row.input_tokens,
             output_length=row.output_tokens,

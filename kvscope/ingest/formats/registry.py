@@ -8,14 +8,14 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.formats.bailian import Bailian
 from kvscope.ingest.formats.base import TraceFormat
 from kvscope.ingest.formats.json_lines import common_keys
-from kvscope.ingest.formats.lengths import Lengths
+from kvscope.ingest.formats.lengths import LengthsCsv
 from kvscope.ingest.formats.mooncake import Mooncake
 from kvscope.ingest.formats.parquet import Parquet
 from kvscope.ingest.formats.weka import Weka
 
-FORMATS: tuple[type[TraceFormat], ...] = (Bailian, Mooncake, Weka, Lengths, Parquet)
+FORMATS: tuple[type[TraceFormat], ...] = (Bailian, Mooncake, Weka, LengthsCsv, Parquet)
 
-RECORD = "kvscope reads block hashes, never text: record a trace with `kvscope record`"
+RECORD = "record a trace with `kvscope record`"
 
 _TEXT_KEYS = frozenset(
     {"completion", "content", "conversations", "messages", "prompt", "question", "text"}
@@ -24,9 +24,9 @@ _MOST_NAMES = 6
 
 
 def by_name(name: str) -> type[TraceFormat]:
-    """Return the format called `name`. Raises UsageError if there is none."""
+    """Return the format called `name`, in any case. Raises UsageError if there is none."""
     for known in FORMATS:
-        if known.name == name:
+        if known.name == name.lower():
             return known
     raise UsageError(
         f"unknown trace format {name!r}",
@@ -72,7 +72,7 @@ def _nearest(names: list[str]) -> str | None:
     """Return what makes a file with these field names one of the nearest format, None if none."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
-        return RECORD
+        return f"kvscope reads block hashes, never text: {RECORD}"
 
     def shared(known: type[TraceFormat]) -> int:
         fields = (field.casefold() for field in known.fields)

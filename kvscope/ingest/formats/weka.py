@@ -49,7 +49,7 @@ class _Entry(msgspec.Struct, gc=False):
     requests: list[_Entry] | None = None
 
 
-class _Session(msgspec.Struct, gc=False):
+class _WekaSession(msgspec.Struct, gc=False):
     id: Identifier
     requests: list[_Entry]
     block_size: int | None = None
@@ -60,7 +60,7 @@ class _Session(msgspec.Struct, gc=False):
 class _WekaReader(LineReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._decode = msgspec.json.Decoder(_Session).decode
+        self._decode = msgspec.json.Decoder(_WekaSession).decode
         self._names: set[str] = set()
         self._start_s = 0.0
         self._gap_s = _poisson_gaps(options)
@@ -104,7 +104,7 @@ def _nested_times(entries: Sequence[_Entry]) -> Iterator[tuple[float, float]]:
 class _Unfolded:
     """The requests of one session, in file order, with the sub-agents unfolded."""
 
-    def __init__(self, session: _Session, start_s: float) -> None:
+    def __init__(self, session: _WekaSession, start_s: float) -> None:
         self._session = session
         self._start_s = start_s
         self._agents: set[str] = {_MAIN}

@@ -1,0 +1,539 @@
+"""The Python API: `analyze`, `fit`, `simulate` and `tune`, for notebooks and scripts.
+
+    import kvscope
+
+    trace = kvscope.open_trace("trace.jsonl")
+    result = kvscope.tune(trace, slo="200ms", model="llama3-8b", capacity="20GiB")
+    result.save("recommendation.toml")
+
+Arguments are the options of the command line, under the same names: texts as they are written there
+(`"80GiB"`, `"200ms"`, `"p95"`) or plain numbers in bytes, seconds, tokens, blocks or shares from 0
+to 1. Nothing is written to disk unless `db` names a store. Mistakes raise UsageError, unreadable
+traces InputError. What the command line prints as notes goes to the logger `kvscope`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from kvscope.app.monitor import Silent
+from kvscope.app.options import (
+    AnalyzeOptions,
+    FitOptions,
+    Reading,
+    SimulateOptions,
+    TuneOptions,
+    parsed,
+)
+from kvscope.core.errors import InputError, KvscopeError, UsageError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from kvscope.app.analyze import Analysis
+    from kvscope.app.documents.base import Document
+    from kvscope.app.simulate import Simulation
+    from kvscope.app.tune import Recommendation
+    from kvscope.core.trace import Prompts, Trace
+    from kvscope.report.section import Section
+    from kvscope.reuse_models.results import Fit
+    from kvscope.store.db import Store
+    from kvscope.tuning.end_gain import EndsFit
+
+__all__ = [
+    "AnalysisResult",
+    "FitResult",
+    "InputError",
+    "KvscopeError",
+    "OpenTrace",
+    "SimulationResult",
+    "TuneResult",
+    "UsageError",
+    "analyze",
+    "fit",
+    "open_trace",
+    "simulate",
+    "tune",
+]
+
+MEMORY = ":memory:"
+
+Texts = str | Sequence[str] | None
+"""One text, commas inside allowed, or several."""
+Amount = str | int | None
+"""A size or a count: a text with its unit, or a number of bytes, tokens or blocks."""
+Amounts = str | int | Sequence[str | int] | None
+"""One or several of them."""
+Time = str | float | None
+"""A duration: a text with its unit, or seconds."""
+Share = str | float
+"""A share: a text such as `"5%"`, or a fraction from 0 to 1."""
+
+
+class _Logged(Silent):
+    """A monitor whose notes go to the logger `kvscope`."""
+
+    def note(self, text: str) -> None:
+        """Log the sentence."""
+        logging.getLogger("kvscope").info(text)
+
+
+class OpenTrace:
+    """A trace in an open store; a context manager that closes the store.
+
+    Several calls on one OpenTrace read its file once.
+    """
+
+    def __init__(self, store: Store, facts: Trace) -> None:
+        self.store = store
+        self.facts = facts
+
+    def __repr__(self) -> str:
+        return f"<OpenTrace {self.facts.name!r}: {self.facts.requests:,} requests>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.__exit__(None, None, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts of the trace: `trace` in every JSON document."""
+        from kvscope.app.documents.base import trace_facts, values
+
+        return values(trace_facts(self.facts))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Result(ABC):
+    """What a use case returns: the JSON document, frames, figures and HTML of one result."""
+
+    @property
+    @abstractmethod
+    def _document(self) -> Document:
+        """The document of `--json`."""
+
+    @property
+    @abstractmethod
+    def _screen(self) -> Sequence[Section]:
+        """What the command prints by default."""
+
+    @property
+    @abstractmethod
+    def _sections(self) -> Sequence[Section]:
+        """What the command prints with `--full`."""
+
+    @property
+    @abstractmethod
+    def _page(self) -> str:
+        """The HTML report."""
+
+    def __repr__(self) -> str:
+        facts = self._document.trace
+        return f"<{type(self).__name__} of {facts.name if facts else 'a trace'}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of the command, as docs/json.md describes it."""
+        from kvscope.app.documents.base import to_dict
+
+        return to_dict(self._document)
+
+    def figure(self, section: str | None = None) -> go.Figure:
+        """Return the first plotly figure of a section, or of the first section that has one.
+
+        Section names are those of `--section`. Raises UsageError where there is no figure.
+        """
+        from kvscope.report.section import select
+
+        names = [section] if section else []
+        sections = select(lambda: self._sections, lambda: self._sections, full=False, names=names)
+        figures = [figure for each in sections for figure in each.figures]
+        if not figures:
+            named = [each.name for each in self._sections if each.figures]
+            raise UsageError(
+                "has no figure", where="section", remedy=f"name one of {', '.join(named)}"
+            )
+        return figures[0]()
+
+    def save_html(self, path: str | PathLike[str]) -> None:
+        """Write the HTML report, whole or not at all."""
+        from kvscope.core.files import write_text
+
+        write_text(Path(path), self._page)
+
+    def _repr_html_(self) -> str:
+        from kvscope.report.html import fragment
+
+        return fragment(self._screen)
+
+    def _frame(self, table: str) -> pl.DataFrame:
+        """Return a list of the document as a frame; nested fields become columns of their own."""
+        import polars as pl
+
+        document = self.to_dict()
+        tables = [name for name, rows in document.items() if _is_table(rows)]
+        if table not in tables:
+            raise UsageError(
+                f"no table {table!r}", where="table", remedy=f"name one of {', '.join(tables)}"
+            )
+        rows = [dict(_flat(row)) for row in document[table]]
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AnalysisResult(_Result):
+    """What `analyze` returns; `analysis` has it all, with LRU's exact curve."""
+
+    analysis: Analysis
+
+    def to_polars(self, table: str = "curve") -> pl.DataFrame:
+        """Return a list of the document: `curve`, `categories`, `hit_rates`, `misses` and more."""
+        return self._frame(table)
+
+    @property
+    def _document(self) -> Document:
+        from kvscope.app.documents.analyze import analyze_document
+
+        return analyze_document(self.analysis)
+
+    @property
+    def _screen(self) -> Sequence[Section]:
+        from kvscope.report import overview
+
+        return [overview.headline(self.analysis)]
+
+    @property
+    def _sections(self) -> Sequence[Section]:
+        from kvscope.report import overview
+
+        return overview.sections(self.analysis)
+
+    @property
+    def _page(self) -> str:
+        from kvscope.report import overview
+
+        return overview.html_report(self.analysis)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FitResult(_Result):
+    """What `fit` returns; `ends` only where `returns` was set."""
+
+    fit: Fit
+    ends: EndsFit | None = None
+
+    def to_polars(self, table: str = "models") -> pl.DataFrame:
+        """Return a list of the document: `models`, `categories`, `next_turns` and more."""
+        return self._frame(table)
+
+    @property
+    def _document(self) -> Document:
+        from kvscope.app.documents.fit import fit_document
+
+        return fit_document(self.fit, self.ends)
+
+    @property
+    def _screen(self) -> Sequence[Section]:
+        from kvscope.report import fit as report
+
+        return [report.headline(self.fit)]
+
+    @property
+    def _sections(self) -> Sequence[Section]:
+        from kvscope.report import fit as report
+
+        return report.sections(self.fit, self.ends)
+
+    @property
+    def _page(self) -> str:
+        from kvscope.report import fit as report
+
+        return report.html_report(self.fit, self.ends)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SimulationResult(_Result):
+    """What `simulate` returns; `simulation.runs` has a run per policy and capacity."""
+
+    simulation: Simulation
+
+    def to_polars(self, table: str = "results") -> pl.DataFrame:
+        """Return a list of the document: `results`, a row per policy and capacity."""
+        return self._frame(table)
+
+    @property
+    def _document(self) -> Document:
+        from kvscope.app.documents.runs import simulate_document
+
+        return simulate_document(self.simulation)
+
+    @property
+    def _screen(self) -> Sequence[Section]:
+        from kvscope.report import policies
+
+        return policies.screen(self.simulation)
+
+    @property
+    def _sections(self) -> Sequence[Section]:
+        from kvscope.report import policies
+
+        return policies.sections(self.simulation)
+
+    @property
+    def _page(self) -> str:
+        from kvscope.report import policies
+
+        return policies.html_report(self.simulation)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneResult(_Result):
+    """What `tune` returns; `recommendation.tuning` has the verdict and all that was tried."""
+
+    recommendation: Recommendation
+    prompts: Prompts = field(repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """`switch`, `keep-lru`, `add-capacity` or `unreachable`."""
+        return self.recommendation.tuning.verdict
+
+    def save(self, path: str | PathLike[str] = "recommendation.toml") -> None:
+        """Write the recommendation, as kvscope's plugin for vLLM and `simulate` read it."""
+        from kvscope.app.tune import write_recommended
+
+        written = Path(path)
+        write_recommended(written, replace(self.recommendation, path=str(written)), self.prompts)
+
+    def to_polars(self, table: str = "contenders") -> pl.DataFrame:
+        """Return a list of the document: `contenders`, `ceilings`, `explored` and more."""
+        return self._frame(table)
+
+    @property
+    def _document(self) -> Document:
+        from kvscope.app.documents.tune import tune_document
+
+        return tune_document(self.recommendation)
+
+    @property
+    def _screen(self) -> Sequence[Section]:
+        from kvscope.report import recommendation as report
+
+        return report.screen(self.recommendation)
+
+    @property
+    def _sections(self) -> Sequence[Section]:
+        from kvscope.report import recommendation as report
+
+        return report.sections(self.recommendation)
+
+    @property
+    def _page(self) -> str:
+        from kvscope.report import recommendation as report
+
+        return report.html_report(self.recommendation)
+
+
+Source = str | PathLike[str] | OpenTrace | None
+"""A path, the name of a trace in the store `db`, an OpenTrace, or None: the last one used."""
+
+
+def open_trace(
+    source: str | PathLike[str] | None,
+    *,
+    db: str = MEMORY,
+    name: str | None = None,
+    trace_format: str | None = None,
+    block_size: int | None = None,
+    session_arrivals: str | float | None = None,
+    seed: int = 0,
+    strict: bool = False,
+    max_bad: Share = 0.01,
+) -> OpenTrace:
+    """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name."""
+    reading = parsed(Reading, locals())
+    from kvscope.app.traces import load_trace
+    from kvscope.store.db import open_store
+
+    store = open_store(db)
+    try:
+        text = None if source is None else fspath(source)
+        return OpenTrace(store, load_trace(store, text, _Logged(), reading))
+    except BaseException:
+        store.__exit__(None, None, None)
+        raise
+
+
+def analyze(
+    trace: Source,
+    *,
+    model: str | None = None,
+    kv_dtype: str | None = None,
+    hbm: Amount = None,
+    capacity: Amounts = None,
+    capacity_blocks: Amounts = None,
+    compat: Literal["kvcache-simulator", "libcachesim"] | None = None,
+    outputs: Literal["carried", "ignored"] = "carried",
+    warmup: Share = 0.0,
+    db: str = MEMORY,
+) -> AnalysisResult:
+    """Characterize a trace: what is reused, what caching can give, how large it must be."""
+    with _arguments():
+        from kvscope.app.requests import analyze_request
+
+        request = analyze_request(parsed(AnalyzeOptions, locals()))
+    from kvscope.app.analyze import analyze as run
+
+    with _opened(trace, db) as opened:
+        return AnalysisResult(run(opened.store, opened.facts, request))
+
+
+def fit(
+    trace: Source,
+    *,
+    window: Time = None,
+    warmup: Share = 0.0,
+    returns: bool = False,
+    horizon: Time = None,
+    xi: Amount = None,
+    db: str = MEMORY,
+) -> FitResult:
+    """Fit models of reuse and of conversations: which one to use, and how stable it is."""
+    with _arguments():
+        from kvscope.app.fit import fit_request
+
+        request = fit_request(parsed(FitOptions, locals()))
+    from kvscope.app.fit import fit_trace
+
+    with _opened(trace, db) as opened:
+        return FitResult(*fit_trace(opened.store, opened.facts, request, _Logged()))
+
+
+def simulate(
+    trace: Source,
+    *,
+    policies: Texts = None,
+    param: Sequence[str] | None = None,
+    capacity: Amounts = None,
+    capacity_blocks: Amounts = None,
+    points: int | None = None,
+    capacity_model: Literal["cache", "engine"] = "cache",
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: Amount = None,
+    tiers: Texts = None,
+    tier_mode: Literal["exclusive", "write-through"] | None = None,
+    model: str | None = None,
+    kv_dtype: str | None = None,
+    latency: str | None = None,
+    slo: Time = None,
+    recommendation: str | None = None,
+    refit: Time = None,
+    rate_scale: float = 1.0,
+    warmup: Share = 0.0,
+    outputs: Literal["carried", "ignored"] = "carried",
+    compat: Literal["kvcache-simulator", "libcachesim"] | None = None,
+    isolate: Literal["user", "conversation"] | None = None,
+    sample: Share = 1.0,
+    coarsen: int = 1,
+    db: str = MEMORY,
+) -> SimulationResult:
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum."""
+    with _arguments():
+        from kvscope.app.requests import simulate_request
+
+        request = simulate_request(parsed(SimulateOptions, locals()))
+    from kvscope.app.simulate import simulate as run
+    from kvscope.app.traces import HeldStore, replayable
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        stores = HeldStore(opened.store)
+        return SimulationResult(run(stores, opened.facts, prompts, request, _Logged()))
+
+
+def tune(
+    trace: Source,
+    *,
+    slo: str | float,
+    percentile: str | float | None = None,
+    max_violations: Share | None = None,
+    view: Literal["unloaded", "queued"] = "unloaded",
+    capacity: Amount = None,
+    capacity_blocks: Amount = None,
+    capacity_range: str | tuple[int, int] | None = None,
+    model: str | None = None,
+    kv_dtype: str | None = None,
+    hbm: Amount = None,
+    latency: str | None = None,
+    policies: Texts = None,
+    param: Sequence[str] | None = None,
+    rate_scale: float = 1.0,
+    outputs: Literal["carried", "ignored"] = "carried",
+    isolate: Literal["user", "conversation"] | None = None,
+    warmup: Share | None = None,
+    judge: Share | None = None,
+    db: str = MEMORY,
+) -> TuneResult:
+    """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty."""
+    with _arguments():
+        from kvscope.app.requests import tune_request
+
+        request = tune_request(parsed(TuneOptions, locals()))
+    from kvscope.app.traces import replayable
+    from kvscope.app.tune import tune as run
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        return TuneResult(run(opened.facts, prompts, request, _Logged()), prompts)
+
+
+@contextmanager
+def _opened(source: Source, db: str) -> Iterator[OpenTrace]:
+    """Yield the trace; a store that is opened for it is closed afterwards."""
+    if isinstance(source, OpenTrace):
+        yield source
+        return
+    with open_trace(source, db=db) as opened:
+        yield opened
+
+
+@contextmanager
+def _arguments() -> Iterator[None]:
+    """Name arguments of Python rather than options of the command line in what is refused."""
+    try:
+        yield
+    except UsageError as error:
+        where = error.where and error.where.replace("--", "").replace("-", "_")
+        remedy = error.remedy and error.remedy.replace("--", "")
+        raise UsageError(error.what, where=where, remedy=remedy) from None
+
+
+def _is_table(rows: object) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the fields of a row; those of an object inside are named OUTER_INNER."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}_")
+        elif not (isinstance(value, list) and _is_table(value)):
+            yield prefix + name, value

@@ -1,0 +1,188 @@
+"""The Python API: the command line's documents and words for mistakes; nothing loads early."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import kvscope
+from kvscope import api
+from kvscope.app.options import (
+    AnalyzeOptions,
+    FitOptions,
+    Reading,
+    SimulateOptions,
+    TuneOptions,
+    parsed,
+)
+from kvscope.cli.app import run
+from kvscope.tuning.file import read_recommendation
+from tests.cli.replayed import write_trace
+from tests.cli.shell import python
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = str(ROOT / "sample_traces" / "birth-death.jsonl.gz")
+RESULTS = {
+    "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
+    "fit": ("--window", "1h"),
+    "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
+    "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
+}
+VARYING = {"created_at"}
+
+
+@pytest.fixture(scope="module")
+def trace() -> Iterator[kvscope.OpenTrace]:
+    """Yield the sample, read once."""
+    with kvscope.open_trace(SAMPLE) as opened:
+        yield opened
+
+
+def _arguments(options: tuple[str, ...]) -> dict[str, str]:
+    pairs = zip(options[::2], options[1::2], strict=True)
+    names = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs}
+    return {name: value for name, value in names.items() if name != "output"}
+
+
+def _without(document: Any) -> Any:
+    if isinstance(document, dict):
+        return {key: _without(value) for key, value in document.items() if key not in VARYING}
+    return [_without(part) for part in document] if isinstance(document, list) else document
+
+
+@pytest.mark.parametrize("command", RESULTS)
+def test_documents_are_those_of_the_command_line(
+    trace: kvscope.OpenTrace, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each function gives the document of its command, a frame, a figure and a notebook's HTML."""
+    result = getattr(kvscope, command)(trace, **_arguments(RESULTS[command]))
+    assert run([command, SAMPLE, *RESULTS[command], "--db", ":memory:", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert _without(result.to_dict()) == _without(printed)
+    frame = result.to_polars()
+    assert isinstance(frame, pl.DataFrame)
+    assert len(frame)
+    assert result.figure().layout.title.text
+    html = result._repr_html_()
+    assert "<table>" in html
+    assert "<script" not in html
+    assert repr(result) == f"<{type(result).__name__} of birth-death>"
+
+
+def test_frames_have_a_column_for_each_nested_field(trace: kvscope.OpenTrace) -> None:
+    """Numbers equal the document's; an unknown table is refused with the known ones."""
+    result = kvscope.simulate(trace, policies=["lru", "TLRU"], capacity_blocks=1000)
+    frame, rows = result.to_polars(), result.to_dict()["results"]
+    assert frame["policy"].to_list() == ["lru", "tlru"]
+    assert frame["ttft_ms_p95"].to_list() == [row["ttft_ms"]["p95"] for row in rows]
+    with pytest.raises(kvscope.UsageError, match="table: no table 'x'; name one of results"):
+        result.to_polars("x")
+    with pytest.raises(kvscope.UsageError, match="there is no section 'x'"):
+        result.figure("x")
+
+
+def test_values_are_texts_or_numbers() -> None:
+    """Both ways to write an option mean the same."""
+    written = parsed(AnalyzeOptions, {"hbm": "80GiB", "capacity": ["1GiB", "2GiB"], "warmup": "5%"})
+    assert written == AnalyzeOptions(hbm=80 << 30, capacity=(1 << 30, 2 << 30), warmup=0.05)
+    assert parsed(AnalyzeOptions, {"capacity": 7, "kv_dtype": "FP8"}) == AnalyzeOptions(
+        capacity=(7,), kv_dtype="fp8"
+    )
+    assert parsed(TuneOptions, {"slo": 0.2, "percentile": "p99"}).percentile == 0.99
+    assert parsed(SimulateOptions, {"policies": ["lru", "wa"]}).policies == "lru,wa"
+    assert parsed(SimulateOptions, {"param": ["a.b=1"]}).param == ("a.b=1",)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "missing"),
+    [
+        (kvscope.open_trace, Reading, set()),
+        (kvscope.analyze, AnalyzeOptions, set()),
+        (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks"}),
+        (kvscope.simulate, SimulateOptions, set()),
+        (kvscope.tune, TuneOptions, set()),
+    ],
+)
+def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
+    """An option of a command is an argument of its function, with the same default."""
+    arguments = inspect.signature(function).parameters
+    names = {each.name: each.default for each in fields(options)}
+    assert set(names) - set(arguments) == missing
+    assert set(arguments) - set(names) <= {"trace", "source", "db"}
+    for name in set(names) & set(arguments) - {"slo"}:
+        assert arguments[name].default == names[name], name
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: kvscope.analyze("nothing.jsonl"), "nothing.jsonl: neither a file nor"),
+        (lambda: kvscope.analyze("x", hbm="3"), "hbm: '3' is not a size"),
+        (lambda: kvscope.analyze("x", hbm="3GiB"), "hbm: needs a model; name one with model"),
+        (lambda: kvscope.analyze("x", outputs="no"), "outputs: 'no' is not one of carried"),
+        (lambda: kvscope.simulate("x", policies="lur"), "policies: unknown policy 'lur'"),
+        (
+            lambda: kvscope.tune("x", slo=1, percentile="p9", max_violations=0.1),
+            "percentile, max_violations: both state the target",
+        ),
+    ],
+)
+def test_mistakes_name_arguments(call: Any, said: str) -> None:
+    """What is refused is named as it is written in Python."""
+    with pytest.raises(kvscope.KvscopeError, match=re.escape(said)):
+        call()
+
+
+def test_a_store_keeps_traces_and_notes_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `db` a trace has a name later on; what the command line notes is logged."""
+    db = str(tmp_path / "k.duckdb")
+    with kvscope.open_trace(write_trace(tmp_path), db=db, name="mine") as opened:
+        assert opened.to_dict()["requests"] == 3
+    with caplog.at_level(logging.INFO, "kvscope"):
+        assert kvscope.analyze(None, db=db).to_dict()["trace"]["name"] == "mine"
+    assert "working on 'mine'" in caplog.text
+    result = kvscope.analyze("mine", db=db)
+    result.save_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_importing_loads_nothing() -> None:
+    """`import kvscope` loads no package but its own; every name of the API is there."""
+    heavy = ["numpy", "duckdb", "polars", "plotly", "numba", "msgspec", "typer", "kvscope.api"]
+    done = python(
+        f"import sys, kvscope; print([m for m in {heavy} if m in sys.modules]);"
+        "print(all(hasattr(kvscope, name) for name in kvscope.__all__))"
+    )
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]
+    assert set(kvscope.__all__) == {*api.__all__, "__version__"}
+    assert dir(kvscope) == sorted(kvscope.__all__)
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/notebook.py goes from a trace to a recommendation that kvscope reads."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    cells = (ROOT / "docs" / "notebook.py").read_text(encoding="utf-8")
+    exec(compile(cells, "notebook.py", "exec"), {"__name__": "notebook"})  # noqa: S102  (ours)
+    assert read_recommendation(tmp_path / "recommendation.toml").target.slo_s == 0.2
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first example of docs/python.md runs as it stands."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    exec(compile(example, "python.md", "exec"), {})  # noqa: S102  (our own page)
+    assert (tmp_path / "recommendation.toml").exists()
