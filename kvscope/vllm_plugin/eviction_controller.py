@@ -52,7 +52,7 @@ class EvictionController(Observer):
         fitted: FittedTable | None = None,
     ) -> None:
         self.policy = lane_policy(policy)
-        self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
+        self.what = f"kvscope's {policy.name} has failed, so vLLM evicts by LRU again"
         self.block_size = block_size
         self._trace_clock, self._trace_s = trace_clock, 0.0
         self.clock: Callable[[], float] = (lambda: self._trace_s) if trace_clock else clock

@@ -2,7 +2,7 @@
 
 One line of the Qwen-Bailian format a finished request, with three keys more: `block_size`,
 `cached_tokens` and `ttft_ms`. Hashes are keyed by a random salt, one a recording and stored
-nowhere, so that no known prompt can be found in it.
+nowhere, so that a known prompt cannot be found in it.
 """
 
 from __future__ import annotations
@@ -160,19 +160,19 @@ class Recording(Observer):
         """Note the request's hints, and its session's request before."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
-        known = _RecordedRequest(self._arrived, request, read_hints(request))
+        recorded = _RecordedRequest(self._arrived, request, read_hints(request))
         self._arrived += 1
-        if (session := known.hints.session) is not None:
-            turn = known.hints.turn
-            known.parent, known.turn = self._sessions.begin(session, known.number, turn)
-        self._requests[request.request_id] = known
+        if (session := recorded.hints.session) is not None:
+            turn = recorded.hints.turn
+            recorded.parent, recorded.turn = self._sessions.begin(session, recorded.number, turn)
+        self._requests[request.request_id] = recorded
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
         """Note the tokens found in the cache."""
-        known = self._requests.get(request_id)
-        if known is not None and known.cached_tokens < 0:
-            known.cached_tokens = hit_tokens
-            self._awaiting_token[request_id] = known
+        recorded = self._requests.get(request_id)
+        if recorded is not None and recorded.cached_tokens < 0:
+            recorded.cached_tokens = hit_tokens
+            self._awaiting_token[request_id] = recorded
 
     def updated(self) -> None:
         """Note the time of first tokens."""
@@ -180,24 +180,24 @@ class Recording(Observer):
             return
         now_s = self.clock()
         waiting = self._awaiting_token.items()
-        for name in [name for name, known in waiting if _has_token(known.request)]:
-            known = self._awaiting_token.pop(name)
-            known.ttft_s = now_s - known.request.arrival_time
+        for name in [name for name, recorded in waiting if _has_token(recorded.request)]:
+            recorded = self._awaiting_token.pop(name)
+            recorded.ttft_s = now_s - recorded.request.arrival_time
 
     def releasing(self, request: Request) -> None:
         """Have the line written, if the request has finished."""
         if not request.is_finished():
             return
-        known = self._requests.pop(request.request_id, None)
+        recorded = self._requests.pop(request.request_id, None)
         self._awaiting_token.pop(request.request_id, None)
-        if known is None or known.cached_tokens < 0:
+        if recorded is None or recorded.cached_tokens < 0:
             return
-        if known.ttft_s is None and _has_token(request):
-            known.ttft_s = self.clock() - request.arrival_time
+        if recorded.ttft_s is None and _has_token(request):
+            recorded.ttft_s = self.clock() - request.arrival_time
         inputs, outputs = request.num_prompt_tokens, request.num_output_tokens
         keys = request.block_hashes[: inputs // self.block_size]
         arrival_s = max(request.arrival_time - self._start_s, 0.0)
-        self.lines.put(lambda: self._line(known, keys, inputs, outputs, arrival_s))
+        self.lines.put(lambda: self._line(recorded, keys, inputs, outputs, arrival_s))
         if self.lines.dropped and not self._warned:
             self._warned = True
             why = self.lines.failure or "the disk is too slow"
@@ -215,24 +215,24 @@ class Recording(Observer):
 
     def _line(
         self,
-        known: _RecordedRequest,
+        recorded: _RecordedRequest,
         keys: list[bytes],
         inputs: int,
         outputs: int,
         arrival_s: float,
     ) -> TraceLine:
-        ttft_s = known.ttft_s
+        ttft_s = recorded.ttft_s
         return {
-            "chat_id": known.number,
-            "parent_chat_id": known.parent,
+            "chat_id": recorded.number,
+            "parent_chat_id": recorded.parent,
             "timestamp": round(arrival_s, 6),
             "input_length": inputs,
             "output_length": outputs,
-            "type": known.hints.type,
-            "turn": known.turn,
+            "type": recorded.hints.type,
+            "turn": recorded.turn,
             "hash_ids": self._hashes.of(keys),
             "block_size": self.block_size,
-            "cached_tokens": known.cached_tokens,
+            "cached_tokens": recorded.cached_tokens,
             "ttft_ms": round(ttft_s * 1e3, 3) if ttft_s is not None else None,
         }
 

@@ -141,7 +141,7 @@ def test_an_error_is_told_once_and_leaves_lru(caplog: pytest.LogCaptureFixture) 
         for name in "abcd":
             served(one, FakeRequest(name, 100))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "blocks leave by LRU again" in caplog.text
+    assert "vLLM evicts by LRU again" in caplog.text
     assert one.broken
     assert one.free.plan is None
     assert len(one.free.lanes) == 1
