@@ -1,18 +1,14 @@
-"""The dashboard: what `kvscope` finds in the traces of a store, to look at and to try out.
-
-streamlit run dashboard/app.py -- --db kvscope.duckdb
-"""
+"""Serve the dashboard's pages: streamlit run dashboard/app.py -- --db kvscope.duckdb."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from dashboard import query_params, sidebar
+from dashboard.markdown import escape
 from kvscope.core.errors import KvscopeError
 
-# The folder is not called pages/, which Streamlit would make an app of by itself. Pages have no
-# icons: they become favicons, which the browser would fetch from a network.
-PAGES = (  # file below views/, title
+PAGES = (  # file below views/, title; no icons: browsers would fetch them from a network
     ("overview", "Overview"),
     ("reuse", "Reuse"),
     ("time", "Time"),
@@ -25,6 +21,7 @@ PAGES = (  # file below views/, title
 STYLE = """<style>
 .stMainBlockContainer {padding-top: 2.5rem}
 h1 {font-size: 2rem !important}
+h2 {font-size: 1.4rem !important}
 [data-testid=stPageLink] p {text-decoration: underline}
 /* Streamlit's greys are too pale for small text, in charts most of all. */
 [data-testid=stCaptionContainer], [data-testid=stCaptionContainer] * {
@@ -38,7 +35,7 @@ DARK = """<style>
 
 
 def main() -> None:
-    """The sidebar, then the page that is asked for; what is refused becomes a sentence."""
+    """Draw the sidebar, then the page of the address; show errors as sentences."""
     st.set_page_config(page_title="kvscope", layout="wide")
     page = st.navigation(
         [
@@ -47,12 +44,12 @@ def main() -> None:
         ]
     )
     st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
-    with query_params.told_once():
+    with query_params.written_once():
         try:
-            sidebar.choose()
+            sidebar.draw()
             page.run()
         except KvscopeError as error:
-            st.error(str(error))
+            st.error(escape(str(error)))
 
 
 main()

@@ -1,20 +1,20 @@
-"""What is costly to find of a trace, found once beside the pages and kept by its content.
+"""Analyze traces in the background and keep what was found for the last few of them.
 
-It begins as soon as a trace is chosen, so that most pages find it ready. A page that does not says
-how far it is, and is usable meanwhile.
+The analysis of a trace starts as soon as it is selected, so that most pages find it done. A page
+that comes earlier shows how far it is.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import streamlit as st
 
-from dashboard import job
 from dashboard.connection import reading
-from dashboard.markdown import plain
+from dashboard.job import Job, show_progress
+from dashboard.markdown import escape
 from kvscope.app.analyze import Analysis, StartedCaching, analyze
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
@@ -23,152 +23,142 @@ from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
 from kvscope.store.traces import load_prompts
 
-_MOST = 4  # traces whose findings are kept
-_SOON_S = 0.8  # a page waits so long before it says how far it is
-_TURN = threading.Lock()  # one trace after the other
+_MOST = 4  # traces
+_SOON_S = 0.8  # a page waits so long before it shows progress
+_ONE_AT_A_TIME = threading.Lock()
 
 
-class Prepared(job.Job):
-    """The work on one trace. Each finding is there as soon as it is made."""
+class TraceFindings(Job):
+    """What is known of one trace: `lru`, `analysis` and `prefixes`, each as soon as it is found.
+
+    A later job may add its own.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._found: dict[str, Any] = {}
+        self._findings: dict[str, Any] = {}
         self._changed = threading.Condition()
-        super().__init__(Prepared._prepare)
+        super().__init__(TraceFindings._analyze)
 
-    def wait(self, name: str, seconds: float | None = None) -> bool:
-        """Whether the finding is there, at the latest after so many seconds, or at the end."""
+    def await_finding(self, name: str, seconds: float | None = None) -> bool:
+        """Wait for a finding, at most so long, or until the end; return whether it is there."""
         with self._changed:
-            self._changed.wait_for(lambda: name in self._found or self.ended, seconds)
-        return name in self._found
+            self._changed.wait_for(lambda: name in self._findings or self.ended, seconds)
+        return name in self._findings
 
-    def finding(self, name: str) -> Any:
-        """A finding that is there; None where it is not."""
-        return self._found.get(name)
+    def get(self, name: str) -> Any:
+        """Return a finding, None where it is not there."""
+        return self._findings.get(name)
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a finding."""
+        with self._changed:
+            self._findings[name] = value
+            self._changed.notify_all()
 
     def end(self) -> None:
-        """Those who wait are told."""
+        """Mark the work as ended and wake those who wait."""
         with self._changed:
             super().end()
             self._changed.notify_all()
 
-    def _prepare(self) -> None:
-        with _TURN:
+    def _analyze(self) -> None:
+        with _ONE_AT_A_TIME:
             self._step("requests")
             with reading() as store:
                 if not self._trace.has_hashes:
-                    self._tell("analysis", analyze(store, self._trace, step=self._step))
+                    self.add("analysis", analyze(store, self._trace, step=self._step))
                     return
                 prompts = load_prompts(store, self._trace)
-                self._tell("lru", LruAnywhere.over(prompts))
-                found = analyze(
-                    store, self._trace, started=StartedCaching(prompts), step=self._step
-                )
-                self._tell("analysis", found)
+                self.add("lru", LruAnywhere.over(prompts))
+                started = StartedCaching(prompts)
+                self.add("analysis", analyze(store, self._trace, started=started, step=self._step))
                 self._step("prefixes")
-                self._tell("prefixes", hot_prefixes(store, self._trace))
+                self.add("prefixes", hot_prefixes(store, self._trace))
 
-    def _step(self, what: str) -> None:
+    def _step(self, name: str) -> None:
         self.check()
-        self.label, self.total = f"Analyzing the trace: {what}", STEPS + 2
+        self.label, self.total = f"Analyzing the trace: {name}", STEPS + 2
         self.done += 1
 
-    def _tell(self, name: str, found: Any) -> None:
-        with self._changed:
-            self._found[name] = found
-            self._changed.notify_all()
 
-
-def of(trace: Trace) -> Prepared:
-    """The work on this trace, begun if nobody has."""
-    with _known() as known:
-        if trace not in known:
-            known[trace] = Prepared(trace)
-        known.move_to_end(trace)
-        while len(known) > _MOST:
-            known.popitem(last=False)[1].stop.set()
-        return known[trace]
+def findings(trace: Trace) -> TraceFindings:
+    """Return the findings of a trace; start its analysis if it is not cached."""
+    lock, cached = _cache()
+    with lock:
+        if trace not in cached:
+            cached[trace] = TraceFindings(trace)
+        cached.move_to_end(trace)
+        while len(cached) > _MOST:
+            cached.popitem(last=False)[1].stop.set()
+        return cached[trace]
 
 
 def settle() -> None:
-    """Return once nothing is under way."""
-    with _known() as known:
-        begun = list(known.values())
-    for work in begun:
-        work.wait("")
+    """Wait until no analysis is under way."""
+    lock, cached = _cache()
+    with lock:
+        works = list(cached.values())
+    for work in works:
+        work.await_finding("")
 
 
-def lru_for(one: job.Job, trace: Trace) -> LruAnywhere:
-    """What a job needs of LRU, awaited. Raises what stands in the way, and Stopped."""
-    work = of(trace)
-    while not work.wait("lru", _SOON_S) and not work.ended:
-        one.check()
-    found: LruAnywhere | None = work.finding("lru")
-    if found is None:
+def lru_for(job: Job, trace: Trace) -> LruAnywhere:
+    """Wait for LRU's curve and the prompts, in a job. Raises what prevents them, and Stopped."""
+    work = findings(trace)
+    while not work.await_finding("lru", _SOON_S) and not work.ended:
+        job.check()
+    lru: LruAnywhere | None = work.get("lru")
+    if lru is None:
         raise KvscopeError(work.error)
-    return found
+    return lru
 
 
 def analysis(trace: Trace) -> Analysis:
-    """What `kvscope analyze` finds, without a model."""
-    found: Analysis = _shown(trace, "analysis")
+    """Return the analysis without a model; the page ends here with progress if it takes long."""
+    found: Analysis = _finding(trace, "analysis")
     return found
 
 
 def lru(trace: Trace) -> LruAnywhere:
-    """LRU at any capacity, and the prompts it was read from."""
-    found: LruAnywhere = _shown(trace, "lru")
+    """Return LRU at every capacity, and the prompts; the page may end here, as in `analysis`."""
+    found: LruAnywhere = _finding(trace, "lru")
     return found
 
 
 def prefixes(trace: Trace) -> tuple[Prefix, ...]:
-    """The prefixes that are reused most."""
-    found: tuple[Prefix, ...] = _shown(trace, "prefixes")
+    """Return the prefixes that are reused most; the page may end here, as in `analysis`."""
+    found: tuple[Prefix, ...] = _finding(trace, "prefixes")
     return found
 
 
-def _shown(trace: Trace, name: str) -> Any:
-    """The finding, for a page: which ends here with the progress, where it takes longer."""
-    work = of(trace)
-    if not work.wait(name, _SOON_S):
-        _excused(trace, work)
-    return work.finding(name)
+def _finding(trace: Trace, name: str) -> Any:
+    work = findings(trace)
+    if not work.await_finding(name, _SOON_S):
+        _end_page(trace, work)
+    return work.get(name)
 
 
-def _excused(trace: Trace, work: Prepared) -> NoReturn:
-    """End the page with what is known of a work that has not found what was asked for."""
+def _end_page(trace: Trace, work: TraceFindings) -> NoReturn:
+    """End the page with the progress of the analysis, or why there is none."""
     if not work.ended:
-        job.watch(work, "analysis")
+        show_progress(work, "analysis")
     elif work.stopped:
-        st.warning("The analysis was stopped: what this page tells of it is missing.")
+        st.warning("The analysis was stopped, so this page is incomplete.")
         st.button("Analyze", type="primary", key="analyze", on_click=_forget, args=(trace,))
     else:
-        _forget(trace)  # whoever asks next begins anew
-        st.error(plain(work.error))
+        _forget(trace)  # the next visit tries again
+        st.error(escape(work.error))
     st.stop()
 
 
 def _forget(trace: Trace) -> None:
-    with _known() as known:
-        known.pop(trace, None)
-
-
-class _Known(OrderedDict[Trace, Prepared]):
-    """By trace, content and all, those longest unused first; to be used one at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        self.lock.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
+    lock, cached = _cache()
+    with lock:
+        cached.pop(trace, None)
 
 
 @st.cache_resource(show_spinner=False)
-def _known() -> _Known:
-    return _Known()
+def _cache() -> tuple[threading.Lock, OrderedDict[Trace, TraceFindings]]:
+    """Return the findings by trace, least recently used first, and the lock to hold meanwhile."""
+    return threading.Lock(), OrderedDict()

@@ -1,7 +1,8 @@
-"""The store, opened briefly: by many readers at once, or by writers, of which each waits its turn.
+"""Open the store briefly: for many readers at once, or for one writer after the other.
 
-DuckDB opens a file in one mode at a time within a process. So readers open it read-only, unless
-something here is writing it just then; and who wants to write waits until none reads.
+DuckDB opens a file in one mode at a time within a process. So readers open it read-only unless
+this process is writing it, and writers wait until nobody has it open read-only. The module itself
+is what use cases take as `Stores` (kvscope.app.stores).
 """
 
 from __future__ import annotations
@@ -14,80 +15,51 @@ from contextlib import contextmanager
 
 from kvscope.store.db import DEFAULT_PATH, Store, open_store
 
-
-class _Gate:
-    """Who has the store open. Readers never wait for writers; writers wait for them."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._readers = 0  # of those that opened it read-only
-        self._writable = 0
-
-    @contextmanager
-    def reading(self) -> Iterator[bool]:
-        """Within the block one may open the store, read-only if that is what this gives."""
-        with self._changed:
-            read_only = not self._writable
-            self._enter(read_only=read_only)
-        try:
-            yield read_only
-        finally:
-            self._leave(read_only=read_only)
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Within the block one may open the store to write it."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._readers)
-            self._enter(read_only=False)
-        try:
-            yield
-        finally:
-            self._leave(read_only=False)
-
-    def _enter(self, *, read_only: bool) -> None:
-        if read_only:
-            self._readers += 1
-        else:
-            self._writable += 1
-
-    def _leave(self, *, read_only: bool) -> None:
-        with self._changed:
-            if read_only:
-                self._readers -= 1
-            else:
-                self._writable -= 1
-            self._changed.notify_all()
-
-
-_GATE = _Gate()
+_CHANGED = threading.Condition()
+_OPEN = {True: 0, False: 0}  # by whether it is read-only: how many have the store open
 _ONE_WRITER = threading.Lock()
 _OPENING = threading.Lock()  # DuckDB creates its shared instance once
 
 
 def database() -> str:
-    """The store's path, from the command line of `streamlit run APP -- --db PATH`."""
-    given = sys.argv[1:]
-    own = given[given.index("--") + 1 :] if "--" in given else given  # Streamlit takes the others
+    """Return the store's path, from the command line of `streamlit run APP -- --db PATH`."""
+    arguments = sys.argv[1:]
+    if "--" in arguments:  # those before it are Streamlit's
+        arguments = arguments[arguments.index("--") + 1 :]
     parser = argparse.ArgumentParser()
     parser.add_argument("--db", default=DEFAULT_PATH)
-    return str(parser.parse_known_args(own)[0].db)
+    return str(parser.parse_known_args(arguments)[0].db)
 
 
 @contextmanager
 def reading() -> Iterator[Store]:
-    """The store while the block runs. Raises StoreBusyError while another process writes it."""
-    with _GATE.reading() as read_only, _open(read_only=read_only) as store:
+    """Open the store for reading. Raises StoreBusyError while another process writes it."""
+    with _CHANGED:
+        read_only = not _OPEN[False]
+        _OPEN[read_only] += 1
+    with _opened(read_only=read_only) as store:
         yield store
 
 
 @contextmanager
 def writing() -> Iterator[Store]:
-    """The store to be written while the block runs, by nobody else in this process."""
-    with _ONE_WRITER, _GATE.writing(), _open(read_only=False) as store:
-        yield store
+    """Open the store for writing, as the only writer of this process."""
+    with _ONE_WRITER:
+        with _CHANGED:
+            _CHANGED.wait_for(lambda: not _OPEN[True])
+            _OPEN[False] += 1
+        with _opened(read_only=False) as store:
+            yield store
 
 
-def _open(*, read_only: bool) -> Store:
-    with _OPENING:
-        return open_store(database(), read_only=read_only)
+@contextmanager
+def _opened(*, read_only: bool) -> Iterator[Store]:
+    try:
+        with _OPENING:
+            store = open_store(database(), read_only=read_only)
+        with store:
+            yield store
+    finally:
+        with _CHANGED:
+            _OPEN[read_only] -= 1
+            _CHANGED.notify_all()

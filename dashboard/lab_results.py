@@ -1,15 +1,16 @@
-"""What the policy lab answers: policies side by side, and what xi does."""
+"""What the policy lab replays and shows: policies side by side, and the effect of xi."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import streamlit as st
 
-from dashboard import query_params, render, replays, sidebar
+from dashboard import background_cache, connection, query_params, render, sidebar
+from dashboard.job import Job
 from kvscope.app.requests import BASELINE
-from kvscope.app.simulate import Simulation
+from kvscope.app.simulate import Simulation, simulate, simulate_over_xi, ttft_by_request
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.report import policies, ttft, xi
@@ -19,128 +20,153 @@ from kvscope.report.section import Section
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
-def compared(asked: replays.Asking, made: replays.Replays, now: replays.Asking) -> None:
-    """The summary, a closer look at one capacity, every run."""
-    if not _worth_showing(asked, made, now):
-        return
-    found = replace(made.found, model=sidebar.chosen().model)
-    summary, *rest = policies.sections(found)
-    render.show([summary])
-    _closer(made)
-    render.show(rest)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A simulation, with the distributions of TTFT by capacity as far as they are known."""
+
+    simulation: Simulation
+    distributions: dict[int, tuple[ttft.Distribution, ...]] = field(default_factory=dict)
+
+    def ttft_at(self, blocks: int) -> tuple[ttft.Distribution, ...]:
+        """Return the distribution of TTFT of every run at a capacity."""
+        if blocks not in self.distributions:
+            simulation, name = self.simulation, names(self.simulation.runs)
+            self.distributions[blocks] = tuple(
+                ttft.distribution(name(run), run.policy, ttft_by_request(simulation, run) * 1e3)
+                for run in simulation.at(blocks)
+            )
+        return self.distributions[blocks]
 
 
-def over_xi(asked: replays.Asking, made: replays.Replays, now: replays.Asking) -> None:
-    """The slider, what it reads off, the curve."""
-    if _worth_showing(asked, made, now) and xi.by_xi(made.found.runs):
-        _at_xi(made.found)
+def compare(job: Job) -> Comparison:
+    """Return the runs that the job's request wants, from the store or replayed and stored."""
+    trace, request = job.request
+    prompts = background_cache.lru_for(job, trace).prompts
+    comparison = Comparison(simulate(connection, trace, prompts, request, job))
+    capacities = comparison.simulation.capacities
+    with job.steps("distributions of TTFT", len(capacities)) as advance:
+        for blocks in capacities:
+            if job.stop.is_set():  # what is missing is made when it is shown
+                break
+            comparison.ttft_at(blocks)
+            advance(1)
+    return comparison
 
 
-def _worth_showing(asked: replays.Asking, made: replays.Replays, now: replays.Asking) -> bool:
-    if asked != now:
-        st.info("This is what was asked before; the button answers what stands above.")
-    if not made.complete:
-        st.warning("Stopped: what was finished is shown, and kept.")
-    return bool(made.found.runs)
+def vary_xi(job: Job) -> Simulation:
+    """Return LRU and the policy of the job's request with every xi worth a look."""
+    trace, request = job.request
+    prompts = background_cache.lru_for(job, trace).prompts
+    return simulate_over_xi(connection, trace, prompts, request, job)
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Draw the summary, TTFT at one capacity, and every run."""
+    simulation = comparison.simulation
+    if _has_runs(simulation):
+        model = sidebar.choices().model
+        summary, *rest = policies.sections(replace(simulation, model=model))
+        render.show([summary])
+        _at_one_capacity(comparison)
+        render.show(rest)
+
+
+def show_xi(simulation: Simulation) -> None:
+    """Draw the slider of xi, its readings and the curve."""
+    if _has_runs(simulation) and xi.by_xi(simulation.runs):
+        _at_one_xi(simulation)
+
+
+def _has_runs(simulation: Simulation) -> bool:
+    if simulation.unfinished:
+        st.warning("Stopped: finished runs are shown and stored.")
+    return bool(simulation.runs)
 
 
 @st.fragment
-def _closer(made: replays.Replays) -> None:
-    """One capacity: how TTFT spreads, what the median pays for the tail, and who pays."""
-    found = made.found
-    at = _capacity(found)
-    with st.spinner("Spreading TTFT", show_time=True):
-        spreads = replays.spread(made, at)
-    slo_s = found.setting.slo_s
-    words = (
-        "How long requests wait on an idle engine; points mark p50, p90, p95 and p99.",
-        "Median against tail: what lies to the lower left is better in both.",
+def _at_one_capacity(comparison: Comparison) -> None:
+    """Draw how TTFT is distributed, median against tail, and its change by category."""
+    simulation = comparison.simulation
+    blocks = _capacity(simulation)
+    with st.spinner("Computing distributions of TTFT", show_time=True):
+        distributions = comparison.ttft_at(blocks)
+    sentences = (
+        "TTFT on an idle engine; points mark p50, p90, p95 and p99.",
+        "Median against tail: lower left is better in both.",
     )
     figures = (
-        partial(ttft.cdf_chart, spreads, at, slo_s),
-        partial(policies.trade_off_chart, found, at),
+        partial(ttft.cdf_chart, distributions, blocks, simulation.setting.slo_s),
+        partial(policies.trade_off_chart, simulation, blocks),
     )
-    render.show([Section("Time to first token", words, figures=figures)])
-    _who_pays(found, at)
+    render.show([Section("Time to first token", sentences, figures=figures)])
+    _by_category(simulation, blocks)
 
 
-def _capacity(found: Simulation) -> int:
-    """The capacity to look at."""
-    known = found.capacities
+def _capacity(simulation: Simulation) -> int:
+    """Draw the slider of capacities and return the selected one, in blocks."""
+    known = simulation.capacities
     if len(known) == 1:
         return known[0]
-    query_params.seed("at", replays.middle(found), int, among=known)
-    if st.session_state["at"] not in known:
-        st.session_state["at"] = replays.middle(found)
-    at = st.select_slider(
-        "Look at the capacity (blocks)", known, key="at", format_func=units.format_count
-    )
-    query_params.remember("at")
-    return int(at)
+    with query_params.synced("at", known[len(known) // 2], int, allowed=known):
+        blocks = st.select_slider(
+            "Capacity to look at (blocks)", known, key="at", format_func=units.format_count
+        )
+    return int(blocks)
 
 
-def _who_pays(found: Simulation, at: int) -> None:
-    runs = found.at(at)
-    name = names(found.runs)
+def _by_category(simulation: Simulation, blocks: int) -> None:
+    runs = simulation.at(blocks)
+    name = names(simulation.runs)
     baseline = next((run for run in runs if run.policy == BASELINE), None)
     others = {name(run): run for run in runs if run is not baseline}
     if baseline is None or not others:
-        st.caption("Who gains and who pays is told of lru and another policy: choose both.")
+        st.caption("TTFT by category compares lru with another policy: select both.")
         return
-    query_params.seed("other", next(iter(others)), among=others)
-    if st.session_state["other"] not in others:
-        st.session_state["other"] = next(iter(others))
-    picked = st.selectbox("Compare lru with", list(others), key="other")
-    query_params.remember("other")
-    before, after = (ttft.by_category(run) for run in (baseline, others[picked]))
-    title = f"lru, and {picked} then, at {units.format_count(at)} blocks"
+    with query_params.synced("other", next(iter(others)), allowed=others):
+        selected = st.selectbox("Compare lru with", list(others), key="other")
+    before, after = (ttft.by_category(run) for run in (baseline, others[selected]))
+    title = f"lru and {selected} at {units.format_count(blocks)} blocks"
     render.show([ttft.category_section(title, before, after)])
 
 
 @st.fragment
-def _at_xi(found: Simulation) -> None:
-    runs = xi.by_xi(found.runs)
-    values = [int(one) for one in runs]
+def _at_one_xi(simulation: Simulation) -> None:
+    runs = xi.by_xi(simulation.runs)
+    values = [int(value) for value in runs]
+    best = int(min(runs, key=lambda value: runs[value].outcome.ttft_ms.p95))
     left, right = st.columns([3, 2])
-    with left:
-        first = min(runs, key=lambda one: runs[one].outcome.ttft_ms.p95)
-        query_params.seed("xi", int(first), int, among=values)
-        if st.session_state["xi"] not in values:
-            st.session_state["xi"] = int(first)
+    with left, query_params.synced("xi", best, int, allowed=values):
         at = st.select_slider("xi (tokens)", values, key="xi", format_func=units.format_count)
-    with right:
-        query_params.seed("rank", "p95", among=PERCENTILES)
-        rank = st.segmented_control("Target", PERCENTILES, key="rank", required=True) or "p95"
-    query_params.remember("xi", "rank")
-    lru = next(run for run in found.runs if run.policy == BASELINE)
-    _beside(lru, runs[at])
-    render.show([xi.section(found, rank, at)], within="xi")
+    with right, query_params.synced("rank", "p95", allowed=PERCENTILES):
+        rank = st.segmented_control("Percentile", PERCENTILES, key="rank", required=True) or "p95"
+    baseline = next(run for run in simulation.runs if run.policy == BASELINE)
+    _readings(baseline, runs[at])
+    render.show([xi.section(simulation, rank, at)], within="xi")
 
 
-def _beside(lru: Run, then: Run) -> None:
-    """What a xi gives, and how far from LRU that is."""
-    now_ms, then_ms = lru.outcome.ttft_ms, then.outcome.ttft_ms
+def _readings(baseline: Run, run: Run) -> None:
+    """Draw the numbers of a run, each with its change against LRU."""
+    now, then = baseline.outcome, run.outcome
     columns = st.columns(len(PERCENTILES) + 2)
     for column, rank in zip(columns, PERCENTILES, strict=False):
         column.metric(
             f"TTFT {rank}",
-            units.format_duration(getattr(then_ms, rank) / 1e3),
-            xi.change_in_words(rank, now_ms, then_ms),
+            units.duration_in_words(getattr(then.ttft_ms, rank) / 1e3),
+            xi.change_in_words(rank, now.ttft_ms, then.ttft_ms),
             delta_color="inverse",
-            help="On an idle engine, nearest rank; below it the change against lru.",
+            help="On an idle engine, nearest rank; below, the change against lru.",
         )
-    hits = then.outcome.token_hit_rate
     columns[-2].metric(
         "Hit rate",
-        units.format_share(hits, 2),
-        units.format_pp(hits - lru.outcome.token_hit_rate),
-        help="Token-weighted; below it the change against lru.",
+        units.format_share(then.token_hit_rate),
+        units.format_pp(then.token_hit_rate - now.token_hit_rate),
+        help="Token-weighted; below, the change against lru.",
     )
-    over, before = then.outcome.violations or 0, lru.outcome.violations or 0
+    violations, before = then.violations or 0, now.violations or 0
     columns[-1].metric(
         "Over SLO",
-        units.format_count(over),
-        over - before,
+        units.format_count(violations),
+        violations - before,
         delta_color="inverse",
-        help="Requests whose TTFT exceeds the SLO; below it the change against lru.",
+        help="Requests whose TTFT exceeds the SLO; below, the change against lru.",
     )

@@ -1,4 +1,4 @@
-"""Text as it stands, where Streamlit would read Markdown."""
+"""Show text as it is where Streamlit reads Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import re
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:])")
 
 
-def plain(text: str) -> str:
-    """Text that a trace may have supplied, with nothing in it that Markdown would read."""
+def escape(text: str) -> str:
+    """Return text, which a trace may have supplied, without a meaning in Markdown."""
     return _MARKDOWN.sub(r"\\\1", text)

@@ -1,4 +1,4 @@
-"""Deep links: what is chosen on a page stands in its address, and outlives a visit elsewhere."""
+"""Keep widget values in the page's address, and across visits to other pages."""
 
 from __future__ import annotations
 
@@ -10,111 +10,126 @@ import streamlit as st
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 
-def seed(
+def initialize(
     key: str,
     default: Any,
-    read: Callable[[str], Any] = str,
-    among: Collection[Any] | None = None,
+    parse: Callable[[str], Any] = str,
+    allowed: Collection[Any] | None = None,
 ) -> None:
-    """Give the widget `key` its first value: the address's, the one it had, or the default."""
+    """Set the widget `key` to its value, else the address's, its last one, or the default.
+
+    The default replaces what cannot be parsed and what is not `allowed`; of a list, the allowed
+    items stay.
+    """
     if key in st.session_state:
-        return
-    text = st.query_params.get(key) or _memory().get(key) or None
-    value = default
-    if text is not None:
+        value = st.session_state[key]
+    else:
+        text = st.query_params.get(key) or _memory().get(key)
         try:
-            value = read(text)
-        except ValueError:  # an address that somebody typed
+            value = parse(text) if text else default
+        except ValueError:  # typed by hand
             value = default
-    if among is not None:
-        unknown = set(value) - set(among) if isinstance(value, list) else {value} - set(among)
-        value = default if unknown else value
-    st.session_state[key] = value
-
-
-def remember(*keys: str) -> None:
-    """Write what these widgets say into the address."""
-    told: dict[str, str] = {}
-    for key in keys:
-        value = st.session_state.get(key)
-        text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
-        told[key] = text
-    _keep(told)
-
-
-def choose(key: str, text: str) -> None:
-    """Let the widget `key` say this from the next run on, which may begin at once."""
-    st.session_state.pop(key, None)
-    _keep({key: text})
-    st.query_params[key] = text
-
-
-def _keep(told: Mapping[str, str]) -> None:
-    """Write this into the address, that of the next visit too."""
-    _memory().update(told)
-    _tell(told)
+    if allowed is not None and isinstance(value, list):
+        value = [item for item in value if item in allowed] or (default if value else [])
+    elif allowed is not None and value not in allowed:
+        value = default
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """Within the block the address is written once, at its end.
+def synced(
+    key: str,
+    default: Any,
+    parse: Callable[[str], Any] = str,
+    allowed: Collection[Any] | None = None,
+) -> Iterator[None]:
+    """Initialize the widget `key` before the block, which draws it; then write its value."""
+    initialize(key, default, parse, allowed)
+    yield
+    write(key)
 
-    Each time that it changes, the browser has one more place to go back to.
+
+def write(*keys: str) -> None:
+    """Write the values of these widgets to the address."""
+    texts = {}
+    for key in keys:
+        value = st.session_state.get(key)
+        text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
+        texts[key] = text
+    _remember(texts)
+
+
+def set_next(key: str, text: str) -> None:
+    """Set the widget `key` from the next run on, which may begin at once."""
+    st.session_state.pop(key, None)
+    _remember({key: text})
+    st.query_params[key] = text
+
+
+@contextmanager
+def written_once() -> Iterator[None]:
+    """Collect changes of the address in the block and apply them together at its end.
+
+    Each change adds an entry to the browser's history.
     """
-    told: dict[str, str] = {}
-    st.session_state["address"] = told
+    changes: dict[str, str] = {}
+    st.session_state["address"] = changes
     try:
         yield
     finally:
         st.session_state.pop("address", None)
-        _tell(told)
+        _apply(changes)
 
 
-def _tell(told: Mapping[str, str]) -> None:
-    """Write this into the address, now or at the end of the run; what is empty is taken out."""
-    waiting: dict[str, str] | None = st.session_state.get("address")
-    if waiting is not None:
-        waiting.update(told)
+def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
+    """Draw tabs; the open one is in the address, unless it is the first.
+
+    Where titles change, such as with a capacity in them, the tab at the same position stays open.
+    """
+    positions: dict[str, int] = st.session_state.setdefault("tab_positions", {})
+    initialize(key, titles[min(positions.get(key, 0), len(titles) - 1)], allowed=titles)
+    containers = st.tabs(titles, key=key, on_change="rerun")
+    title = st.session_state[key]
+    positions[key] = titles.index(title)
+    _remember({key: "" if title == titles[0] else title})
+    return containers
+
+
+def shows_result(key: str) -> bool:
+    """Return whether the address is of a page that shows the result of the job `key`."""
+    return st.query_params.get(f"ran_{key}") == "1"
+
+
+def set_shows_result(key: str, *, shown: bool) -> None:
+    """Write to the address whether the page shows the result of the job `key`."""
+    _apply({f"ran_{key}": "1" if shown else ""})
+
+
+def parse_list(text: str) -> list[str]:
+    """Return the items of a list as the address has it."""
+    return [part for part in text.split(",") if part]
+
+
+def _remember(texts: Mapping[str, str]) -> None:
+    """Write these to the address, now and on the next visit of the page."""
+    _memory().update(texts)
+    _apply(texts)
+
+
+def _apply(texts: Mapping[str, str]) -> None:
+    """Write these to the address, now or at the end of `written_once`; remove empty ones."""
+    pending: dict[str, str] | None = st.session_state.get("address")
+    if pending is not None:
+        pending.update(texts)
         return
-    new = {key: text for key, text in told.items() if st.query_params.get(key, "") != text}
+    new = {key: text for key, text in texts.items() if st.query_params.get(key, "") != text}
     if new:
         st.query_params.from_dict(
             {key: text for key, text in (st.query_params.to_dict() | new).items() if text}
         )
 
 
-def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
-    """Tabs whose choice stands in the address too, unless it is the first."""
-    seed(key, titles[0], among=titles)
-    places: dict[str, int] = st.session_state.setdefault("places", {})
-    if st.session_state[key] not in titles:  # they may tell of another capacity now
-        st.session_state[key] = titles[min(places.get(key, 0), len(titles) - 1)]
-    found = st.tabs(titles, key=key, on_change="rerun")
-    chosen = st.session_state[key]
-    places[key] = titles.index(chosen)
-    _keep({key: "" if chosen == titles[0] else chosen})
-    return found
-
-
-def linked(key: str) -> bool:
-    """Whether the address is of a page that shows what the job `key` found."""
-    return st.query_params.get(_ran(key)) == "1"
-
-
-def link(key: str, *, shown: bool) -> None:
-    """Let the address say whether the page shows what the job `key` finds."""
-    _tell({_ran(key): "1" if shown else ""})
-
-
-def _ran(key: str) -> str:
-    return f"ran_{key}"
-
-
-def names(text: str) -> list[str]:
-    """A list as the address writes it."""
-    return [part for part in text.split(",") if part]
-
-
 def _memory() -> dict[str, str]:
-    found: dict[str, str] = st.session_state.setdefault("memory", {})
-    return found
+    memory: dict[str, str] = st.session_state.setdefault("memory", {})
+    return memory

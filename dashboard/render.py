@@ -1,4 +1,4 @@
-"""The one place that draws a section of kvscope.report: words, charts, tables."""
+"""Draw sections of kvscope.report: sentences, charts, tables."""
 
 from __future__ import annotations
 
@@ -9,122 +9,123 @@ from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from dashboard import query_params
-from dashboard.markdown import plain
-from dashboard.plotly_figure import Drawn, drawn
+from dashboard.markdown import escape
+from dashboard.plotly_figure import ReadyFigure, ready
 from kvscope.report.glossary import meaning
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
-_MOST_KEPT = 64  # sections with their charts
-_SIDE_BY_SIDE = 2  # more charts or tables than that get tabs
+_MOST_CACHED = 64  # sections with their charts
+_MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
 
 
 def show(
-    sections: Iterable[Section], *, titles: bool = True, within: str = "", keep: str = ""
+    sections: Iterable[Section], *, titles: bool = True, within: str = "", cache_key: str = ""
 ) -> None:
-    """Draw the sections, one below the other; `within` tells two of one title on a page apart.
+    """Draw sections one below the other.
 
-    With `keep`, which names all that they tell of, their charts are made once.
+    `within` tells two sections of one title on a page apart. With `cache_key`, which names all that
+    the sections depend on, their charts are made once.
     """
     for section in sections:
         if titles:
-            st.subheader(section.title, help=meaning(section.title))
+            st.header(section.title, help=meaning(section.title))
         if section.sentences:
-            told = (one.replace(WHATEVER_OPTIONS, "") for one in section.sentences)  # none here
-            st.markdown("  \n".join(plain(sentence) for sentence in told))
+            sentences = (text.replace(WHATEVER_OPTIONS, "") for text in section.sentences)
+            st.markdown("  \n".join(map(escape, sentences)))
         if section.figures:
-            charts(section, f"{within} {section.title}", keep)
+            charts(section, f"{within} {section.title}", cache_key)
         if section.tables:
-            tables(section.tables, f"{within} {section.title}")
+            tables(section, f"{within} {section.title}")
 
 
 @st.fragment
-def charts(section: Section, key: str, keep: str = "") -> None:
-    """The charts of a section: in tabs, where there are several, of which one is drawn."""
-    made = _kept(f"{keep} {key}", section) if keep else _made(section)
+def charts(section: Section, key: str, cache_key: str = "") -> None:
+    """Draw the charts of a section; several in tabs, of which only the open one is drawn."""
+    made = _cached(f"{cache_key} {key}", section) if cache_key else _made(section)
     if len(made) == 1:
-        _titled(*made[0], f"{key} 0")
+        title, figure = made[0]
+        if title != section.title:
+            st.markdown(f"**{escape(title)}**")
+        _draw(title, figure, f"{key} 0")
     elif made:
-        places = _tabs("charts", key, [title for title, _ in made])
-        for number, ((title, figure), place) in enumerate(zip(made, places, strict=True)):
-            if place.open:  # a browser takes longer to draw a chart than anything else
-                with place:
+        containers = _tabs("charts", key, [title for title, _ in made])
+        for number, ((title, figure), tab) in enumerate(zip(made, containers, strict=True)):
+            if tab.open:  # nothing takes a browser longer than a chart
+                with tab:
                     _draw(title, figure, f"{key} {number}")
 
 
 def chart(figure: Figure, key: str) -> None:
-    """One plotly figure below its title."""
-    _titled(*drawn(figure), key)
+    """Draw one plotly figure below its title."""
+    title, complete = ready(figure)
+    st.markdown(f"**{escape(title)}**")
+    _draw(title, complete, key)
 
 
-def _titled(title: str, figure: Drawn, key: str) -> None:
-    st.markdown(f"**{plain(title)}**")
-    _draw(title, figure, key)
-
-
-def _draw(title: str, figure: Drawn, key: str) -> None:
-    """A button above the chart saves it as PNG."""
-    saved = {"scale": 2, "filename": title}
+def _draw(title: str, figure: ReadyFigure, key: str) -> None:
+    """Draw a chart with an alternative text and a button that saves it as PNG."""
+    image = {"scale": 2, "filename": title}
     st.plotly_chart(
         figure,
         key=f"chart {key}",
         theme=None,
-        config={"displaylogo": False, "toImageButtonOptions": saved},
+        config={"displaylogo": False, "toImageButtonOptions": image},
         alt=f"Chart: {title}",
     )
 
 
-def _made(section: Section) -> list[tuple[str, Drawn]]:
-    """The charts and their titles."""
-    return [drawn(figure()) for figure in section.figures]
+def _made(section: Section) -> list[tuple[str, ReadyFigure]]:
+    """Return the charts with their titles."""
+    return [ready(figure()) for figure in section.figures]
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MOST_KEPT)
-def _kept(key: str, _section: Section) -> list[tuple[str, Drawn]]:
+@st.cache_resource(show_spinner=False, max_entries=_MOST_CACHED)
+def _cached(key: str, _section: Section) -> list[tuple[str, ReadyFigure]]:
     return _made(_section)
 
 
 @st.fragment
-def tables(found: tuple[Table, ...], key: str) -> None:
-    """Tables, each with a button that saves it as CSV; in tabs, where there are many."""
-    many = len(found) > _SIDE_BY_SIDE
-    titles = [one.title or str(at) for at, one in enumerate(found, start=1)]
-    places = _tabs("tables", key, titles) if many else None
-    for number, one in enumerate(found):
-        if places is None:
-            if one.title:
-                st.markdown(f"**{plain(one.title)}**")
-            _table(one, f"{key} {number}")
-        elif places[number].open:
-            with places[number]:
-                _table(one, f"{key} {number}")
+def tables(section: Section, key: str) -> None:
+    """Draw the tables of a section, each with a button that saves it as CSV; many in tabs."""
+    tables = section.tables
+    many = len(tables) > _MOST_SIDE_BY_SIDE
+    titles = [table.title or str(number) for number, table in enumerate(tables, start=1)]
+    containers = _tabs("tables", key, titles) if many else None
+    for number, table in enumerate(tables):
+        if containers is None:
+            if table.title not in {"", section.title}:
+                st.markdown(f"**{escape(table.title)}**")
+            _table(table, f"{key} {number}")
+        elif containers[number].open:
+            with containers[number]:
+                _table(table, f"{key} {number}")
 
 
 def _tabs(kind: str, key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
-    """Tabs of a section's charts or tables; the address says which one is open."""
-    return query_params.tabs(
-        "_".join((kind, *key.lower().split())), [plain(title) for title in titles]
-    )
+    """Draw tabs of a section's charts or tables."""
+    name = "_".join((kind, *key.lower().split()))
+    return query_params.tabs(name, [escape(title) for title in titles])
 
 
-def _table(one: Table, key: str) -> None:
-    # Bars made of characters are for terminals. Blanks of different length tell columns of one
-    # name apart, which would be one otherwise.
-    shown = [at for at, title in enumerate(one.columns) if title or not at]
-    names: list[str] = []
-    for at in shown:
-        name = one.columns[at] or " "
-        while name in names:
+def _table(table: Table, key: str) -> None:
+    names: dict[str, int] = {}  # to the column's number
+    for number, title in enumerate(table.columns):
+        if not title and number:  # bars of characters, for terminals
+            continue
+        name = title or " "
+        while name in names:  # blanks tell columns of one title apart
             name += " "
-        names.append(name)
-    columns = {
+        names[name] = number
+    configuration = {
         name: st.column_config.TextColumn(
-            alignment="left" if at == 0 else "right", help=meaning(one.columns[at])
+            alignment="left" if number == 0 or number in table.words else "right",
+            help=meaning(table.columns[number]),
         )
-        for at, name in zip(shown, names, strict=True)
+        for name, number in names.items()
         if name.strip()
     }
-    cells = {name: [row[at] for row in one.rows] for at, name in zip(shown, names, strict=True)}
-    st.dataframe(cells, hide_index=True, key=f"table {key}", column_config=columns)
-    if one.note:
-        st.caption(plain(one.note))
+    cells = {name: [row[number] for row in table.rows] for name, number in names.items()}
+    st.dataframe(cells, hide_index=True, key=f"table {key}", column_config=configuration)
+    if table.note:
+        st.caption(escape(table.note))

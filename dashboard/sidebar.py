@@ -1,4 +1,4 @@
-"""What every page stands in: the trace, the model and the latency that are chosen at its side."""
+"""What every page shares: the sidebar's choices, the head of a page, and typed values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import streamlit as st
 
 from dashboard import background_cache, connection, data, query_params
+from dashboard.markdown import escape
+from kvscope.app.requests import Capacities
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
@@ -21,120 +23,119 @@ NO_MODEL = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What is chosen beside the pages. `trace` is None where the store is empty."""
+class Choices:
+    """What is selected in the sidebar; `trace` is None where the store is empty.
+
+    `model_name` and `latency` are as the options --model and --latency take them.
+    """
 
     trace: Trace | None
+    model_name: str | None
     model: ModelKv | None
     hbm_bytes: int | None
+    latency: str
     profile: LatencyProfile
 
 
-def choose() -> Chosen:
-    """Draw the sidebar's widgets and keep what they say."""
+def draw() -> None:
+    """Draw the sidebar, keep its choices, and start the analysis of the selected trace."""
     known = {trace.name: trace for trace in data.all_traces()}
     with st.sidebar:
         name = None
         if known:
-            # A trace read meanwhile becomes the one that is looked at; see `look_at`.
-            query_params.seed("trace", next(iter(known)), among=known)
-            if st.session_state["trace"] not in known:
-                st.session_state["trace"] = next(iter(known))
-            name = st.selectbox("Trace", list(known), key="trace")
-        query_params.seed("model", "llama3-8b")
-        model = st.selectbox(
-            "Model (or the path of a config.json)",
-            list(dict.fromkeys([NO_MODEL, *preset_names(), st.session_state["model"]])),
-            key="model",
-            accept_new_options=True,
-            help="Whose KV cache: sizes are then told in GiB too.",
-        )
-        hbm = asked("hbm", "HBM", "80GiB", units.parse_size, "Sizes also as multiples of it.")
-        query_params.seed("latency", DEFAULT_PROFILE)
-        latency = st.selectbox(
-            "Latency profile",
-            list(dict.fromkeys([*PRESETS, st.session_state["latency"]])),
-            key="latency",
-            accept_new_options=True,
-            help="How long prefill takes: a preset, or the file that `kvscope calibrate` wrote.",
-        )
-        query_params.remember("trace", "model", "latency")
-        st.caption(f"Store: {connection.database()}")
-    chosen = Chosen(
+            with query_params.synced("trace", next(iter(known)), allowed=known):
+                name = st.selectbox("Trace", list(known), key="trace")
+        with query_params.synced("model", "llama3-8b"):
+            model = st.selectbox(
+                "Model (or path of a config.json)",
+                list(dict.fromkeys([NO_MODEL, *preset_names(), st.session_state["model"]])),
+                key="model",
+                accept_new_options=True,
+                help="The model whose KV cache is meant: shows sizes in GiB.",
+            )
+        hbm = typed("hbm", "HBM", "80GiB", units.parse_size, "Shows sizes as multiples of it.")
+        with query_params.synced("latency", DEFAULT_PROFILE):
+            latency = st.selectbox(
+                "Latency profile",
+                list(dict.fromkeys([*PRESETS, st.session_state["latency"]])),
+                key="latency",
+                accept_new_options=True,
+                help="Prefill time: a preset, or the path of a file from `kvscope calibrate`.",
+            )
+        st.caption(f"Store: {escape(connection.database())}")
+    model_name = model if model and model != NO_MODEL else None
+    selected = Choices(
         trace=known[name] if name else None,
-        model=resolve_model(model) if model and model != NO_MODEL else None,
+        model_name=model_name,
+        model=resolve_model(model_name) if model_name else None,
         hbm_bytes=hbm,
+        latency=latency or DEFAULT_PROFILE,
         profile=load_profile(latency or DEFAULT_PROFILE),
     )
-    st.session_state["chosen"] = chosen
-    if chosen.trace is not None:
-        background_cache.of(chosen.trace)
-    return chosen
+    st.session_state["choices"] = selected
+    if selected.trace is not None:
+        background_cache.findings(selected.trace)
 
 
-def chosen() -> Chosen:
-    """What is chosen beside the pages."""
-    found: Chosen = st.session_state["chosen"]
-    return found
+def choices() -> Choices:
+    """Return what is selected in the sidebar."""
+    selected: Choices = st.session_state["choices"]
+    return selected
 
 
-def trace(title: str, *, hashes: bool = True) -> Trace:
-    """The page's head, and the trace that it is about; the page ends here where it cannot be."""
+def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
+    """Draw a page's title and return its trace; the page ends here if it cannot show that one."""
     st.title(title)
-    found = chosen().trace
-    if found is None:
-        st.info("The store holds no traces yet: the page Overview reads one.")
+    trace = choices().trace
+    if trace is None:
+        st.info("The store holds no traces. Add one on the page Overview.")
         st.stop()
-    st.caption(f"**{found.name}**: {trace_in_words(found)}")
-    if hashes and not found.has_hashes:
+    st.caption(f"**{escape(trace.name)}**: {escape(trace_in_words(trace))}")
+    if needs_hashes and not trace.has_hashes:
         st.info(
-            "This trace tells lengths and arrivals only; without block hashes nothing can be said"
-            " about reuse. The page Overview says what it does tell."
+            "This trace has lengths and arrival times but no block hashes, so its reuse is unknown."
+            " The page Overview shows what is known."
         )
         st.stop()
-    return found
+    return trace
 
 
-def asked(
+def typed(
     key: str,
     label: str,
     default: str,
     parse: Callable[[str], Any],
-    words: str,
+    description: str,
     *,
-    hint: str = "",
+    placeholder: str = "",
 ) -> Any | None:
-    """A value typed with its unit; a sentence under the box where it cannot be read.
+    """Draw a text box and return its parsed value, None where it is empty.
 
-    `hint` stands in an empty box.
+    Where the text cannot be parsed, the page ends with the reason.
     """
-    query_params.seed(key, default)
-    text = st.text_input(label, key=key, help=words, placeholder=hint)
-    query_params.remember(key)
+    with query_params.synced(key, default):
+        text = st.text_input(label, key=key, help=description, placeholder=placeholder)
     if not text:
         return None
     try:
         return parse(text)
     except KvscopeError as error:
-        st.error(str(error))
+        st.error(escape(str(error)))
         st.stop()
 
 
-def blocks(text: str) -> int:
-    """A capacity in blocks: a number of them, or a size, for which a model has to be chosen."""
-    try:
+def parse_capacity(text: str) -> int:
+    """Return a capacity in blocks, from a number of blocks or a size, which needs a model."""
+    if not text.strip().lower().endswith("b"):
         return units.parse_tokens(text)
-    except UsageError as error:
-        if not any(letter in "bB" for letter in text):
-            raise
-        size, (trace, model) = units.parse_size(text), (chosen().trace, chosen().model)
-        if trace is None or model is None:
-            raise UsageError(
-                "bytes need a model", where=text, remedy="choose one at the side, or write blocks"
-            ) from error
-        return max(model.blocks_in(size, trace.block_size), 1)
+    size, trace, model = units.parse_size(text), choices().trace, choices().model
+    if trace is None or model is None:
+        raise UsageError(
+            "bytes need a model", where=text, remedy="select one in the sidebar, or write blocks"
+        )
+    return Capacities(sizes_bytes=(size,)).in_blocks(model, trace.block_size)[0]
 
 
-def blocks_listed(text: str) -> tuple[int, ...]:
-    """Capacities in blocks, ascending, each once: 5000,20000 or 10GiB,20GiB."""
-    return tuple(sorted({blocks(part.strip()) for part in text.split(",") if part.strip()}))
+def parse_capacities(text: str) -> tuple[int, ...]:
+    """Return capacities in blocks, ascending, each once: 5000,20000 or 10GiB,20GiB."""
+    return tuple(sorted({parse_capacity(part) for part in text.split(",") if part.strip()}))

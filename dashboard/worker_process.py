@@ -1,7 +1,8 @@
-"""Work in a process of its own: what holds Python for long would hold up the pages too.
+"""Run a function in a process of its own: work that holds Python's lock would delay the pages.
 
-That process runs `main`. It reads what to do from its standard input, and writes each
-step and at last the answer to its standard output, all pickled by its own parent.
+Not by `multiprocessing`, whose children import the parent's main module: here Streamlit's.
+The child reads the pickled call from its standard input and writes each step and the answer, also
+pickled, to its standard output.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Step = Callable[[str], None]
-_POLITE = 10  # the pages go first
+_NICENESS = 10  # the pages go first
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +25,31 @@ class _Answer:
     error: BaseException | None = None
 
 
-def apart(work: Callable[..., T], *given: Any, step: Step) -> T:
-    """What `work(*given, step=...)` returns, or raises. `step` is told of each step here.
+def call(function: Callable[..., T], *arguments: Any, step: Callable[[str], None]) -> T:
+    """Return what `function(*arguments, step=...)` returns, or raise what it raises.
 
-    What `step` raises ends that process. `work` and what it is given must be picklable.
+    `step` is called here; what it raises ends the process. `function` and `arguments` must be
+    picklable.
     """
     command = [sys.executable, "-c", "from dashboard.worker_process import main; main()"]
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=paths
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdin is not None  # noqa: S101  (for mypy: it is a pipe)
         assert process.stdout is not None  # noqa: S101
         try:
-            pickle.dump((work, given), process.stdin)
+            pickle.dump((function, arguments), process.stdin)
             process.stdin.close()
-            while not isinstance(told := _next(process.stdout), _Answer):
-                step(told)
+            while not isinstance(message := _next(process.stdout), _Answer):
+                step(message)
         except BaseException:
             process.kill()
             raise
-    if told.error is not None:
-        raise told.error
-    found: T = told.value
-    return found
+    if message.error is not None:
+        raise message.error
+    value: T = message.value
+    return value
 
 
 def _next(stream: Any) -> Any:
@@ -59,19 +60,19 @@ def _next(stream: Any) -> Any:
 
 
 def main() -> None:
-    """What that process does."""
-    os.nice(_POLITE)
-    work, given = pickle.load(sys.stdin.buffer)  # noqa: S301  (from our own parent)
+    """Answer the call on standard input."""
+    os.nice(_NICENESS)
+    function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  (from our own parent)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever the function prints
 
-    def tell(what: Any) -> None:
-        pickle.dump(what, out)
+    def send(message: Any) -> None:
+        pickle.dump(message, out)
         out.flush()
 
     try:
-        tell(_Answer(work(*given, step=tell)))
-    except BrokenPipeError:  # nobody waits for it any more
+        send(_Answer(function(*arguments, step=send)))
+    except BrokenPipeError:  # the parent has gone
         os._exit(1)
-    except Exception as error:  # noqa: BLE001  (raised where it is waited for)
-        tell(_Answer(None, error))
+    except Exception as error:  # noqa: BLE001  (raised in the parent)
+        send(_Answer(None, error))

@@ -1,4 +1,4 @@
-"""Capacity: what LRU gives at any size, read off at once; the other policies that were replayed."""
+"""Capacity: what LRU gives at any size, and the replayed runs of other policies."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ import bisect
 import numpy as np
 import streamlit as st
 
-from dashboard import background_cache, data, job, query_params, render, replays, sidebar
-from dashboard.markdown import plain
+from dashboard import background_cache, connection, data, job, query_params, render, sidebar
+from dashboard.markdown import escape
+from kvscope.app.options import SimulateOptions
+from kvscope.app.requests import simulate_request
+from kvscope.app.simulate import simulate
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.core.trace import Trace
-from kvscope.policies.belady import Belady
-from kvscope.policies.wa import Wa
 from kvscope.replay.metrics import LruAnywhere
-from kvscope.replay.policy_options import Variant
-from kvscope.replay.settings import run_setting
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
 from kvscope.report.words import Unit, definition_in_words, multiple
 
 STEPS = 200
+ORACLES = ("wa", "belady")
 
 
 def page() -> None:
-    """The slider with all that it reads off, then the sections of the analysis."""
-    trace = sidebar.trace("Capacity")
+    """Draw the slider with its readings, then the report's sections on caching."""
+    trace, selected = sidebar.page_head("Capacity"), sidebar.choices()
     lru = background_cache.lru(trace)
     if not lru.curve.ideal:
         st.info("No prompt begins as an earlier one did: a cache of any size hits nothing.")
         st.stop()
-    _read_off(trace, lru)
-    _replay_others(trace, lru)
-    model, hbm_bytes = sidebar.chosen().model, sidebar.chosen().hbm_bytes
-    found = data.analysis(trace, model, hbm_bytes)
-    render.show(caching.sections(found)[1:], keep=f"capacity {trace} {model} {hbm_bytes}")
+    _slider(trace, lru)
+    _replay_oracles(trace, lru)
+    analysis = data.analysis(trace, selected.model, selected.hbm_bytes)
+    cache_key = f"capacity {trace} {selected.model} {selected.hbm_bytes}"
+    render.show(caching.sections(analysis)[1:], cache_key=cache_key)
 
 
 @st.fragment
-def _read_off(trace: Trace, lru: LruAnywhere) -> None:
-    """The slider, its numbers and the curve; moving it runs nothing else."""
+def _slider(trace: Trace, lru: LruAnywhere) -> None:
+    """Draw the slider, its readings and the curve; moving it runs nothing else."""
     steps = _steps(lru)
     half = steps[min(bisect.bisect(steps, lru.curve.capacity_for(lru.curve.ideal / 2)), STEPS - 1)]
-    query_params.seed("capacity", half, int)
-    if st.session_state["capacity"] not in steps:  # of another trace, or typed into the address
-        bisect.insort(steps, max(st.session_state["capacity"], 1))
-    blocks = st.select_slider(
-        "Capacity (blocks)", steps, key="capacity", format_func=units.format_count
-    )
-    query_params.remember("capacity")
-    _numbers(trace, lru, blocks)
+    with query_params.synced("capacity", half, int):
+        if st.session_state["capacity"] not in steps:  # of another trace, or from the address
+            bisect.insort(steps, max(st.session_state["capacity"], 1))
+        blocks = st.select_slider(
+            "Capacity (blocks)", steps, key="capacity", format_func=units.format_count
+        )
+    _readings(trace, lru, blocks)
     unit = _unit(trace)
     runs = _comparable(trace, lru)
-    known = background_cache.of(trace).finding("analysis")  # which may take longer
-    working_set = known.characterization.working_set if known is not None else None
+    analysis = background_cache.findings(trace).get("analysis")  # which may take longer
+    working_set = analysis.characterization.working_set if analysis is not None else None
     figure = lru_curve_chart(
         lru.curve,
         unit,
@@ -63,31 +62,31 @@ def _read_off(trace: Trace, lru: LruAnywhere) -> None:
         runs=runs,
     )
     render.chart(figure, "capacity")
+    points = (
+        "Points: stored runs; of each policy, the parameters with most of them."
+        if runs
+        else "Other policies appear once they are replayed, below or in the Policy lab."
+    )
+    definition = escape(definition_in_words(lru.definition))
     st.caption(
-        "Exact, from one pass over the trace. Counted:"
-        f" {plain(definition_in_words(lru.definition))}. Working set: blocks that will be"
-        " used again. "
-        + (
-            "Points: runs that the store keeps, of each policy the setting with most of them."
-            if runs
-            else "Other policies appear here once they have been replayed, below or in the Policy"
-            " lab."
-        )
+        f"Exact. Counted: {definition}. Working set: blocks that will be used again. {points}"
     )
 
 
-def _replay_others(trace: Trace, lru: LruAnywhere) -> None:
-    """The optimum, and the policy that knows the traffic, where nobody replayed them yet."""
-    asked = job.current("others")
+def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
+    """Offer to replay the optimum and wa, unless there are runs of both."""
+    running = job.current("others")
     known = {run.policy for run in _comparable(trace, lru)}
-    if {"wa", "belady"} <= known and (asked is None or asked.ended):
+    if known.issuperset(ORACLES) and (running is None or running.ended):
         return
-    setting = run_setting(lru.definition, sidebar.chosen().profile)
-    asking = replays.Asking(trace, setting, (Variant(Wa), Variant(Belady)), ())
-    words = "belady knows the future: no policy hits more. Runs are kept in the store."
-    if st.button("Replay wa and the optimum (belady)", key="others", help=words):
-        job.start("others", lambda one: replays.replay(one, asking))
-    job.finished("others")
+    request = simulate_request(
+        SimulateOptions(policies=",".join(ORACLES), latency=sidebar.choices().latency)
+    )
+    description = "belady is the optimum for hits and knows the future. Runs are stored."
+    if st.button("Replay wa and the optimum (belady)", key="others", help=description):
+        prompts = lru.prompts
+        job.start("others", lambda started: simulate(connection, trace, prompts, request, started))
+    job.completed("others")
 
 
 def _steps(lru: LruAnywhere) -> list[int]:
@@ -95,54 +94,58 @@ def _steps(lru: LruAnywhere) -> list[int]:
     return [int(at) for at in np.unique(np.geomspace(1, largest, STEPS).round().astype(np.int64))]
 
 
-def _numbers(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
-    chosen = sidebar.chosen()
-    outcome = lru.outcome(blocks, chosen.profile)
+def _readings(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
+    selected = sidebar.choices()
+    outcome = lru.outcome(blocks, selected.profile)
     tokens = blocks * trace.block_size
     numbers = [
-        ("Hit rate", units.format_share(outcome.token_hit_rate, 2), "LRU, token-weighted."),
+        ("Hit rate", units.format_share(outcome.token_hit_rate), "LRU, token-weighted."),
         ("Blocks", units.format_count(blocks), f"Of {trace.block_size} tokens each."),
-        ("Tokens", units.format_count(tokens), "What the cache keeps between requests."),
+        (
+            "Tokens",
+            units.format_count(tokens),
+            "Idle cached blocks; running requests need more.",
+        ),
     ]
-    if chosen.model is not None:
-        size = chosen.model.bytes_for(tokens)
-        words = f"{chosen.model.name}, {chosen.model.bytes_per_token:,.0f} bytes a token."
-        numbers.append(("Size", units.format_size(size), words))
-        if chosen.hbm_bytes:
-            of = f"Multiple of {units.format_size(chosen.hbm_bytes)}."
-            numbers.append(("× HBM", multiple(size / chosen.hbm_bytes), of))
+    if selected.model is not None:
+        size = selected.model.bytes_for(tokens)
+        per_token = f"{selected.model.name}, {selected.model.bytes_per_token:,.0f} bytes per token."
+        numbers.append(("Size", units.format_size(size), per_token))
+        if selected.hbm_bytes:
+            of = f"Multiple of {units.format_size(selected.hbm_bytes)}."
+            numbers.append(("× HBM", multiple(size / selected.hbm_bytes), of))
     times = [
         (
-            f"TTFT {name}",
-            units.format_duration(getattr(outcome.ttft_ms, name) / 1e3),
-            f"On an idle engine, by {chosen.profile.name}; nearest rank.",
+            f"TTFT {rank}",
+            units.duration_in_words(getattr(outcome.ttft_ms, rank) / 1e3),
+            f"On an idle engine, by the profile {selected.profile.name}; nearest rank.",
         )
-        for name in ("p50", "p90", "p95", "p99")
+        for rank in ("p50", "p90", "p95", "p99")
     ]
     for row in (numbers, times):
-        for column, (label, value, words) in zip(st.columns(len(row)), row, strict=True):
-            column.metric(label, value, help=words)
+        for column, (label, value, meaning) in zip(st.columns(len(row)), row, strict=True):
+            column.metric(label, value, help=meaning)
 
 
 def _unit(trace: Trace) -> Unit:
-    """The unit of the axis."""
-    chosen = sidebar.chosen()
+    """Draw the choice of the axis' unit and return it."""
+    selected = sidebar.choices()
     known = {"blocks": 1.0, "tokens": float(trace.block_size)}
-    if chosen.model is not None:
-        per_block = chosen.model.bytes_for(trace.block_size)
-        known["GiB"] = per_block / 2**30
-        if chosen.hbm_bytes:
-            known["multiples of HBM"] = per_block / chosen.hbm_bytes
-    query_params.seed("unit", "blocks", among=known)
-    if st.session_state["unit"] not in known:
-        st.session_state["unit"] = "blocks"
-    name = st.segmented_control("Axis", list(known), key="unit", required=True)
-    query_params.remember("unit")
-    return Unit(name or "blocks", known[name or "blocks"])
+    if selected.model is not None:
+        per_block = selected.model.bytes_for(trace.block_size)
+        known["GiB"] = per_block / units.GIB
+        if selected.hbm_bytes:
+            known["multiples of HBM"] = per_block / selected.hbm_bytes
+    with query_params.synced("unit", "blocks", allowed=known):
+        name = st.segmented_control("Axis", list(known), key="unit", required=True) or "blocks"
+    return Unit(name, known[name])
 
 
 def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
-    """The stored runs that count hits as the curve does, in one cache, of the whole trace."""
+    """Return the runs that count hits as the curve does, in one cache, of the whole trace.
+
+    Runs replayed on this page count too where another process kept the store from taking them.
+    """
     stored = [
         run
         for setting, runs in data.stored_runs(trace).items()
@@ -154,16 +157,11 @@ def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
         for run in runs
     ]
     known = {(run.policy, run.capacity_blocks) for run in stored}
-    return stored + [run for run in _fresh(trace) if (run.policy, run.capacity_blocks) not in known]
-
-
-def _fresh(trace: Trace) -> tuple[Run, ...]:
-    """What was replayed on this page; another process may have kept the store from taking it."""
-    made = job.current("others")
-    if made is None or made.result is None or made.result.found.trace != trace:
-        return ()
-    runs: tuple[Run, ...] = made.result.found.runs
-    return runs
+    replayed = job.current("others")
+    if replayed is not None and replayed.result is not None and replayed.result.trace == trace:
+        fresh = replayed.result.runs
+        stored += [run for run in fresh if (run.policy, run.capacity_blocks) not in known]
+    return stored
 
 
 page()

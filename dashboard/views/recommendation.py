@@ -1,154 +1,149 @@
-"""Recommendation: what to set for an SLO, what it gains and costs, how sure that is."""
+"""Recommendation: what to set for an SLO, what it gains and costs, and how certain that is."""
 
 from __future__ import annotations
 
 import tempfile
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import streamlit as st
 
-from dashboard import job, query_params, render, sidebar, tuned
-from dashboard.markdown import plain
-from kvscope.app.requests import Capacities, TuneRequest
-from kvscope.app.tune import Recommendation
+from dashboard import background_cache, job, query_params, render, sidebar
+from dashboard.markdown import escape
+from kvscope.app.options import TuneOptions
+from kvscope.app.requests import TuneRequest, tune_request
+from kvscope.app.tune import Recommendation, tune, write_recommended
 from kvscope.core import units
-from kvscope.core.hits import standard
-from kvscope.core.trace import Trace
-from kvscope.replay.policy_options import CONTENDERS, parse_policies, parse_variants
-from kvscope.replay.settings import run_setting
 from kvscope.report import recommendation
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, flags, plugin_command
-from kvscope.tuning.target import Target
+
+PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
 def page() -> None:
-    """A question of one line; the verdict; or a file that was written before."""
-    trace = sidebar.trace("Recommendation")
+    """Draw a new recommendation, or one from a file."""
+    trace = sidebar.page_head("Recommendation")
     ask, read = query_params.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
-        asking = _asking(trace)
-        clicked = st.button("Tune", type="primary", key="tune", disabled=asking is None)
-        if asking is not None and job.wanted("tune", clicked=clicked):
-            job.start("tune", partial(_tuned, asking))
-        done = job.finished("tune")
+        request = _request()
+        clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
+        question = None if request is None else (trace, request)
+        done = job.answer("tune", question, _tune, "Tune", clicked=clicked)
         if done is not None:
-            asked, found = done.result
-            query_params.link("tune", shown=asked == asking)
-            _show(asked, found, now=asking)
+            _show(done.result)
     with read:
         _read()
 
 
-def _tuned(asking: tuned.Asking, one: job.Job) -> tuple[tuned.Asking, Recommendation | None]:
-    return asking, tuned.recommend(one, *asking)
+def _tune(running: job.Job) -> Recommendation:
+    trace, request = running.request
+    return tune(trace, background_cache.lru_for(running, trace).prompts, request, running)
 
 
-def _asking(trace: Trace) -> tuned.Asking | None:
+def _request() -> TuneRequest | None:
+    """Draw what to tune for; return the request, None without an SLO."""
     left, middle, right = st.columns(3)
     with left:
-        slo = sidebar.asked("slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to keep.")
-    with middle:
-        query_params.seed("percentile", "p95", among=("p50", "p90", "p95", "p99"))
-        rank = st.selectbox("Percentile", ("p50", "p90", "p95", "p99"), key="percentile")
-        query_params.remember("percentile")
+        slo_s = sidebar.typed(
+            "slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to stay within."
+        )
+    with middle, query_params.synced("percentile", "p95", allowed=PERCENTILES):
+        rank = st.selectbox("Percentile", PERCENTILES, key="percentile")
     with right:
-        blocks = sidebar.asked(
+        blocks = sidebar.typed(
             "have",
             "Capacity you have (blocks or a size)",
             "",
-            sidebar.blocks,
-            "Empty: where LRU gets half of the hits that there are.",
-            hint="where LRU gets half of the hits",
+            sidebar.parse_capacity,
+            "Empty: where LRU gets half of the possible hits.",
+            placeholder="where LRU gets half of the possible hits",
         )
-    if not slo:
+    if not slo_s:
         return None
-    chosen = sidebar.chosen()
-    request = TuneRequest(
-        target=Target(slo, units.parse_percentile(rank)),
-        setting=run_setting(standard(), chosen.profile, slo_s=slo),
-        profile=chosen.profile,
-        variants=tuple(parse_variants(parse_policies(CONTENDERS), [])),
-        capacities=Capacities(blocks=(blocks,) if blocks else ()),
-        model=chosen.model,
-        hbm_bytes=chosen.hbm_bytes,
-        given=frozenset(
-            {"--latency", "--percentile"}
-            | ({"--model"} if chosen.model else set())
-            | ({"--capacity"} if blocks else set())
-        ),
+    selected = sidebar.choices()
+    request = tune_request(
+        TuneOptions(
+            slo=slo_s,
+            percentile=units.parse_percentile(rank),
+            capacity_blocks=blocks,
+            model=selected.model_name,
+            hbm=selected.hbm_bytes,
+            latency=selected.latency,
+        )
     )
-    return trace, request
+    return replace(request, model=selected.model)  # not the latency preset's, where it is none
 
 
-def _show(asked: tuned.Asking, found: Recommendation | None, now: tuned.Asking | None) -> None:
-    if found is None:
-        st.warning("Stopped before the search was finished.")
-        return
-    if asked != now:
-        st.info("This is what was asked before; Tune answers what stands above.")
-    verdict, *rest = recommendation.sections(found)
+def _show(tuned: Recommendation) -> None:
+    verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
-    _flags(found.flags)
+    _flags(tuned.flags)
     st.caption(recommendation.ADD_RUNNING)
-    _instead(found)
+    _alternatives(tuned)
     st.download_button(
         "Download recommendation.toml",
-        tuned.as_file(found),
+        _as_toml(tuned),
         "recommendation.toml",
         "application/toml",
         key="download",
         on_click="ignore",
     )
-    render.show(one for one in rest if one.title != "To set")  # which stands above
+    render.show(section for section in rest if section.title != "To set")  # it stands above
 
 
-def _flags(told: Flags) -> None:
-    """What to tell each engine, with a button that copies it."""
-    plugin = bool(told.vllm) and told.vllm_needs_plugin
-    vllm = f"{plugin_command('recommendation.toml')} {told.vllm}" if plugin else told.vllm
-    named = "vLLM, with kvscope's plugin and the file" if plugin else "vLLM"
-    for engine, text in (("SGLang", told.sglang), (named, vllm)):
+def _as_toml(tuned: Recommendation) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recommendation.toml"
+        write_recommended(path, tuned, background_cache.lru(tuned.trace).prompts)
+        return path.read_text(encoding="utf-8")
+
+
+def _flags(to_set: Flags) -> None:
+    """Draw the flags of each engine, with a button that copies them."""
+    needs_plugin = bool(to_set.vllm) and to_set.vllm_needs_plugin
+    command = plugin_command("recommendation.toml")
+    vllm = f"{command} {to_set.vllm}" if needs_plugin else to_set.vllm
+    title = "vLLM, with kvscope's plugin and the file below" if needs_plugin else "vLLM"
+    for engine, text in (("SGLang", to_set.sglang), (title, vllm)):
         if text:
             st.caption(f"Flags for {engine}")
             st.code(text, language="bash", wrap_lines=True)
 
 
-def _instead(found: Recommendation) -> None:
-    """Flags for an engine that does not have what is recommended."""
-    other = found.next_best_for_sglang()
-    if not found.flags.sglang and other is not None:
-        st.caption("SGLang does not have it; the best that it has")
-        st.code(found.flags_for(other).sglang, language="bash", wrap_lines=True)
-    least = found.tuning.least_lru
-    if not found.flags.vllm and least is not None:
-        st.caption("vLLM evicts by LRU; with the least capacity that keeps the SLO then")
-        st.code(found.flags_at(least.training).vllm, language="bash", wrap_lines=True)
+def _alternatives(tuned: Recommendation) -> None:
+    """Draw flags for an engine that does not have the recommended policy."""
+    other = tuned.next_best_for_sglang()
+    if not tuned.flags.sglang and other is not None:
+        st.caption(f"SGLang lacks this policy; its best is {escape(other.policy.name)}")
+        st.code(tuned.flags_for(other).sglang, language="bash", wrap_lines=True)
+    least = tuned.tuning.least_lru
+    if not tuned.flags.vllm and least is not None:
+        st.caption("vLLM evicts by LRU; flags for the least capacity with which LRU meets the SLO")
+        st.code(tuned.flags_at(least.training).vllm, language="bash", wrap_lines=True)
 
 
 def _read() -> None:
     upload = st.file_uploader("recommendation.toml, as `kvscope tune` writes it", key="toml")
     if upload is None:
-        st.caption("A file that was written before, to read and to take its flags from.")
+        st.caption("Shows the verdict and the flags of a file written earlier.")
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
         path.write_bytes(upload.getvalue())
-        found = read_recommendation(path)
-    _told(found)
+        file = read_recommendation(path)
+    st.markdown(escape(_in_words(file)))
+    _flags(flags(file.policy, file.capacity_tokens))
 
 
-def _told(found: RecommendationFile) -> None:
-    target = found.target
-    words = (
-        f"{found.verdict}, for the trace {found.trace}: {found.policy.name} at"
-        f" {units.format_count(found.capacity_tokens)} tokens, to keep"
+def _in_words(file: RecommendationFile) -> str:
+    target = file.target
+    return (
+        f"{file.verdict}, for the trace {file.trace}: {file.policy.name} at"
+        f" {units.format_count(file.capacity_tokens)} tokens, for a"
         f" {units.format_percentile(target.percentile)} TTFT within"
-        f" {units.format_duration(target.slo_s)} ({found.profile.name})."
+        f" {units.duration_in_words(target.slo_s)} (latency profile {file.profile.name})."
     )
-    st.markdown(plain(words))
-    _flags(flags(found.policy, found.capacity_tokens))
 
 
 page()

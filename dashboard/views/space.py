@@ -1,14 +1,14 @@
-"""Space: where in the prompt reuse lies, how much is alive at once, which prefixes are hottest."""
+"""Space: where in the prompt reuse lies, the hottest prefixes, the working set, request sizes."""
 
 from __future__ import annotations
 
-from dashboard import data, render, sidebar
+from dashboard import background_cache, data, render, sidebar
 from kvscope.report import prefixes, space
 
-trace = sidebar.trace("Space")
-model, hbm_bytes = sidebar.chosen().model, sidebar.chosen().hbm_bytes
-found = data.analysis(trace, model, hbm_bytes)
-keep = f"space {trace} {model} {hbm_bytes}"
-told = space.sections(found)
-render.show(told[:1], keep=keep)
-render.show([prefixes.section(data.prefixes(trace), trace.block_size), *told[1:]], keep=keep)
+trace, selected = sidebar.page_head("Space"), sidebar.choices()
+analysis = data.analysis(trace, selected.model, selected.hbm_bytes)
+cache_key = f"space {trace} {selected.model} {selected.hbm_bytes}"
+first, *rest = space.sections(analysis)
+render.show([first], cache_key=cache_key)  # before the prefixes, which may take longer
+hottest = prefixes.section(background_cache.prefixes(trace), trace.block_size)
+render.show([hottest, *rest], cache_key=cache_key)

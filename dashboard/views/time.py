@@ -1,4 +1,4 @@
-"""Time: when blocks are used again, how long they live, and which models that follows."""
+"""Time: after how long blocks are reused, how long they live, and which models fit that."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from kvscope.report import fit, time, traffic
 
 
 def page() -> None:
-    """What was observed, or the models as soon as they are fitted."""
-    trace = sidebar.trace("Time")
-    observed, fitted = query_params.tabs("told", ("What was observed", "Fitted models"))
-    if fitted.open:  # many charts, which a browser would draw unseen
+    """Draw the observations, or the models once they are fitted."""
+    trace = sidebar.page_head("Time")
+    observed, fitted = query_params.tabs("view", ("Observed", "Fitted models"))
+    if fitted.open:
         with fitted:
             _models(trace)
         return
     with observed:
-        told = data.analysis(trace).characterization
-        turns = [one for one in traffic.sections(told) if one.title == "Conversations"]
-        render.show([*time.sections(told), *turns], keep=f"time {trace}")
+        facts = data.analysis(trace).characterization
+        turns = [part for part in traffic.sections(facts) if part.title == "Conversations"]
+        render.show([*time.sections(facts), *turns], cache_key=f"time {trace}")
 
 
 def _models(trace: Trace) -> None:
-    key = f"fit {trace}"
     known = data.known_fit(trace)
     if known is not None:
-        render.show(fit.sections(known), within="fitted", keep=f"fitted {trace}")
+        render.show(fit.sections(known), within="fitted", cache_key=f"fitted {trace}")
         return
-    asked = job.current(key)
-    if asked is None or (asked.ended and st.button("Fit models", type="primary")):
-        job.start(key, lambda one: data.fitted(one, trace))
-    job.finished(key)
+    key = f"fit {trace}"
+    running = job.current(key)
+    if running is None or (running.ended and st.button("Fit models", type="primary")):
+        job.start(key, lambda started: data.fit(started, trace))
+    job.completed(key)
 
 
 page()

@@ -1,4 +1,4 @@
-"""Validation: what was predicted beside what an engine measured."""
+"""Validation: prediction and measurement of every stored `kvscope validate`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import streamlit as st
 from dashboard import data, render, sidebar
 from kvscope.report import validation
 
-found = data.validations(sidebar.trace("Validation"))
-if not found:
+results = data.validations(sidebar.page_head("Validation"))
+if not results:
     st.info(
-        "No validation of this trace is stored. `kvscope validate` replays it on a vLLM of this"
-        " machine, with LRU and with what is recommended, and compares what both say."
+        "The store has no validation of this trace. `kvscope validate` replays it on a vLLM on this"
+        " machine, with LRU and the recommended policy, and compares prediction and measurement."
     )
-for number, one in enumerate(found):
-    render.show(validation.stored(one), within=str(number))
+for number, result in enumerate(results):
+    render.show(validation.stored(result), within=str(number))

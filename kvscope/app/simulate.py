@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.app.monitor import Monitor, Silent
 from kvscope.app.options import DEFAULT_POINTS
@@ -14,10 +18,10 @@ from kvscope.core.errors import StoreBusyError
 from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
-from kvscope.policies.base import Policy
-from kvscope.policies.registry import POLICIES
+from kvscope.policies.base import Leaves, Policy
+from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
-from kvscope.replay.capacity_models import tier_request
+from kvscope.replay.capacity_models import serve_replay, tier_request
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
@@ -92,6 +96,52 @@ def simulate(
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     simulation = replay(stores, trace, workload, wanted, monitor)
     return replace(simulation, model=request.model, estimates=estimates)
+
+
+def simulate_over_xi(
+    stores: Stores,
+    trace: Trace,
+    prompts: Prompts,
+    request: SimulateRequest,
+    monitor: Monitor | None = None,
+) -> Simulation:
+    """Return LRU and the first variant with every xi that a search begins with, at one capacity.
+
+    It is the first named capacity, or else the one with which LRU gets half of the possible hits.
+    Runs are stored, and a stop handled, as by `simulate`.
+    """
+    from kvscope.policies.lru import Lru
+    from kvscope.tuning.search import over_xi
+    from kvscope.tuning.target import Target
+
+    setting, monitor = request.setting, monitor or Silent()
+    named = request.capacities.in_blocks(request.model, trace.block_size)
+    workload = workload_for(trace, prompts, setting)
+    half = workload.curve.ideal / 2
+    blocks = named[0] if named else max(workload.curve.capacity_for(half), 1)
+    with monitor.steps("choosing values of xi"):
+        settings = over_xi(workload, request.variants[0], blocks, Target(setting.slo_s or 0.0))
+    wanted = [ReplayRequest(policy, blocks) for policy in (Lru(), *settings)]
+    return replay(stores, trace, workload, wanted, monitor)
+
+
+def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
+    """Return the TTFT (s, idle engine) of every request that a run counts, by replaying it again.
+
+    Rejected requests have none and are left out. `run` is one of the simulation's.
+    """
+    workload = simulation.workload
+    if workload is None:
+        raise ValueError("this simulation has no workload to replay")
+    policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
+    if run.setting.tiers:
+        request = tier_request(workload, policy, simulation.estimates)
+    else:
+        request = ReplayRequest(policy, run.capacity_blocks)
+    workload.prepare([policy])
+    served = serve_replay(workload, request).served
+    times = served.ttft_s[served.first :]
+    return times[np.isfinite(times)]
 
 
 def workload_for(trace: Trace, prompts: Prompts, setting: RunSetting) -> Workload:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.db import Store
@@ -112,7 +112,8 @@ def ingest_file(
     """Ingest the trace at `path`, if the store lacks it, and make it the one last worked on.
 
     Bad lines, inferences, and a trace that the store had already become notes. Raises InputError
-    for an unreadable trace, and UnusableLinesError where too many of its lines are bad.
+    for an unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped
+    once the monitor's `stop` is set.
     """
     from kvscope.ingest.pipeline import UnusableLinesError, ingest
 
@@ -122,7 +123,13 @@ def ingest_file(
     size = file.stat().st_size if file.is_file() else None
     try:
         with monitor.steps(f"reading {path}", size, unit="bytes") as advance:
-            ingested = ingest(store, path, _ingest_options(reading), advance, foresee)
+
+            def read_on(amount: int) -> None:
+                if monitor.stop.is_set():
+                    raise Stopped("stopped before the trace was read")
+                advance(amount)
+
+            ingested = ingest(store, path, _ingest_options(reading), read_on, foresee)
         rejects = ingested.rejects
     except UnusableLinesError as error:
         if len(error.rejects.reasons) > 1:  # else the error says it all

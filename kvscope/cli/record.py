@@ -11,7 +11,7 @@ from kvscope.cli.diagnostics import note
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.vllm_plugin.kv_events import Batch, Chains
+    from kvscope.vllm_plugin.kv_events import BlockChains, EventBatch
 
 _FROM_INSIDE = (
     "name vLLM's endpoint; or start vLLM with KVSCOPE_RECORD=FOLDER and --scheduler-cls"
@@ -67,9 +67,9 @@ def record(
     from itertools import chain
     from pathlib import Path
 
-    from kvscope.vllm_plugin.kv_events import QUIET_S, Chains, batches
+    from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
-    chains = Chains(quiet or QUIET_S)
+    chains = BlockChains(quiet or QUIET_S)
     written = missed = 0
     expected: int | None = None
     until_s = time.monotonic() + length if length is not None else float("inf")
@@ -101,6 +101,6 @@ def record(
     )
 
 
-def _lines(chains: Chains, numbered: tuple[int, Batch] | None) -> list[object]:
+def _lines(chains: BlockChains, numbered: tuple[int, EventBatch] | None) -> list[object]:
     """Return the requests that are whole after a batch, or after a pause without one."""
     return list(chains.ended(time.time()) if numbered is None else chains.take(numbered[1]))

@@ -14,7 +14,7 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode
+from kvscope.core.errors import ExitCode, Stopped
 
 DEFAULT_OUTPUT = "recommendation.toml"
 

@@ -56,10 +56,10 @@ class StoreVersionError(InputError):
     """The store was written by a newer kvscope."""
 
 
-class ToleranceError(KvscopeError):
-    """A measurement lies outside the stated tolerance."""
+class Stopped(KvscopeError):
+    """The user ended the work before it was finished."""
 
-    exit_code = ExitCode.TOLERANCE
+    exit_code = ExitCode.INTERRUPTED
 
 
 class EngineError(KvscopeError):

@@ -20,7 +20,7 @@ from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import ReadOptions, Rejects, TraceFormat
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
-from kvscope.ingest.source import HEAD_BYTES, Source
+from kvscope.ingest.source import Source
 from kvscope.store import traces
 from kvscope.store.db import Store
 
@@ -231,31 +231,30 @@ def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions)
     """Return what to do about a trace with too many bad lines; nothing was stored."""
     line = rejects.lines[0][0]
     commonest = max(rejects.reasons, key=rejects.reasons.__getitem__)
-    other = _format_from(rejects.path, line, chosen)
     if commonest == TEXT_PROMPTS:
         return registry.RECORD
-    if other and line > 1:
-        return f"from line {line:,} on it is {other}: split it and ingest each part"
-    if other and options.format:
+    other = _format_at(rejects.path, line)
+    if other and other != chosen.name:
+        if rejects.accepted:
+            return f"from line {line:,} on it is {other}, elsewhere {chosen.name}: split it"
         return f"it looks like {other}: leave out --format"
     if commonest == TOO_MANY_IDS and line <= _FIRST_LINES:
         return "state the trace's own --block-size"
     if not rejects.accepted:
-        return f"convert it: {chosen.name} has {', '.join(chosen.fields)}"
+        return f"convert it: each {chosen.name} record has {', '.join(chosen.fields)}"
     return "correct them, or allow more with --max-bad; nothing was stored"
 
 
-def _format_from(path: str, line: int, chosen: type[TraceFormat]) -> str | None:
-    """Return the format of the trace from a line on, None if it is `chosen` or none."""
+def _format_at(path: str, line: int) -> str | None:
+    """Return the format of the lines from `line` on, None if it is unknown."""
     if path == STANDARD_STREAM or not Path(path).is_file():
         return None
     source = Source(path)
     try:
         for first, text in source.lines():
             if line <= first + text.count(b"\n"):
-                rest = text.split(b"\n", line - first)[-1]
-                name = registry.detect(rest[:HEAD_BYTES], path).name
-                return name if name != chosen.name else None
+                lines = text.split(b"\n")[line - first :]
+                return registry.detect(b"\n".join(lines[:_FIRST_LINES]), path).name
     except InputError:
         pass
     finally:

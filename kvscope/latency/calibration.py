@@ -195,14 +195,14 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0) -> ProfileFit:
     Intervals come from resampling cells, and times within them. Raises EngineError where too few
     cells were measured, or longer prompts take no longer.
     """
-    times = {cell: np.asarray(some, dtype=float) for cell, some in ttft_s.items() if len(some)}
+    times = {cell: np.asarray(each, dtype=float) for cell, each in ttft_s.items() if len(each)}
     if len(times) < LEAST_CELLS or len({cell.uncached for cell in times}) < len(PARAMETERS):
         raise EngineError(
             f"{len(times)} cells measured are too few to fit {len(PARAMETERS)} parameters",
             remedy="measure again",
         )
     terms = _terms(list(times))
-    medians = np.array([np.median(some) for some in times.values()])
+    medians = np.array([np.median(each) for each in times.values()])
     values, line = _least(terms, medians), _least(terms[:, :2], medians)
     if not values[1:].any():
         raise EngineError(
@@ -213,15 +213,15 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0) -> ProfileFit:
         CellFit(
             uncached=cell.uncached,
             cached=cell.cached,
-            n=len(some),
+            n=len(each),
             median_s=float(medians[at]),
-            least_s=float(some.min()),
-            most_s=float(some.max()),
+            least_s=float(each.min()),
+            most_s=float(each.max()),
             fitted_s=float(fitted[at]),
             off=float(fitted[at] / medians[at] - 1),
             linear_off=float(straight[at] / medians[at] - 1),
         )
-        for at, (cell, some) in enumerate(times.items())
+        for at, (cell, each) in enumerate(times.items())
     )
     low, high = _intervals(terms, list(times.values()), seed)
     return ProfileFit(

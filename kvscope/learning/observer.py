@@ -10,7 +10,7 @@ Request: TypeAlias = Any  # an engine's request; vLLM's names are those of vllm/
 log = logging.getLogger("vllm.kvscope")  # below vLLM's own logger, which has the handlers
 
 # How a line of the log begins where blocks leave by vLLM's own order though a policy is set.
-NOTHING = "kvscope does nothing, and blocks leave by LRU"
+NOTHING = "kvscope does nothing, and vLLM evicts by LRU"
 UNFIT = "kvscope leaves the eviction order to vLLM"
 
 

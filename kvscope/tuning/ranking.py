@@ -66,12 +66,14 @@ def rank_contenders(
 
     leading = [_leading(contender, target) for contender in contenders]
     candidates = iter(
-        evaluator.each(candidate, [trial for some in leading for trial in some], advance)
+        evaluator.each(candidate, [trial for trials in leading for trial in trials], advance)
     )
     ranked = []
-    for contender, some in zip(contenders, leading, strict=True):
-        best = sorted((next(candidates) for _ in some), key=_Candidate.order)
-        rest = [trial for trial in contender.trials if all(trial is not other for other in some)]
+    for contender, compared in zip(contenders, leading, strict=True):
+        best = sorted((next(candidates) for _ in compared), key=_Candidate.order)
+        rest = [
+            trial for trial in contender.trials if all(trial is not other for other in compared)
+        ]
         trials = (*(other.trial for other in best), *rest)
         ranked.append((best[0], replace(contender, trials=trials)))
     ranked.sort(key=lambda pair: pair[0].order())

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.errors import InputError, KvscopeError
+from kvscope.core.errors import InputError, Stopped
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
@@ -90,10 +90,6 @@ def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, targe
         tel_s=float((late - target.slo_s).sum()),
         served_per_s=len(times) / float(served.ttft_s[served.first :].sum()),
     )
-
-
-class Stopped(KvscopeError):
-    """The user stopped a search before it was finished."""
 
 
 class Evaluator:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import EngineError
-from kvscope.core.vllm_xargs import ARRIVAL, OUTPUTS, TURN, TYPE
+from kvscope.core.trace import ARRIVAL, OUTPUTS, TURN, TYPE
 from kvscope.serving.client import Answer, Endpoint, Pending, completion
 from kvscope.validate.tokens import TokenTrace
 
@@ -165,7 +165,7 @@ class TraceReplay:
             return f"the engine died ({answer.error})"
         with self._lock:
             answers = list(self._answers.values())
-        if len(answers) >= HOPELESS and all(known.error for known in answers):
+        if len(answers) >= HOPELESS and all(other.error for other in answers):
             return f"no request was served: {answer.error}"
         return ""
 

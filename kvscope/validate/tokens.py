@@ -59,22 +59,22 @@ def sample_trace(
     stay, so that the load keeps its pattern. Raises InputError where nothing is left.
     """
     total = len(prompts.leaf)
-    kept = np.ones(total, dtype=bool)
+    selected = np.ones(total, dtype=bool)
     if share < 1:
         conversations, member = np.unique(prompts.conversation, return_inverse=True)
         sampled = np.random.default_rng(seed).random(len(conversations)) < share
-        kept &= sampled[member]
-    outside_sample = int(total - kept.sum())
+        selected &= sampled[member]
+    outside_sample = int(total - selected.sum())
     if seconds is not None:
-        kept &= prompts.arrival_s <= prompts.arrival_s[0] + seconds
+        selected &= prompts.arrival_s <= prompts.arrival_s[0] + seconds
     if most is not None:
-        kept &= np.cumsum(kept) <= most
-    beyond_limit = int(total - outside_sample - kept.sum())
+        selected &= np.cumsum(selected) <= most
+    beyond_limit = int(total - outside_sample - selected.sum())
     if longest is not None:
         tokens = prompts.input_tokens.astype(np.int64) + np.maximum(prompts.output_tokens, 1)
-        kept &= tokens <= longest
-    kept &= prompts.input_tokens > 0
-    chosen = np.flatnonzero(kept)
+        selected &= tokens <= longest
+    selected &= prompts.input_tokens > 0
+    chosen = np.flatnonzero(selected)
     if not len(chosen):
         raise InputError(
             "no request is left to replay",
@@ -170,8 +170,8 @@ class TokenTrace:
         prompts, size = self.prompts, self.prompts.block_size
         count = int(prompts.input_tokens[request]) + max(int(prompts.output_tokens[request]), 1)
         numbers = _UNIQUE + (request << 20) + np.arange(-(-count // size), dtype=np.int64)
-        for known in self._paths:
-            path = known.blocks[known.starts[request] : known.starts[request + 1]]
+        for path_set in self._paths:
+            path = path_set.blocks[path_set.starts[request] : path_set.starts[request + 1]]
             numbers[: len(path)] = path[: len(numbers)]
         return _block_tokens(numbers, size, self.seed)[:count]
 

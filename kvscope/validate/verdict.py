@@ -57,14 +57,14 @@ def judge(
             at, interval = names.index(name), None
             if bootstrap.conversations >= FEWEST:
                 interval = bootstrap.interval(measured, name)
-            said, was = float(predicted.value[at]), float(measured.value[at])
-            checks.append(_ttft(policy, name, said, was, interval, tolerance))
+            predicted_value, measured_value = float(predicted.value[at]), float(measured.value[at])
+            checks.append(_ttft(policy, name, predicted_value, measured_value, interval, tolerance))
     other = next((policy for policy in by_policy if policy != baseline), None)
     gains = None
     if other is not None and baseline in by_policy:
-        _, *before = figures[baseline]
-        bootstrap, *after = figures[other]
-        gains = GainComparison(*map(bootstrap.gains, before, after))
+        _, *of_baseline = figures[baseline]
+        bootstrap, *of_other = figures[other]
+        gains = GainComparison(*map(bootstrap.gains, of_baseline, of_other))
         checks.append(_gain(other, goal.objective, gains))
     return tuple(checks), gains, _verdict(checks)
 
@@ -106,16 +106,18 @@ def _hits(policy: str, runs: Sequence[RunFacts], *, sequential: bool) -> Check:
 def _ttft(
     policy: str,
     name: str,
-    said: float,
-    was: float,
+    predicted: float,
+    measured: float,
     interval: tuple[float, float] | None,
     tolerance: float,
 ) -> Check:
     if name == "violations":
-        words = f"{policy}: {was:.1%} of the requests beyond the SLO, predicted {said:.1%}"
-        return Check(name, abs(said - was) <= tolerance, words)
-    least, most = said * (1 - tolerance), said * (1 + tolerance)
-    passed: bool | None = least <= was <= most
+        words = (
+            f"{policy}: {measured:.1%} of the requests beyond the SLO, predicted {predicted:.1%}"
+        )
+        return Check(name, abs(predicted - measured) <= tolerance, words)
+    least, most = predicted * (1 - tolerance), predicted * (1 + tolerance)
+    passed: bool | None = least <= measured <= most
     if interval is None:
         passed, certainty = passed or None, f"no interval: fewer than {FEWEST} conversations"
     else:
@@ -126,8 +128,8 @@ def _ttft(
     return Check(
         name,
         passed,
-        f"{policy}: {name} TTFT {format_duration(was)}, predicted {format_duration(said)}"
-        f" ({was / said - 1:+.1%} off; {certainty})",
+        f"{policy}: {name} TTFT {format_duration(measured)}, predicted"
+        f" {format_duration(predicted)} ({measured / predicted - 1:+.1%} off; {certainty})",
     )
 
 

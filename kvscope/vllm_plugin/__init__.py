@@ -1,12 +1,12 @@
-"""kvscope inside vLLM: eviction orders and recordings, light and never in the way.
+"""kvscope inside vLLM: eviction orders and recordings, light to import and safe to fail.
 
     vllm serve MODEL --scheduler-cls kvscope.vllm_plugin.KvscopeScheduler
 
 with KVSCOPE_RECOMMENDATION=recommendation.toml in the environment; see `settings` for the rest. The
 entry point `vllm.general_plugins` does the same without the flag, where that variable is set.
 
-Everything here runs in the engine's own process, so it imports policies, learners and what lies
-below them, and nothing else of kvscope. `adapter` alone knows vLLM.
+All of it runs in the engine's own process, so it imports policies, learners and what lies below
+them, and nothing else of kvscope. `adapter` alone imports vLLM.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Watch every engine of this process, if the environment asks for it. Never raises."""
+    """Observe every engine of this process, if the environment asks for it. Never raises."""
     from kvscope.core.errors import KvscopeError
     from kvscope.learning.observer import log
     from kvscope.vllm_plugin.settings import RECOMMENDATION, RECORD

@@ -1,4 +1,4 @@
-"""A policy that orders an engine's free blocks: what it is told, and what it decides."""
+"""A policy that orders an engine's free blocks, driven by the events of its scheduler."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from kvscope.learning.observer import Observer, Request
 from kvscope.learning.prefixes import Prefixes
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
 from kvscope.policies.registry import plugin_policies
-from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, Plan
+from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, LanePlan
 
 
-class _Served:
-    """What is known of a request that is being served."""
+class _RequestState:
+    """What is known of a request that is being served; `memo` is the learner's."""
 
-    __slots__ = ("arrival_s", "hit_blocks", "learned", "number", "prompt_tokens")
+    __slots__ = ("arrival_s", "hit_blocks", "memo", "number", "prompt_tokens")
 
     def __init__(self, number: int, arrival_s: float, prompt_tokens: int) -> None:
         self.number = number
         self.arrival_s = arrival_s
         self.prompt_tokens = prompt_tokens
         self.hit_blocks = -1
-        self.learned: Any = None
+        self.memo: Any = None
 
 
-class Steering(Observer):
-    """Tells the free blocks of an engine which lane each freed block goes to, and what lanes score.
+class EvictionController(Observer):
+    """Chooses the lane of each freed block, and the score of lanes.
 
-    `attach` comes first. `clock` gives seconds; they are read twice a step. With `told_time` it is
-    as late as the requests say (`kvscope_arrival_s`), so that a trace can be replayed faster than
-    it was recorded; of requests that do not say it nothing is learned. `fitted` is a table that a
-    file brings along.
+    `attach` comes first. `clock` returns seconds and is read twice a step. With `trace_clock` the
+    time is what requests carry (`kvscope_arrival_s`), so that a trace can be replayed faster than
+    it was recorded; requests without it teach nothing. `fitted` is the table of a file.
     """
 
     def __init__(
@@ -49,20 +48,20 @@ class Steering(Observer):
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
         *,
-        told_time: bool = False,
+        trace_clock: bool = False,
         fitted: FittedTable | None = None,
     ) -> None:
         self.policy = lane_policy(policy)
-        self.what = f"kvscope's {policy.name} has failed, so blocks leave by LRU again"
+        self.what = f"kvscope's {policy.name} has failed, so vLLM evicts by LRU again"
         self.block_size = block_size
-        self._told_time, self._told_s = told_time, 0.0
-        self.clock: Callable[[], float] = (lambda: self._told_s) if told_time else clock
+        self._trace_clock, self._trace_s = trace_clock, 0.0
+        self.clock: Callable[[], float] = (lambda: self._trace_s) if trace_clock else clock
         # lists and dicts: on single numbers they are several times as fast as arrays
         self.p: Any = policy.settings().tolist()
         self.table: Any = {}
         self._ttl_s = float(policy.values.get("ttl_s", math.inf))
         self.learner = online_learner(self.policy, block_size, fitted)
-        self._served: dict[str, _Served] = {}
+        self._requests: dict[str, _RequestState] = {}
         self.free: Any = None
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._arrived = self._admitted = 0
@@ -72,7 +71,7 @@ class Steering(Observer):
 
     @property
     def in_words(self) -> str:
-        """What orders the blocks, for a line of the log."""
+        """Return the policy, its parameters and its learner, for a line of the log."""
         learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
         return f"{self.policy.name} {self.policy.values}{learned}"
 
@@ -89,7 +88,7 @@ class Steering(Observer):
         forget: Callable[[Block], object],
         blocks_of: Callable[[str], list[Block]],
     ) -> FreeBlocks:
-        """The queue that takes the place of the engine's, with its free blocks.
+        """Return the queue that replaces the engine's, with its free blocks.
 
         `forget` takes a block out of the engine's cache; `blocks_of` lists a request's blocks.
         """
@@ -97,7 +96,7 @@ class Steering(Observer):
         free = self.free = FreeBlocks(
             blocks,
             total,
-            self.score,
+            lambda lane, idle_s: self.policy.score(lane, idle_s, self.p, self.table),
             next_step_s=self.policy.next_step_s if self.policy.stepwise else None,
             prefixes=Prefixes() if self.policy.evicts == "leaf" else None,
             forget=forget,
@@ -106,95 +105,92 @@ class Steering(Observer):
         if self.learner is not None:
             self.learner.guard(len(blocks))
             self.use(self.learner.table)
-        nobody = Turn(0, 0.0, 0, 0, ENDS)
-        free.usual = self.policy.place(nobody, self.block_size, self.p)[2]
+        no_turn = Turn(0, 0.0, 0, 0, ENDS)
+        free.usual = self.policy.place(no_turn, self.block_size, self.p)[2]
         return free
 
     def give_up(self) -> None:
         """Order blocks by LRU from now on."""
-        self._served.clear()
+        self._requests.clear()
         self.free.fall_back()
 
-    def score(self, lane: int, idle_s: float) -> float:
-        """What a lane's oldest block is worth."""
-        return self.policy.score(lane, idle_s, self.p, self.table)
-
     def arrived(self, request: Request) -> None:
-        """Note when it came and, for policies with a table, what is learned of it."""
-        if request.request_id in self._served:  # more input of one that streams it
+        """Note the arrival and, for policies with a table, learn from it."""
+        if request.request_id in self._requests:  # more input of one that streams it
             return
-        says = read_hints(request) if self.learner is not None or self._told_time else None
-        if self._told_time and says is not None:
-            if says.arrival_s is None:
+        hints = read_hints(request) if self.learner is not None or self._trace_clock else None
+        if self._trace_clock and hints is not None:
+            if hints.arrival_s is None:
                 return
-            self._told_s = max(self._told_s, says.arrival_s)
+            self._trace_s = max(self._trace_s, hints.arrival_s)
         number, self._arrived = self._arrived, self._arrived + 1
-        served = _Served(number, self.clock() - self._start_s, request.num_prompt_tokens)
-        self._served[request.request_id] = served
-        if self.learner is not None and says is not None:
-            changed, served.learned = self.learner.arrive(request, says, served.arrival_s)
+        state = _RequestState(number, self.clock() - self._start_s, request.num_prompt_tokens)
+        self._requests[request.request_id] = state
+        if self.learner is not None and hints is not None:
+            changed, state.memo = self.learner.arrive(request, hints, state.arrival_s)
             if changed:
                 self.use(self.learner.table)
 
     def stepping(self) -> None:
-        """It is later now."""
+        """Advance the clock, and drop expired blocks."""
         now_s = self.clock()
         self.free.at(now_s)
         if self._ttl_s < math.inf:
             self.free.expire(now_s - self._ttl_s)
 
     def updating(self) -> None:
-        """It is later now."""
+        """Advance the clock."""
         self.free.at(self.clock())
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note what it hit; adaptive policies look at what late requests had to compute."""
-        served = self._served.get(request_id)
-        if served is None or served.hit_blocks >= 0:
+        """Note the hits; adaptive policies adapt to what recent requests had to compute."""
+        state = self._requests.get(request_id)
+        if state is None or state.hit_blocks >= 0:
             return
-        served.hit_blocks = hit_tokens // self.block_size
+        state.hit_blocks = hit_tokens // self.block_size
         if self.policy.adaptive and self.policy.adapts(self.p):
-            self._recent.append(served.prompt_tokens - hit_tokens)
+            self._recent.append(state.prompt_tokens - hit_tokens)
             self._admitted += 1
             if self._admitted % ADAPT_EVERY == 0:
                 self.policy.adapt(np.array(sorted(self._recent), dtype=np.int64), self.p)
 
     def releasing(self, request: Request) -> None:
-        """Say where its blocks go; those of a turn that is not admitted are forgotten at once."""
-        served = self._served.get(request.request_id)
-        if served is None:
+        """Plan the lanes of its blocks; drop those of a turn that the policy does not admit."""
+        state = self._requests.get(request.request_id)
+        if state is None:
             return
-        category = self.learner.category(request, served.learned) if self.learner else 0
-        turn = Turn(served.number, served.arrival_s, request.num_tokens, category, ENDS)
+        learner = self.learner
+        category = learner.category(request, state.memo) if learner else 0
+        turn = Turn(state.number, state.arrival_s, request.num_tokens, category, ENDS)
         depth, deep, shallow = self.policy.place(turn, self.block_size, self.p)
-        if not request.is_finished():  # it will be back at once
-            self.free.plan = Plan(0, shallow, shallow)
+        if not request.is_finished():  # preempted: it will be back at once
+            self.free.plan = LanePlan(0, shallow, shallow)
             return
-        self.free.plan = Plan(depth * self.block_size, deep, shallow)
-        del self._served[request.request_id]
-        if served.hit_blocks < 0:
-            if self.learner is not None:
-                self.learner.forget(served.learned)
+        self.free.plan = LanePlan(depth * self.block_size, deep, shallow)
+        del self._requests[request.request_id]
+        if state.hit_blocks < 0:
+            if learner is not None:
+                learner.forget(state.memo)
             return
-        if self.learner is not None:
-            self.learner.end(request, served.learned)
+        if learner is not None:
+            learner.end(request, state.memo)
         if not self.policy.admits(turn, self.p):
-            for block in self._blocks_of(request.request_id)[served.hit_blocks :]:
+            for block in self._blocks_of(request.request_id)[state.hit_blocks :]:
                 if block.ref_cnt == 1 and block.block_hash is not None:
                     self._forget(block)
 
     def put_off(self, blocks: list[Block]) -> None:
-        """The blocks of the request being released will be freed later: remember their lanes."""
+        """Remember the lanes of the released request's blocks, which are freed later."""
         if self.free.plan is not None:
             for block in blocks:
                 self.free.assigned[block.block_id] = self.free.plan.lane(block)
 
     def released(self) -> None:
-        """What is freed without a request being released goes to the usual lane."""
+        """Send blocks that are freed without a request being released to the usual lane."""
         self.free.plan = None
 
     def cached(self, blocks: list[Block], start: int, end: int) -> None:
-        """A request's blocks from `start` to `end` - 1 have got their hashes."""
+        """Note the hashes that a request's blocks from `start` to `end` - 1 have got."""
         above = blocks[start - 1].block_hash if start else None
         for block in blocks[start:end]:
             if block.block_hash is not None:
@@ -202,19 +198,19 @@ class Steering(Observer):
             above = block.block_hash
 
     def uncached(self, keys: list[Any]) -> None:
-        """A block has lost its hash."""
+        """Note the hashes that a block has lost."""
         for key in keys:
             self.free.lost(key)
 
     def cleared(self) -> None:
-        """All blocks have."""
+        """Note that all blocks have lost their hashes."""
         self.free.lost_all()
         if self.learner is not None:
             self.learner.cleared()
 
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
-    """A policy that an engine can follow; UsageError for others, which stand at `where`."""
+    """Return a policy that an engine can run; raise UsageError at `where` for others."""
     if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
         return policy
     why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"

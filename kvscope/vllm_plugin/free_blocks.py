@@ -1,11 +1,11 @@
 """The free blocks of an engine in the order of a policy: one recency list a lane.
 
-It takes the place of vLLM's own queue of free blocks and keeps its rules: blocks without a hash are
-taken first, the last one freed in front; a block that is hit leaves in O(1). Of the blocks with a
-hash the policy's score decides between the oldest of each lane.
+It replaces vLLM's own queue of free blocks and keeps its rules: blocks without a hash are taken
+first, the last one freed in front; a block that is hit leaves in O(1). Of the blocks with a hash
+the policy's score decides between the oldest of each lane.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The rules are those of
-`kvscope.vllm_sim`, which are held to this in tests.
+`kvscope.vllm_sim`; tests hold the two to be equal.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from kvscope.learning.prefixes import Key, Prefixes
 Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_num_tokens, neighbours
 
 
-class Plan(NamedTuple):
-    """Which lane a request's blocks go to: those that end beyond so many tokens, and the others."""
+class LanePlan(NamedTuple):
+    """The lane of a request's blocks: `deep` for those that end beyond so many tokens."""
 
     beyond_tokens: int
     deep: int
     shallow: int
 
     def lane(self, block: Block) -> int:
-        """The lane of one block."""
-        return (
-            self.deep if (block.block_hash_num_tokens or 0) > self.beyond_tokens else self.shallow
-        )
+        """Return the lane of one block."""
+        end = block.block_hash_num_tokens or 0
+        return self.deep if end > self.beyond_tokens else self.shallow
 
 
 class FreeBlocks:
-    """In the place of vLLM's FreeKVCacheBlockQueue.
+    """Replaces vLLM's FreeKVCacheBlockQueue.
 
-    `score` tells what a lane's oldest block is worth after so many idle seconds. Before a request
-    frees its blocks, `plan` says where they go; without one they go where they are `assigned`, or
-    to the lane `usual`. `prefixes`, for policies that evict leaves, has to be told what is cached;
-    then `forget` is called for each block that is taken, at once. `failed` is told of an error in
-    `score`, and has to call `fall_back`. `next_step_s` is a `stepwise` policy's.
+    `score` returns the worth of a lane's oldest block after so many idle seconds. Before a request
+    frees its blocks, `plan` names their lanes; without one they go where they are `assigned`, or to
+    the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is cached; then
+    `forget` is called for each block that is taken, at once. `failed` gets an error in `score`, and
+    has to call `fall_back`. `next_step_s` is a `stepwise` policy's.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class FreeBlocks:
         self.unhashed = Ring()
         self.lanes = [Ring()]
         self.set_aside = Ring()  # free, but cached children need them
-        self.plan: Plan | None = None
+        self.plan: LanePlan | None = None
         self.usual = 0
         self.assigned: dict[int, int] = {}  # lanes of blocks whose freeing was put off
         self.now_s = 0.0
@@ -78,12 +77,12 @@ class FreeBlocks:
             self.num_free_blocks += 1
 
     def at(self, now_s: float) -> None:
-        """It is now so late; worths are the same until this is called again."""
+        """Advance the clock; worths are the same until the next call."""
         self.now_s = now_s
         self._heap.at(now_s)
 
     def score_anew(self) -> None:
-        """What was scored until now does not count any more."""
+        """Drop all scores: the table has changed."""
         self._heap.anew()
 
     def popleft(self) -> Block:
@@ -94,9 +93,9 @@ class FreeBlocks:
         """Take the first `count` blocks."""
         if count > self.num_free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
-        taken = self._unhashed(count)
+        taken = self._pop_unhashed(count)
         for _ in range(count - len(taken)):
-            block = self._oldest_of_least_worth()
+            block = self._least_worth()
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
             self.evictions += 1
@@ -106,7 +105,7 @@ class FreeBlocks:
         self.num_free_blocks -= count
         return taken
 
-    def _unhashed(self, most: int) -> list[Block]:
+    def _pop_unhashed(self, most: int) -> list[Block]:
         """Take so many blocks without a hash, or all there are."""
         taken: list[Block] = []
         ring = self.unhashed
@@ -120,7 +119,7 @@ class FreeBlocks:
         return taken
 
     def remove(self, block: Block) -> None:
-        """Take a block out from where it is: it was hit."""
+        """Take out a block that was hit, wherever it is."""
         if block.prev_free_block is None or block.next_free_block is None:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         key = block.block_hash
@@ -132,11 +131,11 @@ class FreeBlocks:
         self.num_free_blocks -= 1
 
     def append(self, block: Block) -> None:
-        """A block with a hash becomes free."""
+        """Add a freed block with a hash."""
         self.append_n([block])
 
     def append_n(self, blocks: list[Block]) -> None:
-        """Blocks with a hash become free, the first one to be taken first; `plan` says where."""
+        """Add freed blocks with a hash, the first one to be taken first, to the planned lanes."""
         plan, now_s, count, lanes = self.plan, self.now_s, self._count, self.lanes
         for block in blocks:
             at = block.block_id
@@ -155,17 +154,17 @@ class FreeBlocks:
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: list[Block]) -> None:
-        """Blocks without a hash become free, the first one to be taken first."""
+        """Add freed blocks without a hash, the first one to be taken first."""
         for block in reversed(blocks):
             _link(block, self.unhashed)
         self.num_free_blocks += len(blocks)
 
     def get_all_free_blocks(self) -> list[Block]:
-        """All of them: those without a hash, then lane by lane, then those set aside."""
+        """Return all blocks: those without a hash, then lane by lane, then those set aside."""
         return [block for ring in self._rings() for block in ring]
 
     def iter_blocks_after(self, cursor: Block | None) -> Iterator[Block]:
-        """Those behind `cursor` in the order of `get_all_free_blocks`."""
+        """Yield the blocks behind `cursor` in the order of `get_all_free_blocks`."""
         blocks = iter(self.get_all_free_blocks())
         for block in blocks if cursor is not None else ():
             if block is cursor:
@@ -173,7 +172,7 @@ class FreeBlocks:
         yield from blocks
 
     def expire(self, before_s: float) -> None:
-        """Forget what was freed before then; such blocks are the first to be taken now."""
+        """Forget the blocks freed before then; they are the first to be taken now."""
         for lane, ring in enumerate(self.lanes):
             block = ring.next_free_block
             while block is not ring and self._freed_s[block.block_id] < before_s:
@@ -185,14 +184,14 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def gained(self, key: Key, above: Key | None) -> None:
-        """Some block holds `key` now, whose prefix is `above`."""
+        """Note that a block has got `key`, whose prefix is `above`."""
         if self._prefixes is not None:
             self._prefixes.gain(key, above)
             if self._parked:
-                self._unpark(key)  # the new one does for the children
+                self._unpark(key)  # the new block serves the children
 
     def lost(self, key: Key) -> None:
-        """A block that held `key` no longer does."""
+        """Note that a block has lost `key`."""
         if self._prefixes is not None:
             bare = self._prefixes.lose(key)
             if self._prefixes.stranded:  # some free block has become the only one
@@ -203,14 +202,14 @@ class FreeBlocks:
                 self._unpark(key)
 
     def lost_all(self) -> None:
-        """Nothing is cached any more."""
+        """Note that nothing is cached any more."""
         if self._prefixes is not None:
             self._prefixes.clear()
         for key in list(self._parked):
             self._unpark(key)
 
     def fall_back(self) -> None:
-        """From now on the order is plain LRU, as if it had always been."""
+        """Order blocks by plain LRU from now on, as if it had always been so."""
         hashed = [block for ring in self._rings()[1:] for block in ring]
         hashed.sort(key=lambda block: self._freed[block.block_id])
         self._prefixes = None
@@ -228,7 +227,8 @@ class FreeBlocks:
     def _rings(self) -> list[Ring]:
         return [self.unhashed, *self.lanes, self.set_aside]
 
-    def _oldest_of_least_worth(self) -> Block:
+    def _least_worth(self) -> Block:
+        """Return the block to evict, whatever fails inside."""
         try:
             chosen = self._choose()
         except Exception as error:
@@ -242,28 +242,24 @@ class FreeBlocks:
         return chosen
 
     def _choose(self) -> Block | None:
-        """The oldest block of the lane where that one is worth least; of equals the oldest."""
+        """Return the oldest block of the lane where it is worth least; of equals the oldest."""
         if self._prefixes is not None:
-            self._pass_over(self._prefixes)
+            self._park_prefixes(self._prefixes)
         if len(self.lanes) == 1:
             (ring,) = self.lanes
             return None if ring.next_free_block is ring else ring.next_free_block
         return self._heap.first()
 
-    def _pass_over(self, prefixes: Prefixes) -> None:
-        """Set lanes' oldest blocks aside that cached ones are found through."""
+    def _park_prefixes(self, prefixes: Prefixes) -> None:
+        """Set aside lanes' oldest blocks while they have cached children."""
         for lane in self._heap.unsettled():
             ring = self.lanes[lane]
             block = ring.next_free_block
             while block is not ring and prefixes.has_orphans(block.block_hash):
-                self._park(block)
+                _unlink(block)
+                _link(block, self.set_aside)
+                self._parked[block.block_hash] = block
                 block = ring.next_free_block
-
-    def _park(self, block: Block) -> None:
-        """Set a lane's oldest block aside until it has no cached child any more."""
-        _unlink(block)
-        _link(block, self.set_aside)
-        self._parked[block.block_hash] = block
 
     def _unpark(self, key: Key | None) -> None:
         """Put a block that was set aside back to its place by age, which is near the front."""

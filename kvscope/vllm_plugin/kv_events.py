@@ -1,11 +1,11 @@
-"""A trace from vLLM's stream of KV-cache events: what can be known of requests from outside.
+"""A trace from vLLM's stream of KV-cache events: requests as far as they show from outside.
 
-The stream tells which blocks were stored, behind which, in which session, and which were removed.
-It does not tell where requests begin and end, so a chain of blocks that grows without a pause is
-taken for one request: its first blocks, and others that come several at once, for its prompt,
-single ones after that for its output; several at once after output are a next turn's prompt. What
-fills no block, or is found in the cache whole, is not seen. Where requests ask for it
-(`kv_cache_report_mode`) what they find is published as if it were stored again, which begins one.
+Events name the blocks stored, the block before them and their session, and the blocks removed, but
+not where requests begin and end. So a chain of blocks that grows without a pause counts as one
+request: its first blocks, and others that come several at once, as its prompt, single ones after
+that as its output; several at once after output are a next turn's prompt. What fills no block, or
+is found in the cache whole, does not show. Where requests ask for it (`kv_cache_report_mode`) what
+they find is published as if it were stored again, which begins a request.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved).
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from kvscope.core.errors import EngineError
 from kvscope.learning.conversations import UNKNOWN, Sessions
-from kvscope.vllm_plugin.recording import Hashes, Line
+from kvscope.vllm_plugin.recording import Hashes, TraceLine
 
 Hash = bytes | int
 QUIET_S = 5.0
@@ -47,7 +47,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
     """As vLLM's."""
 
 
-class Batch(msgspec.Struct, array_like=True):
+class EventBatch(msgspec.Struct, array_like=True):
     """The events of one step of the engine, which ended at `ts` (seconds since 1970)."""
 
     ts: float
@@ -55,8 +55,8 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A chain that may still grow; `found`: nothing of it has been stored since it began."""
+class _Chain:
+    """A chain that may still grow; `was_cached`: nothing of it was stored since it began."""
 
     path: list[Hash]
     start_s: float
@@ -64,82 +64,82 @@ class _Growing:
     block_size: int
     session: str | None
     prompt_blocks: int
-    found: bool
+    was_cached: bool
     output_blocks: int = 0
+
+    def continues_with(self, event: BlockStored) -> bool:
+        """Return whether an event is of the same request, and not a next turn's prompt."""
+        prompt_again = len(event.block_hashes) > 1 and self.output_blocks > 0
+        return self.session == event.session_id and not prompt_again
 
 
 @dataclass(slots=True)
-class Chains:
-    """Requests, as far as events show them.
-
-    `unknown` counts stored blocks that lie behind ones which nobody has told of.
-    """
+class BlockChains:
+    """Assembles requests from events; `unknown` counts stored blocks behind unknown ones."""
 
     quiet_s: float = QUIET_S
     unknown: int = 0
     _hashes: Hashes = field(default_factory=Hashes)
     _sessions: Sessions = field(default_factory=Sessions)
     _above: dict[Hash, Hash | None] = field(default_factory=dict)
-    _growing: dict[Hash, _Growing] = field(default_factory=dict)
+    _growing: dict[Hash, _Chain] = field(default_factory=dict)
     _start_s: float | None = None
-    _told: int = 0
+    _ended: int = 0
 
-    def take(self, batch: Batch) -> list[Line]:
-        """The lines of the requests that have ended by a batch's time."""
+    def take(self, batch: EventBatch) -> list[TraceLine]:
+        """Process a batch; return the lines of the requests that have ended by its time."""
         if self._start_s is None:
             self._start_s = batch.ts
         lines = self.ended(batch.ts)
         for event in batch.events:
-            if isinstance(event, BlockStored):
-                if event.block_hashes and event.medium in {None, "GPU"}:
-                    lines += self._stored(event, batch.ts)
-            elif isinstance(event, BlockRemoved):
-                for one in event.block_hashes if event.medium in {None, "GPU"} else ():
-                    self._above.pop(one, None)
-            else:
+            if isinstance(event, AllBlocksCleared):
                 self._above.clear()
+            elif event.medium not in {None, "GPU"}:
+                continue
+            elif isinstance(event, BlockRemoved):
+                for key in event.block_hashes:
+                    self._above.pop(key, None)
+            elif event.block_hashes:
+                lines += self._stored(event, batch.ts)
         return lines
 
-    def ended(self, now_s: float) -> list[Line]:
-        """The lines of the chains that have not grown for a while."""
-        over = [tip for tip, one in self._growing.items() if now_s - one.last_s > self.quiet_s]
+    def ended(self, now_s: float) -> list[TraceLine]:
+        """Return the lines of the chains that have not grown for `quiet_s`."""
+        over = [tip for tip, chain in self._growing.items() if now_s - chain.last_s > self.quiet_s]
         return self._lines(*(self._growing.pop(tip) for tip in over))
 
-    def _stored(self, event: BlockStored, now_s: float) -> list[Line]:
+    def _stored(self, event: BlockStored, now_s: float) -> list[TraceLine]:
         hashes, above = event.block_hashes, event.parent_block_hash
         if above is not None and above not in self._above and above not in self._growing:
             self.unknown += len(hashes)
             return []
-        found = above is None and all(one in self._above for one in hashes)
-        before = above
-        for one in hashes:
-            self._above[one] = before
-            before = one
+        was_cached = above is None and all(key in self._above for key in hashes)
+        self._above |= zip(hashes, [above, *hashes], strict=False)
         chain = self._growing.pop(above, None) if above is not None else None
         same = self._growing.pop(hashes[-1], None)  # another one that ends in the same block
-        if chain is not None and _goes_on(chain, event):
-            # at least one token of a prompt is never found, so what follows is prompt first
-            if len(hashes) > 1 or chain.found:
+        if chain is not None and chain.continues_with(event):
+            # at least one token of a prompt is never cached, so what follows is prompt first
+            if len(hashes) > 1 or chain.was_cached:
                 chain.prompt_blocks += len(hashes)
             else:
                 chain.output_blocks += 1
             chain.path += hashes
-            chain.last_s, chain.found = now_s, False
+            chain.last_s, chain.was_cached = now_s, False
             self._growing[hashes[-1]] = chain
             return self._lines(same)
-        if found and same is not None and same.found and same.session == event.session_id:
+        if was_cached and same is not None and same.was_cached and same.session == event.session_id:
             same.last_s = now_s  # it waits for room, and looks again with every step
             self._growing[hashes[-1]] = same
             return []
         path = [*self._path(above), *hashes]
-        self._growing[hashes[-1]] = _Growing(
-            path, now_s, now_s, event.block_size, event.session_id, len(path), found
+        self._growing[hashes[-1]] = _Chain(
+            path, now_s, now_s, event.block_size, event.session_id, len(path), was_cached
         )
         return self._lines(chain, same)
 
-    def _lines(self, *over: _Growing | None) -> list[Line]:
-        chains = [one for one in over if one is not None]
-        return [self._line(one) for one in sorted(chains, key=lambda one: one.start_s)]
+    def _lines(self, *over: _Chain | None) -> list[TraceLine]:
+        chains = [chain for chain in over if chain is not None]
+        return [self._line(chain) for chain in sorted(chains, key=lambda chain: chain.start_s)]
 
     def _path(self, tip: Hash | None) -> list[Hash]:
         path = []
@@ -148,14 +148,14 @@ class Chains:
             tip = self._above.get(tip)
         return path[::-1]
 
-    def _line(self, chain: _Growing) -> Line:
-        number, self._told = self._told, self._told + 1
+    def _line(self, chain: _Chain) -> TraceLine:
+        number, self._ended = self._ended, self._ended + 1
         parent: int | None = None
         turn: int | None = None
         if chain.session is not None:
             parent, turn = self._sessions.begin(chain.session, number, None)
         size = chain.block_size
-        keys = [_bytes(one) for one in chain.path[: chain.prompt_blocks]]
+        keys = [_bytes(key) for key in chain.path[: chain.prompt_blocks]]
         return {
             "chat_id": number,
             "parent_chat_id": parent,
@@ -169,11 +169,11 @@ class Chains:
         }
 
 
-def batches(endpoint: str, patience_s: float = 1.0) -> Iterator[tuple[int, Batch] | None]:
-    """(number, batch) as the engine publishes them at a ZMQ endpoint; None after `patience_s`.
+def batches(endpoint: str, patience_s: float = 1.0) -> Iterator[tuple[int, EventBatch] | None]:
+    """Yield (number, batch) as the engine publishes them at a ZMQ endpoint.
 
-    Numbers that are left out were missed. Raises EngineError where there is no such endpoint, or
-    what comes is nothing that vLLM sends.
+    None after `patience_s` without any; missing numbers were missed. Raises EngineError where there
+    is no such endpoint, or what comes is not vLLM's.
     """
     try:
         import zmq
@@ -186,7 +186,7 @@ def batches(endpoint: str, patience_s: float = 1.0) -> Iterator[tuple[int, Batch
     try:
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         socket.connect(endpoint)
-        decode = msgspec.msgpack.Decoder(Batch).decode
+        decode = msgspec.msgpack.Decoder(EventBatch).decode
         while True:
             if not socket.poll(int(patience_s * 1000)):
                 yield None
@@ -203,11 +203,5 @@ def batches(endpoint: str, patience_s: float = 1.0) -> Iterator[tuple[int, Batch
         context.destroy(linger=0)
 
 
-def _goes_on(chain: _Growing, event: BlockStored) -> bool:
-    """Whether an event is of the same request; several blocks after output are a next turn's."""
-    prompt_again = len(event.block_hashes) > 1 and chain.output_blocks > 0
-    return chain.session == event.session_id and not prompt_again
-
-
-def _bytes(one: Hash) -> bytes:
-    return one if isinstance(one, bytes) else one.to_bytes(16, "big", signed=True)
+def _bytes(key: Hash) -> bytes:
+    return key if isinstance(key, bytes) else key.to_bytes(16, "big", signed=True)

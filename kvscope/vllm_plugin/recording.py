@@ -1,8 +1,8 @@
 """Requests as an engine serves them, written as a trace: hashes, lengths and times, never content.
 
 One line of the Qwen-Bailian format a finished request, with three keys more: `block_size`,
-`cached_tokens` and `ttft_ms`. Hashes are keyed by a salt that is made up for each recording and
-kept nowhere, so nobody can tell from a recording whether a known prompt is in it.
+`cached_tokens` and `ttft_ms`. Hashes are keyed by a random salt, one a recording and stored
+nowhere, so that a known prompt cannot be found in it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from kvscope.learning.observer import Observer, Request, log
 
 MOST_WAITING = 10_000
 ROTATE_BYTES = 64 << 20
+SALT_BYTES = 32
 
-Line = Mapping[str, Any]
+TraceLine = Mapping[str, Any]
 
 
-class Lines:
-    """JSON lines in `folder`/`name`-00001.jsonl and so on, written by a thread of their own.
+class LineWriter:
+    """JSON lines in `folder`/`name`-00001.jsonl and so on, written by a thread of its own.
 
-    `put` takes a function that makes the line, which is called in that thread. Beyond
-    `most_waiting` lines are dropped, and `dropped` counts them. A file that has reached
-    `rotate_bytes` is closed. `failure` is what ended the writing, such as a full disk; nothing is
-    written after that. Raises OSError where the folder cannot be made.
+    `put` takes a function that makes the line, which is called in that thread; a bounded queue, so
+    no executor. Beyond `most_waiting` lines are dropped, and `dropped` counts them. A file that has
+    reached `rotate_bytes` is closed. `failure` is what ended the writing, such as a full disk.
+    Raises OSError where the folder cannot be made.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class Lines:
         self.written = self.dropped = self.files = 0
         self.failure: Exception | None = None
         self._folder, self._name, self._rotate_bytes = folder, name, rotate_bytes
-        self._waiting: queue.Queue[Callable[[], Line] | None] = queue.Queue(most_waiting)
-        self._thread = threading.Thread(target=self._write, name="kvscope-record", daemon=True)
+        self._waiting: queue.Queue[Callable[[], TraceLine] | None] = queue.Queue(most_waiting)
+        self._thread = threading.Thread(target=self._run, name="kvscope-record", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def put(self, make: Callable[[], Line]) -> None:
+    def put(self, make: Callable[[], TraceLine]) -> None:
         """Have one more line written. Never waits."""
         try:
             self._waiting.put_nowait(make)
@@ -62,7 +63,7 @@ class Lines:
             self.dropped += 1
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Write what waits, as far as there is time."""
+        """Write the waiting lines, as far as there is time."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             try:
@@ -71,7 +72,7 @@ class Lines:
                 return
             self._thread.join(patience_s)
 
-    def _write(self) -> None:
+    def _run(self) -> None:
         file: TextIO | None = None
         try:
             while (make := self._waiting.get()) is not None:
@@ -79,15 +80,15 @@ class Lines:
                     self.dropped += 1
                     continue
                 try:
-                    file = self._written(file, make())
-                except Exception as error:  # noqa: BLE001  (told by who looks at `failure`)
+                    file = self._write(file, make())
+                except Exception as error:  # noqa: BLE001  (readers of `failure` report it)
                     self.failure = error
                     self.dropped += 1
         finally:
             if file is not None and not file.closed:
                 file.close()
 
-    def _written(self, file: TextIO | None, line: Line) -> TextIO:
+    def _write(self, file: TextIO | None, line: TraceLine) -> TextIO:
         if file is None or file.tell() >= self._rotate_bytes:
             if file is not None:
                 file.close()
@@ -101,9 +102,6 @@ class Lines:
         return file
 
 
-SALT_BYTES = 32
-
-
 class Hashes:
     """Salted hashes: whole numbers below 2^63."""
 
@@ -111,7 +109,7 @@ class Hashes:
         self._salt = secrets.token_bytes(SALT_BYTES)
 
     def of(self, keys: Iterable[bytes]) -> list[int]:
-        """The hash of each of an engine's hashes."""
+        """Return the hash of each of an engine's hashes."""
         salt = self._salt
         return [
             int.from_bytes(blake2b(bytes(key), key=salt, digest_size=8).digest(), "big") >> 1
@@ -119,17 +117,17 @@ class Hashes:
         ]
 
 
-class _Seen:
-    """What is known of a request so far."""
+class _RecordedRequest:
+    """What is known of a request that is being served."""
 
-    __slots__ = ("cached_tokens", "number", "parent", "request", "says", "ttft_s", "turn")
+    __slots__ = ("cached_tokens", "hints", "number", "parent", "request", "ttft_s", "turn")
 
-    def __init__(self, number: int, request: Request, says: RequestHints) -> None:
+    def __init__(self, number: int, request: Request, hints: RequestHints) -> None:
         self.number = number
         self.request = request
-        self.says = says
-        self.turn = says.turn
-        self.parent: int | None = None  # -1: it begins a session; None: nobody said
+        self.hints = hints
+        self.turn = hints.turn
+        self.parent: int | None = None  # -1: it begins a session; None: unknown
         self.cached_tokens = -1
         self.ttft_s: float | None = None
 
@@ -144,91 +142,97 @@ class Recording(Observer):
         folder: Path,
         block_size: int,
         clock: Callable[[], float] = time.time,
-        lines: Lines | None = None,
+        lines: LineWriter | None = None,
     ) -> None:
         self.block_size = block_size
         self.clock = clock
         self._start_s = clock()
         started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self._start_s))
-        self.lines = lines or Lines(folder, f"recording-{started}-{os.getpid()}")
+        self.lines = lines or LineWriter(folder, f"recording-{started}-{os.getpid()}")
         self._hashes = Hashes()
         self._sessions = Sessions()
-        self._seen: dict[str, _Seen] = {}
-        self._awaited: dict[str, _Seen] = {}
+        self._requests: dict[str, _RecordedRequest] = {}
+        self._awaiting_token: dict[str, _RecordedRequest] = {}
         self._arrived = 0
-        self._told_of_drops = False
+        self._warned = False
 
     def arrived(self, request: Request) -> None:
-        """Note what it says of itself."""
-        if request.request_id in self._seen:  # more input of one that streams it
+        """Note the request's hints, and its session's request before."""
+        if request.request_id in self._requests:  # more input of one that streams it
             return
-        seen = _Seen(self._arrived, request, read_hints(request))
+        recorded = _RecordedRequest(self._arrived, request, read_hints(request))
         self._arrived += 1
-        if seen.says.session is not None:
-            begun = self._sessions.begin(seen.says.session, seen.number, seen.says.turn)
-            seen.parent, seen.turn = begun
-        self._seen[request.request_id] = seen
+        if (session := recorded.hints.session) is not None:
+            turn = recorded.hints.turn
+            recorded.parent, recorded.turn = self._sessions.begin(session, recorded.number, turn)
+        self._requests[request.request_id] = recorded
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note what it found in the cache."""
-        seen = self._seen.get(request_id)
-        if seen is not None and seen.cached_tokens < 0:
-            seen.cached_tokens = hit_tokens
-            self._awaited[request_id] = seen
+        """Note the tokens found in the cache."""
+        recorded = self._requests.get(request_id)
+        if recorded is not None and recorded.cached_tokens < 0:
+            recorded.cached_tokens = hit_tokens
+            self._awaiting_token[request_id] = recorded
 
     def updated(self) -> None:
         """Note the time of first tokens."""
-        if not self._awaited:
+        if not self._awaiting_token:
             return
         now_s = self.clock()
-        for name in [name for name, seen in self._awaited.items() if _has_token(seen.request)]:
-            seen = self._awaited.pop(name)
-            seen.ttft_s = now_s - seen.request.arrival_time
+        waiting = self._awaiting_token.items()
+        for name in [name for name, recorded in waiting if _has_token(recorded.request)]:
+            recorded = self._awaiting_token.pop(name)
+            recorded.ttft_s = now_s - recorded.request.arrival_time
 
     def releasing(self, request: Request) -> None:
-        """Have the line written, if it has finished."""
+        """Have the line written, if the request has finished."""
         if not request.is_finished():
             return
-        seen = self._seen.pop(request.request_id, None)
-        self._awaited.pop(request.request_id, None)
-        if seen is None or seen.cached_tokens < 0:
+        recorded = self._requests.pop(request.request_id, None)
+        self._awaiting_token.pop(request.request_id, None)
+        if recorded is None or recorded.cached_tokens < 0:
             return
-        if seen.ttft_s is None and _has_token(request):
-            seen.ttft_s = self.clock() - request.arrival_time
+        if recorded.ttft_s is None and _has_token(request):
+            recorded.ttft_s = self.clock() - request.arrival_time
         inputs, outputs = request.num_prompt_tokens, request.num_output_tokens
         keys = request.block_hashes[: inputs // self.block_size]
         arrival_s = max(request.arrival_time - self._start_s, 0.0)
-        self.lines.put(lambda: self._line(seen, keys, inputs, outputs, arrival_s))
-        if self.lines.dropped and not self._told_of_drops:
-            self._told_of_drops = True
-            failed = self.lines.failure
-            log.warning("kvscope's recording drops requests: %s", failed or "the disk is too slow")
+        self.lines.put(lambda: self._line(recorded, keys, inputs, outputs, arrival_s))
+        if self.lines.dropped and not self._warned:
+            self._warned = True
+            why = self.lines.failure or "the disk is too slow"
+            log.warning("kvscope's recording drops requests: %s", why)
 
     def closing(self) -> None:
-        """Write the rest and say how many there are."""
+        """Write the waiting lines and log the counts."""
         self.lines.close()
         log.info("kvscope recorded %s requests, %s dropped", self.lines.written, self.lines.dropped)
 
     def give_up(self) -> None:
-        """Remember nothing of the requests that are being served."""
-        self._seen.clear()
-        self._awaited.clear()
+        """Forget the requests that are being served."""
+        self._requests.clear()
+        self._awaiting_token.clear()
 
     def _line(
-        self, seen: _Seen, keys: list[bytes], inputs: int, outputs: int, arrival_s: float
-    ) -> Line:
-        ttft_s = seen.ttft_s
+        self,
+        recorded: _RecordedRequest,
+        keys: list[bytes],
+        inputs: int,
+        outputs: int,
+        arrival_s: float,
+    ) -> TraceLine:
+        ttft_s = recorded.ttft_s
         return {
-            "chat_id": seen.number,
-            "parent_chat_id": seen.parent,
+            "chat_id": recorded.number,
+            "parent_chat_id": recorded.parent,
             "timestamp": round(arrival_s, 6),
             "input_length": inputs,
             "output_length": outputs,
-            "type": seen.says.type,
-            "turn": seen.turn,
+            "type": recorded.hints.type,
+            "turn": recorded.turn,
             "hash_ids": self._hashes.of(keys),
             "block_size": self.block_size,
-            "cached_tokens": seen.cached_tokens,
+            "cached_tokens": recorded.cached_tokens,
             "ttft_ms": round(ttft_s * 1e3, 3) if ttft_s is not None else None,
         }
 

@@ -1,8 +1,8 @@
-"""How the plugin is told what to do: `KVSCOPE_RECOMMENDATION`, or vLLM's `--additional-config`.
+"""The plugin's settings: `KVSCOPE_*` in the environment, or vLLM's `--additional-config`.
 
 KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` or `fit` wrote
 KVSCOPE_RECORD=folder                           record every request to there
-KVSCOPE_CLOCK=requests                          for replays: it is as late as requests tell
+KVSCOPE_CLOCK=requests                          for replays: requests carry the time
 
 --additional-config '{"kvscope": {"recommendation": "recommendation.toml", "record": "folder"}}'
 --additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
@@ -19,7 +19,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.toml_files import document_in
 from kvscope.learning.learners import FittedTable, check_fit, read_fit
 from kvscope.learning.policy_file import REMEDY, policy_in
-from kvscope.policies.base import Policy
+from kvscope.policies.base import LanePolicy
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
@@ -30,23 +30,23 @@ _WHERE = "--additional-config kvscope"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The policy that orders free blocks, what was fitted for it, and where requests are recorded.
+class PluginSettings:
+    """The policy that orders free blocks, what was fitted for it, and the recording's folder.
 
-    `told_time`: the policy's clock is what requests tell, see `Steering`.
+    `trace_clock`: the policy's clock is the time that requests carry, see `EvictionController`.
     """
 
-    policy: Policy | None = None
+    policy: LanePolicy | None = None
     fitted: FittedTable | None = None
     record: Path | None = None
-    told_time: bool = False
+    trace_clock: bool = False
 
 
-def settings(additional: object, environment: Mapping[str, str]) -> Settings:
-    """What the engine's `additional` configuration says, and the environment where it does not.
+def read_settings(additional: object, environment: Mapping[str, str]) -> PluginSettings:
+    """Return the settings of the engine's `additional` configuration, else of the environment.
 
     Raises UsageError or InputError with the place, the value and the remedy, also for a policy that
-    no engine can follow.
+    no engine can run.
     """
     table: Any = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
     if not isinstance(table, Mapping):
@@ -56,19 +56,21 @@ def settings(additional: object, environment: Mapping[str, str]) -> Settings:
             raise UsageError("unknown key", where=f"{_WHERE}.{key}", remedy=f"keys: {_KEYS}")
     record = table.get("record") or environment.get(RECORD)
     path = table.get("recommendation") or environment.get(RECOMMENDATION)
+    clock = table.get("clock") or environment.get(CLOCK)
     policy = fitted = None
     if "policy" in table:
         given = table["policy"]
-        given = {"params": {}, **given} if isinstance(given, Mapping) else given
-        told = policy_in({"policy": given}, _WHERE)
-        policy = lane_policy(told, f"{_WHERE}: policy.name")
-        check_fit(policy, None, f"{_WHERE}: policy.name")
+        document: Mapping[str, Any] = {
+            "policy": {"params": {}, **given} if isinstance(given, Mapping) else given
+        }
+        where = f"{_WHERE}: policy.name"
+        policy = lane_policy(policy_in(document, _WHERE), where)
+        check_fit(policy, None, where)
     elif path:
         document = document_in(Path(path), REMEDY)
         policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
         fitted = read_fit(document, policy, str(path))
         check_fit(policy, fitted, str(path))
-    clock = table.get("clock") or environment.get(CLOCK)
     if clock not in {None, "", BY_REQUESTS}:
-        raise UsageError(f"{clock!r}", where=f"{CLOCK}", remedy=f"{BY_REQUESTS}, or leave it out")
-    return Settings(policy, fitted, Path(record) if record else None, clock == BY_REQUESTS)
+        raise UsageError(f"{clock!r}", where=CLOCK, remedy=f"{BY_REQUESTS}, or leave it out")
+    return PluginSettings(policy, fitted, Path(record) if record else None, clock == BY_REQUESTS)

@@ -17,7 +17,7 @@ from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.replay.traffic import traffic
-from kvscope.vllm_plugin.settings import settings
+from kvscope.vllm_plugin.settings import read_settings
 from tests.golden.samples import sample
 
 CHATS = str(data_folder("sample_traces") / "to-c.jsonl.gz")
@@ -35,7 +35,7 @@ def test_the_plugin_reads_what_is_written(
     path = tmp_path / "policy.toml"
     assert exported(path, "--param", "gittins.xi_tokens=8k") == 0
     assert f"policy written to {path}" in capsys.readouterr().err
-    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert isinstance(found.policy, Gittins)
     assert found.policy.values["xi_tokens"] == 8000
     assert found.policy.values["next_prompt_tokens"] not in {0, 256}
@@ -50,7 +50,7 @@ def test_a_capacity_may_choose_the_classes(tmp_path: Path) -> None:
     """As the simulator's guard would have it at the end of the trace."""
     path = tmp_path / "policy.toml"
     assert exported(path, "--param", "gittins.xi_tokens=0", "--capacity-blocks", "4k") == 0
-    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert isinstance(found.policy, Gittins)
     expected = ReturnsOffline().fit(traffic(sample("to-c"), standard()), found.policy, 4000)
     assert found.fitted is not None
@@ -65,7 +65,7 @@ def test_the_plugin_reads_who_is_taken_to_end(tmp_path: Path, capacity: int | No
     more = [] if capacity is None else ["--capacity-blocks", str(capacity)]
     told = ["--policy", "tlru-learned", "--param", "tlru-learned.xi_tokens=1k", *more]
     assert exported(path, *told) == 0
-    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert isinstance(found.policy, TLruLearned)
     assert found.policy.values["xi_tokens"] == 1000
     expected = EndsOffline().fit(traffic(sample("to-c"), standard()), found.policy, capacity)
@@ -88,7 +88,7 @@ def test_other_policies_of_the_plugin_need_no_fit(tmp_path: Path) -> None:
     """Their parameters are all there is."""
     path = tmp_path / "policy.toml"
     assert exported(path, "--policy", "tlru", "--param", "tlru.xi_tokens=512") == 0
-    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
+    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert found.policy is not None
     assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 512)
     assert found.fitted is None

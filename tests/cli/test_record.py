@@ -11,7 +11,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.core.errors import EngineError, ExitCode
 from kvscope.vllm_plugin import kv_events
-from kvscope.vllm_plugin.kv_events import Batch, BlockStored
+from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
 
 
 def test_it_has_to_be_told_from_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -44,11 +44,11 @@ def test_ctrl_c_ends_a_recording_that_kvscope_reads(
 ) -> None:
     """What has come until then is written, and what was missed is told."""
 
-    def stream(endpoint: str) -> Iterator[tuple[int, Batch] | None]:
+    def stream(endpoint: str) -> Iterator[tuple[int, EventBatch] | None]:
         assert endpoint == "tcp://localhost:5557"
-        yield 3, Batch(1.0, [BlockStored([b"a", b"b"], None, 16)])
+        yield 3, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])
         yield None
-        yield 6, Batch(1.5, [BlockStored([b"c"], b"z", 16)])
+        yield 6, EventBatch(1.5, [BlockStored([b"c"], b"z", 16)])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(kv_events, "batches", stream)

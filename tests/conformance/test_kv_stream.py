@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.core.errors import EngineError
-from kvscope.vllm_plugin.kv_events import Batch, BlockRemoved, BlockStored, batches
+from kvscope.vllm_plugin.kv_events import BlockRemoved, BlockStored, EventBatch, batches
 from tests.conformance.vllm_side import KVEventsConfig, vllm_events
 
 pytestmark = pytest.mark.engine
@@ -31,7 +31,7 @@ def test_vllms_own_publisher_is_understood(tmp_path: Path) -> None:
     )
     removed = vllm_events.BlockRemoved(block_hashes=[b"a" * 32], medium="GPU")
     sent = vllm_events.KVEventBatch(ts=5.0, events=[stored, removed])
-    received: list[tuple[int, Batch]] = []
+    received: list[tuple[int, EventBatch]] = []
     stream = batches(f"{endpoint}_dp0", patience_s=0.2)
     next(stream)  # listening from now on
     for _ in range(3):
@@ -44,7 +44,7 @@ def test_vllms_own_publisher_is_understood(tmp_path: Path) -> None:
     publisher.shutdown()
     numbers = [number for number, _ in received]
     assert numbers == list(range(numbers[0], numbers[0] + 3))
-    assert received[0][1] == Batch(
+    assert received[0][1] == EventBatch(
         5.0,
         [
             BlockStored([b"a" * 32, b"b" * 32], None, 16, "GPU", "mine"),

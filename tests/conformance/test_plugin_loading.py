@@ -71,7 +71,7 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("variable", "what", "says"),
     [
-        ("KVSCOPE_RECOMMENDATION", "missing.toml", "leave by LRU; missing.toml: No such file"),
+        ("KVSCOPE_RECOMMENDATION", "missing.toml", "evicts by LRU; missing.toml: No such file"),
         ("KVSCOPE_RECOMMENDATION", "etlru.toml", "etlru.toml: policy.name: etlru .* cannot run"),
         ("KVSCOPE_RECORD", "etlru.toml/folder", "kvscope records nothing: .*Not a directory"),
     ],

@@ -17,7 +17,7 @@ from benchmarks.tiny_llama import tiny_llama
 from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.tuning.file import write_policy
-from kvscope.vllm_plugin.eviction_controller import Steering
+from kvscope.vllm_plugin.eviction_controller import EvictionController
 from tests.conformance.conversations import TokenRequest
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -190,7 +190,7 @@ class VllmScheduler:
             self.steering._start_s = 0.0
 
     @property
-    def steering(self) -> Steering:
+    def steering(self) -> EvictionController:
         """The plugin's part that orders free blocks."""
         (steering,) = self.scheduler.kvscope
         return steering

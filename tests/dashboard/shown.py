@@ -55,7 +55,7 @@ def metrics(app: AppTest) -> dict[str, str]:
 
 def titles(app: AppTest) -> list[str]:
     """The titles of the sections."""
-    return [one.value for one in app.subheader]
+    return [one.value for one in app.header]
 
 
 def table_with(app: AppTest, *columns: str) -> Any:

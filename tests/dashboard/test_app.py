@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvscope.app.analyze import analyze
+from kvscope.app.options import AnalyzeOptions
+from kvscope.app.requests import analyze_request
 from kvscope.cli.app import run
 from kvscope.core import units
 from kvscope.report import overview, space
+from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams
@@ -24,10 +27,11 @@ def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     app = shown(db, monkeypatch)
     assert not app.exception
     document = told(capsys, "analyze", "chats", "--db", db)
-    assert metrics(app)["Ideal hit rate"] == units.format_share(document["ideal_hit_rate"], 2)
+    assert metrics(app)["Ideal hit rate"] == units.format_share(document["ideal_hit_rate"])
     assert metrics(app)["Requests"] == "600"
     with open_store(db, read_only=True) as store:
-        analysis = analyze(store, traces.find(store, None))
+        request = analyze_request(AnalyzeOptions(model="llama3-8b", hbm=80 * units.GIB))
+        analysis = analyze(store, traces.find(store, None), request)
     assert overview.headline(analysis).sentences[0] in words(app)
 
 
@@ -51,7 +55,7 @@ def test_reuse(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
 
 def test_time(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """The fitted models' verdicts are those of `fit --json`."""
-    app = settled(shown(db, monkeypatch, "time", told="Fitted models"), "Models")
+    app = settled(shown(db, monkeypatch, "time", view="Fitted models"), "Models")
     document = told(capsys, "fit", "chats", "--db", db)
     verdicts = {one["category"]: one["verdict"] for one in document["categories"] if one["model"]}
     table = table_with(app, "verdict")
@@ -62,13 +66,13 @@ def test_space(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
     """The working set is `analyze --json`'s; the head that all prompts share is the hottest."""
     app = shown(db, monkeypatch, "space", model="llama3-8b")
     document = told(capsys, "analyze", "chats", "--db", db, "--model", "llama3-8b")
-    peak = table_with(app, "blocks", "tokens").to_numpy().tolist()[0]
-    assert peak[1] == units.format_count(document["working_set"]["peak_blocks"])
-    assert peak[3] == units.format_size(document["working_set"]["peak_bytes"])
+    peak = table_with(app, "× 80 GiB HBM", "blocks").to_numpy().tolist()[0]
+    assert peak[1] == units.format_size(document["working_set"]["peak_bytes"])
+    assert peak[3] == units.format_count(document["working_set"]["peak_blocks"])
     with open_store(db, read_only=True) as store:
         analysis = analyze(store, traces.find(store, None))
     assert {one.title for one in space.sections(analysis)} <= {*titles(app)}
-    assert table_with(app, "hash of its end").iloc[0, :4].tolist() == ["2", "0", "32", "599"]
+    assert table_with(app, "hash of last block").iloc[0, :4].tolist() == ["2", "0", "32", "599"]
 
 
 def test_capacity(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
@@ -79,8 +83,8 @@ def test_capacity(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     )
     result = document["results"][0]
     numbers = metrics(app)
-    assert numbers["Hit rate"] == units.format_share(result["token_hit_rate"], 2)
-    assert numbers["TTFT p95"] == units.format_duration(result["ttft_ms"]["p95"] / 1e3)
+    assert numbers["Hit rate"] == units.format_share(result["token_hit_rate"])
+    assert numbers["TTFT p95"] == units.duration_in_words(result["ttft_ms"]["p95"] / 1e3)
     app.select_slider(key="capacity").set_value(1).run()
     assert metrics(app)["Blocks"] == "1"
     assert app.query_params["capacity"] in ("1", ["1"])
@@ -108,9 +112,9 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
         "--model", "llama3-8b", "--hbm", "80GiB",
     )["recommendation"]  # fmt: skip
     assert titles(app)[0] == f"Recommendation: {document['verdict']}"
-    row = table_with(app, "TTFT p50", "prefills/s").to_numpy().tolist()[0]
+    row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
     expected = [document["baseline"]["ttft_ms"][rank] for rank in ("p50", "p90", "p95", "p99")]
-    assert row[:5] == ["lru", *(units.format_duration(one / 1e3) for one in expected)]
+    assert row[:5] == ["lru", *map(significant, expected)]
     flags = [one.value for one in app.code]
     assert document["flags"]["sglang"] in flags
     assert app.get("download_button")
@@ -133,6 +137,6 @@ def test_validation(
     for row, side in zip(figures, ("predicted", "measured"), strict=True):
         assert row[0] == f"lru 1 {side}"
         assert row[1] == units.format_count(told[side]["hit_tokens"])
-        assert row[5] == units.format_duration(told[side]["ttft_ms"]["p95"] / 1e3)
+        assert row[5] == significant(told[side]["ttft_ms"]["p95"])
     assert by_request[0][3] == units.format_count(told["mismatched_requests"])
     assert "the fake's own" in words(app)

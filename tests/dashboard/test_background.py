@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from dashboard import background_cache, connection, worker_process
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, Stopped
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from kvscope.tuning.trial import Stopped
 from tests.dashboard import stepping
 from tests.dashboard.shown import drawn, metrics, shown, titles, waits, worked
 
@@ -52,12 +51,12 @@ def test_what_is_found_belongs_to_the_content(
     one, other = [[1, 2], [3, 4]]
     before = _read(db, [one, one, other, other] * 5)
     app = shown(str(db), monkeypatch, "capacity", capacity="3")
-    assert metrics(app)["Hit rate"] != "0.00%"
+    assert metrics(app)["Hit rate"] != "0.0%"
     after = _read(db, [one, other] * 10)
     assert before.content_hash != after.content_hash
     assert replace(before, content_hash="") == replace(after, content_hash="")
     app = shown(str(db), monkeypatch, "capacity", capacity="3")
-    assert metrics(app)["Hit rate"] == "0.00%"
+    assert metrics(app)["Hit rate"] == "0.0%"
 
 
 def test_a_removed_trace_that_comes_back(
@@ -131,21 +130,21 @@ def test_readers_do_not_wait(db: str) -> None:
 def test_a_process_apart() -> None:
     """It returns, raises and tells its steps as a call would, and ends when it is told to."""
     told: list[str] = []
-    assert worker_process.apart(stepping.squares, 4, step=told.append) == [0, 1, 4, 9]
+    assert worker_process.call(stepping.squares, 4, step=told.append) == [0, 1, 4, 9]
     assert told == ["square 0", "square 1", "square 2", "square 3"]
     with pytest.raises(InputError, match="cannot be squared"):
-        worker_process.apart(stepping.refuses, "a word", step=told.append)
+        worker_process.call(stepping.refuses, "a word", step=told.append)
 
     def stop(_: str) -> None:
         raise Stopped("enough")
 
     with pytest.raises(Stopped):
-        worker_process.apart(stepping.endless, step=stop)
+        worker_process.call(stepping.endless, step=stop)
 
 
 def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The button ends it; another one begins anew."""
-    app = shown(db, monkeypatch, "time", told="Fitted models")
+    app = shown(db, monkeypatch, "time", view="Fitted models")
     stop: Any = [one for one in app.button if (one.key or "").startswith("stop fit")]
     if stop:  # it may be done already
         stop[0].click().run()

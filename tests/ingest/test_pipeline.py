@@ -228,7 +228,7 @@ BAILIAN = '{"chat_id": %d, "timestamp": %d, "input_length": 40, "output_length":
         (
             ['{"timestamp": "now", "input_length": 9, "output_length": 1}'] * 8,
             "none of its 8 lines can be read as mooncake, the nearest format",
-            "convert it: mooncake has timestamp, input_length, output_length, hash_ids",
+            "convert it: each mooncake record has timestamp, input_length, output_length, hash_ids",
         ),
         (
             ['{"model": "m", "messages": []}'] * 8,
@@ -278,14 +278,14 @@ def test_a_trace_that_changes_its_format_is_described(tmp_path: Path) -> None:
     hashed = '{"timestamp": %d, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}'
     mooncake = [hashed % at for at in range(40)]
     bailian = [BAILIAN[:-1] % (at, at) + ', "hash_ids": [1, 2, 3]}' for at in range(30)]
-    for whole, first, other in (
-        (mooncake + bailian, 41, "bailian"),
-        (bailian * 2 + mooncake, 61, "mooncake"),
+    for whole, remedy in (
+        (mooncake + bailian, "from line 41 on it is bailian, elsewhere mooncake: split it"),
+        (bailian * 2 + mooncake, "from line 61 on it is mooncake, elsewhere bailian: split it"),
+        (mooncake[:30] + bailian, "from line 1 on it is mooncake, elsewhere bailian: split it"),
     ):
         path = write(tmp_path / "a.jsonl", whole)
         with open_store(MEMORY) as store, pytest.raises(InputError) as refused:
             ingest(store, path)
-        remedy = f"from line {first} on it is {other}: split it and ingest each part"
         assert str(refused.value).endswith(remedy)
         assert "block-size" not in str(refused.value)
 

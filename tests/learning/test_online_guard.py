@@ -311,7 +311,7 @@ def test_a_shadow_that_fails_leaves_lru(
         served = Alone(Gittins({"xi_tokens": 0}), of.block_size, 853).serve(of)
     assert served.steering.broken
     assert len(caplog.records) == 1
-    assert "blocks leave by LRU again" in caplog.text
+    assert "vLLM evicts by LRU again" in caplog.text
     late = alone(Lru(), 853).hit_blocks.tolist()
     assert served.hits[3000:] == late[3000:]
 

@@ -30,7 +30,7 @@ from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import HeldOutTrial, RequiredCapacity, TuningResult
 from tests import small_traces
-from tests.tune.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
+from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 
 ALL = tuple(Variant(by_name(one)) for one in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
 SURE, UNSURE = Gain(0.2, 0.1, 0.3), Gain(0.2, -0.1, 0.3)

@@ -122,7 +122,7 @@ def test_what_fit_exported_is_validated(trace: str, capsys: Printed, tmp_path: P
 @pytest.mark.parametrize(
     "says",
     [
-        "ERROR [adapter] kvscope does nothing, and blocks leave by LRU; recommendation.toml: gone",
+        "ERROR [adapter] kvscope does nothing, and vLLM evicts by LRU; recommendation.toml: gone",
         "WARNING [adapter] kvscope leaves the eviction order to vLLM: prefix caching is off",
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.traffic import Traffic
-from kvscope.vllm_plugin.eviction_controller import Steering
+from kvscope.vllm_plugin.eviction_controller import EvictionController
 from tests.vllm_plugin.fakes import FakeBlock, FakeRequest, asked_in
 
 
@@ -23,7 +23,9 @@ class Alone:
         self, policy: LanePolicy, block_size: int, blocks: int, fitted: FittedTable | None = None
     ) -> None:
         self.now_s = 0.0
-        self.steering = Steering(policy, block_size, clock=lambda: self.now_s, fitted=fitted)
+        self.steering = EvictionController(
+            policy, block_size, clock=lambda: self.now_s, fitted=fitted
+        )
         self._size, self._number = block_size, 0
         self._cached: dict[Any, list[FakeBlock]] = {}
         self._of: dict[str, list[FakeBlock]] = {}

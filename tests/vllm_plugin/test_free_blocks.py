@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.learning.prefixes import Prefixes
-from kvscope.vllm_plugin.free_blocks import FreeBlocks, Plan
+from kvscope.vllm_plugin.free_blocks import FreeBlocks, LanePlan
 from tests.vllm_plugin.fakes import FakeBlock
 
 
@@ -42,7 +42,7 @@ def cached(free: FreeBlocks, path: str, deep_beyond: int = 99) -> None:
     for depth, block in enumerate(taken, start=1):
         block.hold(path[:depth], depth)
         free.gained(path[:depth], path[: depth - 1] or None)
-    free.plan = Plan(deep_beyond, 0, 1)
+    free.plan = LanePlan(deep_beyond, 0, 1)
     free.append_n(taken[::-1])
     free.plan = None
 
@@ -85,7 +85,7 @@ def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
     free, blocks = queue(total=3, leaf=True)
     cached(free, "abc")
     free.remove(blocks[0])
-    free.plan = Plan(0, 0, 1)  # all of it is safe now
+    free.plan = LanePlan(0, 0, 1)  # all of it is safe now
     free.append_n([blocks[0]])
     free.plan = None
     assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
@@ -104,7 +104,7 @@ def test_a_head_that_was_set_aside_can_be_hit() -> None:
     free, blocks = queue(total=3, leaf=True)
     cached(free, "abc")
     free.remove(blocks[0])
-    free.plan = Plan(0, 0, 1)
+    free.plan = LanePlan(0, 0, 1)
     free.append_n([blocks[0]])
     assert free.popleft() is blocks[2]
     assert list(free.set_aside) == [blocks[0]]
@@ -169,7 +169,7 @@ def test_no_block_is_ever_lost(steps: list[tuple[int, bool]], leaf: bool) -> Non
             block = used.pop(number % len(used))
             if hashed:
                 free.gained(block.hold(str(number), number).block_hash, None)
-                free.plan = Plan(2, 0, 1)
+                free.plan = LanePlan(2, 0, 1)
                 free.append(block)
             else:
                 free.prepend_n([block])

@@ -5,8 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope.vllm_plugin.kv_events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Chains
-from kvscope.vllm_plugin.recording import Line
+from kvscope.vllm_plugin.kv_events import (
+    AllBlocksCleared,
+    BlockChains,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
+from kvscope.vllm_plugin.recording import TraceLine
 
 SIZE = 16
 
@@ -17,14 +23,16 @@ def stored(path: str, above: str | None = None, session: str | None = None) -> B
     return BlockStored(hashes, above.encode() if above else None, SIZE, "GPU", session)
 
 
-def seen(*batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]]) -> list[Line]:
+def seen(
+    *batches: tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared]],
+) -> list[TraceLine]:
     """All lines of the stream."""
-    chains = Chains()
-    lines = [line for ts, events in batches for line in chains.take(Batch(ts, events))]
+    chains = BlockChains()
+    lines = [line for ts, events in batches for line in chains.take(EventBatch(ts, events))]
     return [*lines, *chains.ended(float("inf"))]
 
 
-def lengths(lines: list[Line]) -> list[tuple[int, int]]:
+def lengths(lines: list[TraceLine]) -> list[tuple[int, int]]:
     """(prompt, output) in blocks, one token of output for none."""
     return [(one["input_length"] // SIZE, one["output_length"] // SIZE) for one in lines]
 
@@ -93,12 +101,12 @@ def test_the_same_prompt_twice_is_two_requests() -> None:
 
 def test_what_lies_behind_unknown_blocks_is_counted() -> None:
     """Blocks stored before the recording began, or removed since, hide what follows them."""
-    chains = Chains()
-    assert chains.take(Batch(1.0, [stored("yz", "x")])) == []
+    chains = BlockChains()
+    assert chains.take(EventBatch(1.0, [stored("yz", "x")])) == []
     assert chains.unknown == 2
-    chains.take(Batch(2.0, [stored("a")]))
-    chains.take(Batch(20.0, [BlockRemoved([b"a"], "GPU")]))
-    chains.take(Batch(21.0, [stored("b", "a"), AllBlocksCleared()]))
+    chains.take(EventBatch(2.0, [stored("a")]))
+    chains.take(EventBatch(20.0, [BlockRemoved([b"a"], "GPU")]))
+    chains.take(EventBatch(21.0, [stored("b", "a"), AllBlocksCleared()]))
     assert chains.unknown == 3
 
 
@@ -114,7 +122,7 @@ def test_token_ids_are_not_even_read() -> None:
         "medium": "GPU",
     }
     packed = msgspec.msgpack.encode([5.0, [event, {"type": "AllBlocksCleared"}], 0])
-    batch = msgspec.msgpack.decode(packed, type=Batch)
+    batch = msgspec.msgpack.decode(packed, type=EventBatch)
     assert "[1, 2, 3]" not in repr(batch)
     assert isinstance(batch.events[1], AllBlocksCleared)
     (line,) = seen((batch.ts, batch.events[:1]))

@@ -12,7 +12,7 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store
-from kvscope.vllm_plugin.recording import Lines, Recording
+from kvscope.vllm_plugin.recording import LineWriter, Recording
 from tests.vllm_plugin.fakes import FakeRequest
 
 SIZE = 16
@@ -31,7 +31,7 @@ def asked(name: str, path: str, at: float, **more: object) -> FakeRequest:
 
 def recorded(folder: Path, requests: list[FakeRequest], **lines: int) -> Recording:
     """Return a recording of requests that are served one by one."""
-    made = Recording(folder, SIZE, lambda: 1000.0, Lines(folder, "made", **lines))
+    made = Recording(folder, SIZE, lambda: 1000.0, LineWriter(folder, "made", **lines))
     for one in requests:
         made.tell("arrived", one)
         made.tell("admitted", one.request_id, SIZE)
@@ -109,7 +109,7 @@ def test_kvscope_reads_it(tmp_path: Path, session: str | None, lineage: str) -> 
 
 def test_preempted_and_turned_away_requests_are_not_written(tmp_path: Path) -> None:
     """A line is written when a request finishes that was let in."""
-    made = Recording(tmp_path, SIZE, lambda: 1000.0, Lines(tmp_path, "made"))
+    made = Recording(tmp_path, SIZE, lambda: 1000.0, LineWriter(tmp_path, "made"))
     request = asked("a", "xy", 0.0)
     made.tell("arrived", request)
     made.tell("releasing", request)
@@ -136,7 +136,7 @@ def test_too_many_lines_are_dropped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine never waits for the disk."""
-    lines = Lines(tmp_path, "made", most_waiting=2)
+    lines = LineWriter(tmp_path, "made", most_waiting=2)
     go = threading.Event()
 
     def slow() -> dict[str, object]:

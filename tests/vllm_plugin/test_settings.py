@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvscope import vllm_plugin
 from kvscope.core.errors import InputError, KvscopeError, UsageError
-from kvscope.vllm_plugin.settings import Settings, settings
+from kvscope.vllm_plugin.settings import PluginSettings, read_settings
 
 FILE = """
 schema = 1
@@ -30,7 +32,7 @@ def written(tmp_path: Path) -> Path:
 
 def test_the_environment_names_a_recommendation(written: Path) -> None:
     """The policy with the very parameters that the file has."""
-    found = settings({}, {"KVSCOPE_RECOMMENDATION": str(written), "KVSCOPE_RECORD": "to"})
+    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written), "KVSCOPE_RECORD": "to"})
     assert found.policy is not None
     assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 1130.0)
     assert found.record == Path("to")
@@ -42,16 +44,16 @@ def test_a_recommendation_that_no_engine_can_follow(written: Path) -> None:
     written.write_text(re.sub("params = .*", "params = { xi_tokens = 300.0 }", said))
     words = rf"^{written}: policy.name: etlru .*; take one of lru,threshold-lru,"
     with pytest.raises(UsageError, match=words):
-        settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
+        read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
 
 
 def test_the_configuration_goes_before_the_environment(written: Path) -> None:
     """A file or a policy in `--additional-config`."""
     elsewhere = {"KVSCOPE_RECOMMENDATION": "missing.toml"}
-    found = settings({"kvscope": {"recommendation": str(written)}}, elsewhere)
+    found = read_settings({"kvscope": {"recommendation": str(written)}}, elsewhere)
     assert found.policy is not None
     told = {"kvscope": {"policy": {"name": "ttl", "params": {"ttl_s": 9}}, "record": "to"}}
-    found = settings(told, elsewhere)
+    found = read_settings(told, elsewhere)
     assert found.policy is not None
     assert (found.policy.name, found.policy.values) == ("ttl", {"ttl_s": 9})
     assert found.record == Path("to")
@@ -59,14 +61,14 @@ def test_the_configuration_goes_before_the_environment(written: Path) -> None:
 
 def test_a_replay_has_its_own_clock() -> None:
     """What requests tell, and no other."""
-    assert settings({}, {"KVSCOPE_CLOCK": "requests"}).told_time
+    assert read_settings({}, {"KVSCOPE_CLOCK": "requests"}).trace_clock
     with pytest.raises(UsageError, match="'sun'"):
-        settings({}, {"KVSCOPE_CLOCK": "sun"})
+        read_settings({}, {"KVSCOPE_CLOCK": "sun"})
 
 
 def test_nothing_is_asked_for() -> None:
     """Neither there nor there."""
-    assert settings(None, {}) == settings({"other": 1}, {}) == Settings()
+    assert read_settings(None, {}) == read_settings({"other": 1}, {}) == PluginSettings()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_nothing_is_asked_for() -> None:
 def test_mistakes_are_told(told: object, error: type[KvscopeError], says: str) -> None:
     """In one line, with the remedy."""
     with pytest.raises(error, match=says):
-        settings({"kvscope": told}, {})
+        read_settings({"kvscope": told}, {})
 
 
 def test_the_plugin_is_light() -> None:
@@ -107,3 +109,13 @@ print(sorted(heavy & set(sys.modules)))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
+
+
+def test_the_earlier_path_of_the_plugin_still_leads_to_it() -> None:
+    """Launch scripts name `kvscope.engine.vllm_plugin.KvscopeScheduler`."""
+    earlier = importlib.import_module("kvscope.engine.vllm_plugin")
+    assert earlier.register is vllm_plugin.register
+    with pytest.raises(AttributeError):
+        _ = earlier.NoSuchScheduler
+    if importlib.util.find_spec("vllm"):
+        assert earlier.KvscopeScheduler is vllm_plugin.KvscopeScheduler

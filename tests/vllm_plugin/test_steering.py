@@ -21,22 +21,22 @@ from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
-from kvscope.vllm_plugin.eviction_controller import Steering, lane_policy
-from kvscope.vllm_plugin.free_blocks import Plan
+from kvscope.vllm_plugin.eviction_controller import EvictionController, lane_policy
+from kvscope.vllm_plugin.free_blocks import LanePlan
 from kvscope.vllm_plugin.recording import Recording
 from tests.vllm_plugin.fakes import FakeBlock, FakeRequest
 
 SIZE = 16
 
 
-def steering(policy: LanePolicy, blocks: int = 8) -> Steering:
+def steering(policy: LanePolicy, blocks: int = 8) -> EvictionController:
     """Return a controller of made-up blocks, whose clock stands still."""
-    made = Steering(policy, SIZE, clock=lambda: 0.0)
+    made = EvictionController(policy, SIZE, clock=lambda: 0.0)
     made.attach([FakeBlock(number) for number in range(blocks)], blocks, print, lambda _: [])
     return made
 
 
-def served(one: Steering, request: FakeRequest, hit_tokens: int = 0) -> Plan | None:
+def served(one: EvictionController, request: FakeRequest, hit_tokens: int = 0) -> LanePlan | None:
     """Take a request from arrival to its end; where its blocks would go."""
     one.tell("arrived", request)
     one.tell("stepping")
@@ -49,7 +49,7 @@ def test_tel_safe_blocks_go_to_the_lane_that_leaves_first() -> None:
     """L = 600, Q = 100, xi = 300: what starts at token 400 or later is safe."""
     one = steering(TLru({"xi_tokens": 300, "next_prompt_tokens": 100}))
     plan = served(one, FakeRequest("a", 500, 100))
-    assert plan == Plan(400, 0, 1)
+    assert plan == LanePlan(400, 0, 1)
     assert plan.lane(FakeBlock(0).hold("x", 416)) == 0
     assert plan.lane(FakeBlock(0).hold("x", 400)) == 1
 
@@ -57,7 +57,7 @@ def test_tel_safe_blocks_go_to_the_lane_that_leaves_first() -> None:
 @pytest.mark.parametrize(("leaves", "order"), [("leaf", [2, 1, 0]), ("any", [0, 2, 1])])
 def test_a_head_outlives_its_tails_where_leaves_leave(leaves: Leaves, order: list[int]) -> None:
     """A safe head under needed tails: of use to none if it left first, which "any" allows."""
-    one = Steering(TLru(leaves=leaves), SIZE, clock=lambda: 0.0)
+    one = EvictionController(TLru(leaves=leaves), SIZE, clock=lambda: 0.0)
 
     def forget(block: FakeBlock) -> None:
         key, block.block_hash = block.block_hash, None
@@ -68,7 +68,7 @@ def test_a_head_outlives_its_tails_where_leaves_leave(leaves: Leaves, order: lis
     for depth, block in enumerate(path, start=1):
         block.hold("abc"[:depth], depth * SIZE)
     one.tell("cached", path, 0, 3)
-    for blocks, plan in ((path[:0:-1], Plan(99 * SIZE, 0, 1)), (path[:1], Plan(0, 0, 1))):
+    for blocks, plan in ((path[:0:-1], LanePlan(99 * SIZE, 0, 1)), (path[:1], LanePlan(0, 0, 1))):
         one.free.plan = plan
         one.free.append_n(blocks)
     assert [one.free.popleft().block_id for _ in path] == order
@@ -78,7 +78,7 @@ def test_a_head_outlives_its_tails_where_leaves_leave(leaves: Leaves, order: lis
 def test_a_preempted_request_gives_nothing_up_early() -> None:
     """It will be back at once, and finds what nobody took."""
     one = steering(TLru({"xi_tokens": 300}))
-    assert served(one, FakeRequest("a", 500, 100, finished=False)) == Plan(0, 1, 1)
+    assert served(one, FakeRequest("a", 500, 100, finished=False)) == LanePlan(0, 1, 1)
     one.tell("released")
     assert one.free.plan is None
     assert one.free.usual == 1  # what is freed beside any request is needed too
@@ -115,7 +115,7 @@ def test_xi_follows_what_recent_requests_computed() -> None:
 
 def test_a_replay_tells_the_time() -> None:
     """It is as late as requests say; one that does not say it is served, and not learned from."""
-    one = Steering(Ttl({"ttl_s": 60}), SIZE, told_time=True)
+    one = EvictionController(Ttl({"ttl_s": 60}), SIZE, trace_clock=True)
     one.attach([FakeBlock(0)], 1, print, lambda _: [])
     assert served(one, FakeRequest("a", 100)) is None
     plan = served(one, FakeRequest("b", 100, extra_args={"kvscope_arrival_s": 7.5}))
@@ -141,7 +141,7 @@ def test_an_error_is_told_once_and_leaves_lru(caplog: pytest.LogCaptureFixture) 
         for name in "abcd":
             served(one, FakeRequest(name, 100))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "blocks leave by LRU again" in caplog.text
+    assert "vLLM evicts by LRU again" in caplog.text
     assert one.broken
     assert one.free.plan is None
     assert len(one.free.lanes) == 1
@@ -158,7 +158,7 @@ def test_an_error_in_a_score_is_told_once_too(caplog: pytest.LogCaptureFixture) 
     one = steering(Broken(), blocks=2)
     blocks = one.free.popleft_n(2)
     for lane, block in enumerate(blocks):
-        one.free.plan = Plan(0, lane, lane)
+        one.free.plan = LanePlan(0, lane, lane)
         one.free.append(block.hold(lane, 16))
     with caplog.at_level(logging.ERROR):
         assert one.free.popleft_n(2) == blocks

@@ -140,7 +140,7 @@ def test_every_request_hits_what_was_predicted(
     """Requests answered by the model and continued with its answers: not a token off."""
     path = recommended(tmp_path / "recommendation.toml", policy)
     answer = vllm.serve("conversations", requests=requests, KVSCOPE_RECOMMENDATION=str(path))
-    assert answer["observers"] == ([] if policy.name == "lru" else ["Steering"])
+    assert answer["observers"] == ([] if policy.name == "lru" else ["EvictionController"])
     assert answer["broken"] == [False] * len(answer["observers"])
     measured = [one["hit_tokens"] for one in answer["served"]]
     known = prompts(answer)

@@ -1,4 +1,4 @@
-"""libCacheSim's binary format with the future in it: one record a block access."""
+"""libCacheSim's binary format: one record per block access, with the next access of the block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OracleGeneralExport(Exporter):
     """
 
     name = "oracleGeneral"
-    summary = "libCacheSim binary: a record a block access, with its next access"
+    summary = "libCacheSim binary: a record per block access, with its next access"
     source = "libCacheSim, trace type oracleGeneral"
     is_text = False
     needs_hashes = True

@@ -15,7 +15,7 @@ from kvscope.ingest.formats.weka import Weka
 
 FORMATS: tuple[type[TraceFormat], ...] = (Bailian, Mooncake, Weka, LengthsCsv, Parquet)
 
-RECORD = "kvscope reads block hashes, never text: record a trace with `kvscope record`"
+RECORD = "record a trace with `kvscope record`"
 
 _TEXT_KEYS = frozenset(
     {"completion", "content", "conversations", "messages", "prompt", "question", "text"}
@@ -72,7 +72,7 @@ def _nearest(names: list[str]) -> str | None:
     """Return what makes a file with these field names one of the nearest format, None if none."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
-        return RECORD
+        return f"kvscope reads block hashes, never text: {RECORD}"
 
     def shared(known: type[TraceFormat]) -> int:
         fields = (field.casefold() for field in known.fields)

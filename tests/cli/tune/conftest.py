@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.replayed import write_profile
 from tests.cli.tune.asked import HOSTILE, write_trace
-from tests.tune.examples import in_turn
+from tests.tuning.examples import in_turn
 
 
 @pytest.fixture(scope="module")

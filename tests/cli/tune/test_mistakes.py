@@ -15,7 +15,7 @@ from kvscope.policies.base import Policy
 from kvscope.tuning import tuner
 from kvscope.tuning.trial import Evaluator
 from tests.cli.tune.asked import HERE, told, write_trace
-from tests.tune.examples import in_turn
+from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
 
@@ -118,7 +118,7 @@ def test_nothing_is_written_to_a_dash(
 def test_a_malformed_recommendation_is_unreadable_input(
     tmp_path: Path, trace: str, options: tuple[str, ...], capsys: Streams
 ) -> None:
-    """Exit code 3 and one line; what each mistake says is in tests/tune/test_file.py."""
+    """Exit code 3 and one line; what each mistake says is in tests/tuning/test_file.py."""
     path = tmp_path / "r.toml"
     path.write_text("schema = 1\n", encoding="utf-8")
     assert run(["simulate", trace, *options[:2], "--recommendation", str(path)]) == ExitCode.INPUT

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.tune.asked import HERE, HOSTILE, told, write_trace
-from tests.tune.examples import in_turn
+from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
 

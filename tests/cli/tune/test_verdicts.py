@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tune.asked import HERE, document, told, write_trace, write_untold
-from tests.tune.examples import BLOCK, chats, disturbed, in_turn
+from tests.tuning.examples import BLOCK, chats, disturbed, in_turn
 
 Streams = pytest.CaptureFixture[str]
 

@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 
+from kvscope.core.errors import Stopped
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
@@ -17,9 +18,9 @@ from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.flags import flags
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Target
-from kvscope.tuning.trial import Evaluator, Stopped
+from kvscope.tuning.trial import Evaluator
 from kvscope.tuning.tuner import HeldOutTrial, TuningResult, decide
-from tests.tune.examples import TLRU, in_turn, recorded, tuned, workload
+from tests.tuning.examples import TLRU, in_turn, recorded, tuned, workload
 
 XI = {"xi_tokens": ParameterEstimate(190.0, "made up")}
 IN_TURN_CAPACITY = 350  # of 20 conversations of 20 blocks: LRU loses every one before it returns

@@ -25,7 +25,7 @@ from kvscope.tuning.split import FEWEST, split_windows
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial, trial_of, ttft_s
 from kvscope.tuning.tuner import HeldOutTrial, TuningResult
-from tests.tune.examples import chats, in_turn, prompts_of, tuned, workload
+from tests.tuning.examples import chats, in_turn, prompts_of, tuned, workload
 
 REQUESTS, JUDGED_FROM = 320, 192
 SLO_S = 0.4

@@ -27,9 +27,9 @@ from kvscope.tuning.flags import flags
 from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningResult
 from kvscope.validate.validate import recommended_run
-from kvscope.vllm_plugin.settings import settings as plugin_settings
+from kvscope.vllm_plugin.settings import read_settings as plugin_settings
 from tests.learning.drawn_trees import drawn_ends
-from tests.tune.examples import BLOCK, PROFILE, in_turn, tuned
+from tests.tuning.examples import BLOCK, PROFILE, in_turn, tuned
 
 CONTENDERS = [one for one in POLICIES if not one.hindsight]
 

@@ -14,7 +14,7 @@ from kvscope.policies.registry import by_name
 from kvscope.tuning.capacity import PRECISION, least_for_any, least_for_lru
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator, Trial
-from tests.tune.examples import PROFILE, WINDOWS, chats, workload
+from tests.tuning.examples import PROFILE, WINDOWS, chats, workload
 
 QUICK = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
 LRU = by_name("lru")()

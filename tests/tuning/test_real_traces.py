@@ -23,7 +23,7 @@ from kvscope.store.traces import load_prompts
 from kvscope.tuning.bootstrap import Bootstrap, Gain
 from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
-from tests.tune.examples import quiet
+from tests.tuning.examples import quiet
 
 MOONCAKE, AGENTS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
 SPLITS = (0.3, 0.4, 0.5)

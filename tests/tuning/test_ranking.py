@@ -13,7 +13,7 @@ from kvscope.tuning.ranking import RESAMPLES, rank_contenders
 from kvscope.tuning.search import Contender, search
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator, Trial, ttft_s
-from tests.tune.examples import recorded, workload
+from tests.tuning.examples import recorded, workload
 
 CAPACITY = 200
 NAMES = ("etlru", "tlru", "threshold-lru", "ttl")

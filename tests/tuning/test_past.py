@@ -19,7 +19,7 @@ from kvscope.tuning.split import first_requests
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from tests import small_traces
-from tests.tune.examples import chats, disturbed, prompts_of, tuned
+from tests.tuning.examples import chats, disturbed, prompts_of, tuned
 
 ALL = tuple(Variant(by_name(one)) for one in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
 REQUESTS, SEEN = 320, 192  # the default 40 % judge
