@@ -56,7 +56,6 @@ def tune(
         from kvscope.app.tune import tune as recommend
         from kvscope.report import recommendation as report
         from kvscope.report.section import check_names
-        from kvscope.tuning.trial import Stopped
 
         check_names(printing.section, report.SECTIONS)
         needed = kernels(request)
