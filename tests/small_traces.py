@@ -1,4 +1,4 @@
-"""Random traces, small but with everything in them: strategies, and the short way to a `Built`."""
+"""Random small traces with every feature: strategies, and helpers to build and store them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = st.integers(1, 4)
 def requests(
     draw: st.DrawFn, size: int, *, most: int = 14, chats: bool = False, whole: bool = False
 ) -> list[Request]:
-    """Requests in order of arrival, with ties, that branch off each other's prompts.
+    """Draw requests in order of arrival, with ties, that branch off each other's prompts.
 
     `chats` gives chat ids and parents; `whole` gives every request all hashes of its prompt.
     """
@@ -34,21 +34,21 @@ def requests(
         ids = head[: draw(st.integers(0, len(head)))] if draw(st.booleans()) else head
         ids = ids + draw(st.lists(st.integers(0, 2), min_size=int(whole and not ids), max_size=3))
         unhashed = 0 if whole else draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
-        asked = Request(
+        request = Request(
             input_tokens=(max(len(ids), 1) - 1 + unhashed) * size + draw(st.integers(1, size)),
             output_tokens=draw(st.integers(0, 3 * size)),
             arrival_s=(trace[-1].arrival_s or 0.0) + draw(st.integers(0, 1)) if trace else 0.0,
             hash_ids=list(ids),
         )
         if chats:
-            asked.chat_id = number
-            asked.parent_chat_id = base.chat_id if base else None
-        trace.append(asked)
+            request.chat_id = number
+            request.parent_chat_id = base.chat_id if base else None
+        trace.append(request)
     return trace
 
 
 def built(trace: Sequence[Request], size: int) -> Built:
-    """The trace as ingest builds it, each request a record of its own."""
+    """Return the trace as ingest builds it, each request a record of its own."""
     columns = Columns(size, ReadOptions(), Rejects("", strict=True))
     records = Records()
     for line, request in enumerate(trace, start=1):
@@ -58,12 +58,12 @@ def built(trace: Sequence[Request], size: int) -> Built:
 
 
 def parents(made: Built) -> list[int | None]:
-    """Each request's parent, or None."""
+    """Return each request's parent, or None."""
     return [None if parent < 0 else int(parent) for parent in made.requests["parent"]]
 
 
 def prompts(made: Built) -> Prompts:
-    """What kernels walk, without a store in between."""
+    """Return the columns that kernels walk, without a store in between."""
     columns = {
         name: np.asarray(made.requests[name])
         for name in Prompts.__dataclass_fields__
@@ -79,8 +79,8 @@ def prompts(made: Built) -> Prompts:
     return Prompts(
         block_size=made.block_size,
         user=np.where(users == NO_ID, -1, np.searchsorted(known, users)).astype(np.int32),
-        category=np.array([categories.index(one) for one in named], dtype=np.int32),
-        categories=tuple(" ".join(one) for one in categories),
+        category=np.array([categories.index(category) for category in named], dtype=np.int32),
+        categories=tuple(" ".join(category) for category in categories),
         block_parent=made.trie.parent.copy(),
         **columns,
     )
@@ -91,7 +91,7 @@ def _turn_bucket(turn: int) -> str:
 
 
 def path(made: Built, block: int) -> list[int]:
-    """The hash ids from the root to `block`."""
+    """Return the hash ids from the root to `block`."""
     ids = []
     while block:
         ids.append(int(made.trie.hash_id[block]))
@@ -100,7 +100,7 @@ def path(made: Built, block: int) -> list[int]:
 
 
 def stored(store: Store, trace: Sequence[Request], size: int) -> Trace:
-    """The trace in `store`, under a name of its own."""
+    """Store the trace under a name of its own."""
     name = f"trace-{len(traces.all_traces(store))}"
     origin = Origin(name=name, source=name, source_bytes=0, content_hash=name, format="made")
     rejects = Rejects(name, accepted=len(trace))

@@ -12,16 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VAGUE = {"found", "gone", "one", "told", "who"}
 """Names that say how a value came about instead of what it is."""
 STILL_VAGUE = {
-    *("dashboard", "kvscope/app", "kvscope/characterize", "kvscope/cli", "kvscope/core"),
-    *("kvscope/learning", "kvscope/policies", "kvscope/replay"),
-    *("kvscope/report", "kvscope/reuse_models", "kvscope/vllm_sim"),
+    *("dashboard", "kvscope/app", "kvscope/core", "kvscope/replay", "kvscope/vllm_sim"),
 }
 """Rooms that still have such variables; this set only shrinks."""
-STILL_SHARED = {
-    *("Asked", "Ends", "Fitted", "History"),
-    *("Seen", "Shadows", "Turns", "Wanted", "Windows"),
-    *("_Seen", "_Sums"),
-}
+STILL_SHARED = {"Windows"}
 """Class names that are still used twice; this set only shrinks."""
 
 

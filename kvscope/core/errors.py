@@ -62,12 +62,6 @@ class Stopped(KvscopeError):
     exit_code = ExitCode.INTERRUPTED
 
 
-class ToleranceError(KvscopeError):
-    """A measurement lies outside the stated tolerance."""
-
-    exit_code = ExitCode.TOLERANCE
-
-
 class EngineError(KvscopeError):
     """The inference engine cannot be reached or refuses to serve."""
 

@@ -1,4 +1,4 @@
-"""One trace as the store keeps it.
+"""A trace: its summary as the store keeps it, and its prompts as kernels walk them.
 
 Names carry their units; `None` means "this trace cannot say".
 """
@@ -14,13 +14,18 @@ if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
 
 Lineage = Literal["given", "inferred", "none"]
 
+# Names in a request's `vllm_xargs`, which carry to an engine what OpenAI's own fields do not.
+OUTPUTS = "kvscope_outputs"  # the tokens to generate
+TYPE, TURN = "kvscope_type", "kvscope_turn"  # for policies that distinguish categories
+ARRIVAL = "kvscope_arrival_s"  # the arrival in a trace that is replayed
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One trace in a store. `trace_id` is the store's key, `name` the user's.
 
-    Either may come to stand for something else once the trace is removed. `content_hash` never
-    does: it digests what was read, and how.
+    Both may be used again once the trace is removed. `content_hash` is not: it digests what was
+    read, and how.
     """
 
     trace_id: int
@@ -44,7 +49,7 @@ class Trace:
 
     @property
     def has_hashes(self) -> bool:
-        """False for traces that only tell lengths: nothing about reuse can be said of them."""
+        """False for traces of lengths alone, which have no reuse to analyze."""
         return self.accesses > 0
 
 
@@ -71,9 +76,9 @@ class PromptPaths:
 
 @dataclass(frozen=True, slots=True)
 class Prompts(PromptPaths):
-    """The same with who asks, when, and how much is answered.
+    """The same with arrivals, outputs, conversations, users and categories.
 
-    `user` numbers the users from 0, -1 where the trace names none; `category` is an index into
+    `user` numbers the users from 0, -1 where the trace has none; `category` is an index into
     `categories`, the names of (type, turn bucket), which are ordered by type and turn.
     """
 

@@ -185,16 +185,6 @@ def format_rate(per_second: float) -> str:
     return f"{_short(per_second * _DAY_S)}/d"
 
 
-def format_bandwidth(bytes_per_s: float) -> str:
-    """Return bytes per second in powers of 1,000: 25 GB/s, 6.5 GB/s, 200 MB/s."""
-    if not math.isfinite(bytes_per_s):
-        return _not_finite(bytes_per_s)
-    rounded = float(f"{bytes_per_s:.3g}")  # before the choice of a unit, as in `format_duration`
-    fits = [unit for unit in ("GB", "MB", "kB") if rounded >= _BYTES[unit.lower()]]
-    unit = fits[0] if fits else "B"
-    return f"{_short(rounded / _BYTES[unit.lower()])} {unit}/s"
-
-
 def blocks_tokens_bytes(
     blocks: int, *, block_size: int, bytes_per_token: float | None = None
 ) -> str:

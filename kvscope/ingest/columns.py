@@ -217,8 +217,7 @@ class Columns:
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
         if self.trie.count + len(ids) > INT32_MAX:
             raise InputError(
-                f"more than {INT32_MAX:,} distinct blocks",
-                remedy="split the trace and take a part",
+                f"more than {INT32_MAX:,} distinct blocks", remedy="split the trace and take a part"
             )
         for row, request in enumerate(batch.requests):
             if request.scope is not None and blocks[row]:

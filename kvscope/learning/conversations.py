@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from kvscope.core.vllm_xargs import ARRIVAL, TURN, TYPE
+from kvscope.core.trace import ARRIVAL, TURN, TYPE
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
 

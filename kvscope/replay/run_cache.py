@@ -1,4 +1,4 @@
-"""Runs of a trace that the store has already, and those still to be replayed."""
+"""CachedRuns of a trace that the store has already, and those still to be replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class PendingRuns:
-    """Runs, each once: `known` ones are in the store, `missing` ones have to be replayed."""
+    """CachedRuns, each once: `known` ones are in the store, `missing` ones have to be replayed."""
 
     known: tuple[Run, ...]
     missing: tuple[ReplayRequest, ...]

@@ -1,4 +1,4 @@
-"""Runs over one workload, on all cores, each returned as soon as it is finished."""
+"""CachedRuns over one workload, on all cores, each returned as soon as it is finished."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from kvscope.core.runs import TierMode, TierOutcome
 from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
-from kvscope.replay.kernels.tier_lanes import exclusive_kernel, places_kernel
+from kvscope.replay.kernels.tiers import exclusive_kernel, places_kernel
 from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.replay import TouchHistory, replay, touch_history
-from kvscope.replay.structures.bitset import empty_sets
 from kvscope.replay.structures.runs import cached_blocks
+from kvscope.replay.structures.tier_runs import empty_tiers
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic
 
@@ -47,8 +47,8 @@ class TieredReplay:
     @property
     def hit_blocks(self) -> NDArray[np.int32]:
         """The leading blocks that each request found in any tier."""
-        found: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
-        return found
+        blocks: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
+        return blocks
 
 
 def replay_tiers(
@@ -83,40 +83,37 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory)
                 where=f"tier {tier.name}",
                 remedy="evict leaves, or any, in all tiers (POLICY.leaves)",
             )
-    lanes = [_worth(policy) for policy in policies]
+    worth = [_worth(policy) for policy in policies]
     first_lane = np.zeros(len(tiers) + 1, dtype=np.int64)
-    np.cumsum([len(worth) for worth in lanes], out=first_lane[1:])
-    requests, blocks = len(traffic.leaf), len(traffic.block_parent)
-    ends = np.zeros((requests, len(tiers) + 1), dtype=np.int32)
-    hits = np.zeros((requests, len(tiers)), dtype=np.int32)
-    counts = np.zeros((4, len(tiers)), dtype=np.int64)
+    np.cumsum([len(lanes) for lanes in worth], out=first_lane[1:])
+    places = _places(traffic, policies, first_lane)
+    state = empty_tiers(traffic, places, first_lane, np.concatenate(worth), leaf)
+    hits = np.zeros((len(traffic.leaf), len(tiers)), dtype=np.int32)
     exclusive_kernel(
         traffic,
         history.segments,
         np.array([tier.capacity_blocks for tier in tiers], dtype=np.int64),
         np.array([tier.ttl_s for tier in tiers], dtype=np.float64),
-        _places(traffic, policies, first_lane),
-        first_lane,
-        np.concatenate(lanes),
-        empty_sets(int(first_lane[-1]), requests),
+        state,
         leaf,
-        ends,
-        np.zeros((requests if leaf else 1, len(tiers)), dtype=np.int32),
-        np.zeros((blocks if leaf else 1, len(tiers)), dtype=np.int32),
-        np.zeros(blocks if leaf else 1, dtype=np.int32),
         hits,
-        counts,
     )
-    _, _, left, demoted = counts.tolist()
     down_to = np.array(
         [
             cached_blocks(traffic.block_parent, history.segments.owner, np.ascontiguousarray(end))
-            for end in ends.T[1:]
+            for end in state.ends.T[1:]
         ]
     )
     cached = down_to.copy()
     cached[1:] &= ~down_to[:-1]
-    return TieredReplay(tiers, "exclusive", hits, tuple(left), tuple(demoted), cached)
+    return TieredReplay(
+        tiers=tiers,
+        mode="exclusive",
+        tier_hits=hits,
+        evictions=tuple(state.evicted.tolist()),
+        demotions=tuple(state.demoted.tolist()),
+        cached=cached,
+    )
 
 
 def _write_through(
@@ -192,12 +189,12 @@ def _worth(policy: LanePolicy) -> Floats:
 def _places(
     traffic: Traffic, policies: Sequence[LanePolicy], first_lane: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    found = np.empty((len(policies), len(traffic.leaf), 3), dtype=np.int32)
-    kernels = [places_kernel(kind) for kind in map(type, policies)]
-    for fill, policy, places in zip(kernels, policies, found, strict=True):
-        fill(traffic, policy.settings(), places)
-    found[:, :, 1:] += first_lane[:-1, None, None].astype(np.int32)
-    return found
+    places = np.empty((len(policies), len(traffic.leaf), 3), dtype=np.int32)
+    for policy, rows in zip(policies, places, strict=True):
+        kind: type[LanePolicy] = type(policy)
+        places_kernel(kind)(traffic, policy.settings(), rows)
+    places[:, :, 1:] += first_lane[:-1, None, None].astype(np.int32)
+    return places
 
 
 def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float64]:
@@ -237,7 +234,7 @@ def tier_outcomes(
     total_tokens = int(inputs[counted].sum())
     above = np.zeros_like(inputs)
     blocks = np.zeros_like(inputs)
-    found = []
+    outcomes = []
     for at, tier in enumerate(done.tiers):
         hits = done.tier_hits[:, at]
         blocks += hits
@@ -245,7 +242,7 @@ def tier_outcomes(
         hit_blocks = int(hits[counted].sum(dtype=np.int64))
         hit_tokens = int((down_to - above)[counted].sum())
         above = down_to
-        found.append(
+        outcomes.append(
             TierOutcome(
                 name=tier.name,
                 policy=tier.policy.name,
@@ -262,7 +259,7 @@ def tier_outcomes(
                 demotions=done.demotions[at],
             )
         )
-    return tuple(found)
+    return tuple(outcomes)
 
 
 def _finite(value: float) -> float | None:

@@ -1,18 +1,17 @@
-"""What the words above columns and figures mean: definitions for whoever points at one."""
+"""What the titles of columns and sections mean: definitions for whoever points at one."""
 
 from __future__ import annotations
 
 _HITS = "hits of an infinite cache by the default definition"
-_TTFT = "time to first token on an idle engine by the latency profile, nearest rank"
+_CATEGORY = "the trace's request type and the turn in its conversation: 1, 2, 3, 4-6, 7+"
+_P = "nearest rank: this share of the values is no larger"
 _MEANINGS = {
-    "type, turn": "the trace's request type and the turn in its conversation: 1, 2, 3, 4-6, 7+",
-    "category": "the trace's request type and the turn in its conversation: 1, 2, 3, 4-6, 7+",
+    "type, turn": _CATEGORY,
+    "category": _CATEGORY,
     "next turn": "share of these requests that another turn of their conversation followed",
     "of hits": f"share of all {_HITS}, in blocks",
     "of all hits": f"share of all {_HITS}, in tokens",
     "hit tokens": f"input tokens that need no computing: {_HITS}",
-    "gap p80": "80% of the reused blocks are used again within this time",
-    "life p90": "90% of the blocks are used for the last time within this time after the first",
     "of reused blocks": "share of all accesses to a block that was there before",
     "of all reuse": "share of all accesses to a block that was there before",
     "reused blocks": "accesses to a block that was there before",
@@ -26,47 +25,31 @@ _MEANINGS = {
     "partial": "whether a prompt's last block that is not full can be hit (vLLM: no)",
     "last-token rule": "on: at least one token is always computed, as in vLLM",
     "outputs": "carried: blocks of an output count once a later turn carries them",
-    "evicted": "cached once, dropped before its reuse",
-    "diverged": "the conversation went on from another history",
-    "cold": "never seen before",
-    "tail": "what no prefix cache hits: the partial last block, the last token",
     "hit": "tokens that need no computing",
     "evictions": "blocks that left the cache",
-    "best": "the best of the policies that do not know the future",
-    "optimum": "the best of the policies that know the future: a ceiling, not a choice",
-    "left": "by how much the optimum is beyond the best",
-    "vs lru": "how far the best is from lru",
-    "TTFT p50": f"median {_TTFT}",
-    "TTFT p95": f"p95 {_TTFT}",
-    "p50": "median: half of them are no larger; nearest rank",
-    "p80": "80% of them are no larger; nearest rank",
-    "p90": "90% of them are no larger; nearest rank",
-    "p95": "95% of them are no larger; nearest rank",
-    "p99": "99% of them are no larger; nearest rank",
-    "queued p95": "p95 TTFT behind the prefills before it, one after the other, first come first",
-    "TEL": "tail excess latency: what TTFT exceeds the SLO by, summed over the requests",
+    "best": "the best policy that an engine can run",
+    "optimum": "the best oracle (offline optimum): it knows the future and cannot be run",
+    "vs lru": "difference from LRU",
+    "p50": f"median; {_P}",
+    **dict.fromkeys(("p80", "p90", "p95", "p99"), _P),
+    "queued p95": "p95 TTFT behind earlier prefills, one after the other, first come first served",
+    "TEL (s)": "tail excess latency: what TTFT exceeds the SLO by, summed over the requests",
     "over SLO": "requests whose TTFT exceeds the SLO",
     "xi (tokens)": "tokens that may stay uncached without breaking the SLO",
-    "xi (time)": "the TTFT of a prompt of that many tokens, none of them cached",
-    "surely better": "yes: the interval of the change leaves out 0",
+    "xi (ms)": "the TTFT of a prompt of that many tokens, none of them cached",
+    "significant": "yes: better than LRU, and the 95% CI of the change excludes 0",
     "prefills/s": "requests that an engine could take that does nothing but their prefill",
     "verdict": "whether an exponential describes the waits well enough",
-    "mean wait": "of those that are reused, by the exponential",
-    "reused ever": "with what the end of the trace hides",
-    "exp. misses": "share of the reuse that the exponential has too early or too late",
-    "misses": "largest distance from Kaplan-Meier, of the reuse",
-    "AIC": "Akaike's criterion, above the least: less is better",
-    "hash of its end": "the trace's hash of the stretch's last block, in hexadecimal",
-    "prompts": "prompts that found the whole stretch written",
-    "goes on in": "reused stretches that follow; many of them make a shared head",
+    "AIC": "Akaike's criterion, above the lowest: less is better",
+    "prompts": "prompts that found the whole run written",
+    "child runs": "reused runs that follow; many of them make a shared head",
     "tokens hit": "tokens that prompts found here",
-    "transfer": "what a request waits for this tier's blocks on average, part of its TTFT",
     "mismatched": "requests whose hits are not those that were predicted",
-    "hit as predicted": "requests whose hits are those that were predicted, to the token",
-    "tokens off": "by how many hit tokens the mismatched ones differ, summed",
+    "hits as predicted": "requests whose hits are those that were predicted, to the token",
+    "tokens off": "hit tokens by which the mismatched ones differ, summed",
     # titles of sections
     "Contribution": "which requests make the hits: first or later turns, by type",
-    "Whose blocks": "who had last touched a block that is used again",
+    "Last touch": "which requests had touched a block last that is used again",
     "Skew": "how unevenly reuse is spread over blocks and users",
     "Reuse gaps": "time between two successive accesses of a block",
     "Lifetimes": "time from a block's first to its last access; 0 if it is never reused",
@@ -77,11 +60,11 @@ _MEANINGS = {
     "Misses": "what became of the input tokens under LRU",
     "Definitions": "one trace has as many hit rates as there are definitions of a hit",
     "Time to first token": "from a request's arrival to its first output token",
-    "Who gains and who pays": "whose TTFT a policy improves, and at whose cost",
-    "What xi does": "xi: tokens that may stay uncached without breaking the SLO",
+    "TTFT by category": "whose TTFT a policy improves, and at whose cost",
+    "Effect of xi": "xi: tokens that may stay uncached without breaking the SLO",
 }
 
 
-def meaning(word: str) -> str | None:
-    """The definition of a column's or a section's title; None where the title says it."""
-    return _MEANINGS.get(word)
+def meaning(title: str) -> str | None:
+    """Return the definition of a column's or a section's title; None where the title says it."""
+    return _MEANINGS.get(title)

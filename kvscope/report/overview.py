@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvscope.app.analyze import Analysis, Caching
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
@@ -23,8 +25,9 @@ _ROWS = 10  # of the categories' table on the one screen
 def sections(analysis: Analysis) -> list[Section]:
     """Return every section, the summary first."""
     facts = analysis.characterization
+    summary = headline(analysis)
     return [
-        headline(analysis),
+        replace(summary, tables=summary.tables[:-1]),  # the categories have a section
         *caching.sections(analysis),
         *reuse.sections(facts),
         *time.sections(facts),

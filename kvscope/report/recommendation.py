@@ -245,7 +245,8 @@ def _digest(tuned: Recommendation) -> Table:
         ),
         ("infinite cache", tuning.infinite, None),
     ]
-    notes = ["significant: better than LRU, and the 95% CI excludes 0"]
+    what = "requests over the SLO" if decisive == "violations" else decisive
+    notes = [f"vs LRU: change of {what}; significant: better, and the 95% CI excludes 0"]
     if oracle:
         rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None))
         notes.append(ORACLE_NOTE)
@@ -262,7 +263,7 @@ def _digest(tuned: Recommendation) -> Table:
         "policy": lambda row: row[0],
         "p50 (ms)": lambda row: significant(tuned.times_ms(row[1].outcome).p50),
         **percentiles("p95 p99", lambda row: tuned.times_ms(row[1].outcome), significant),
-        f"{decisive} vs LRU": gained(change),
+        "vs LRU": gained(change),
         "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
         "significant": gained(lambda gain: _yes(gain.significant)),
         "over SLO": lambda row: share(row[1].violation_share),

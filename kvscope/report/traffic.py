@@ -9,7 +9,17 @@ from kvscope.characterize.turns import ConversationTurns, NextTurns
 from kvscope.core import units
 from kvscope.report import style
 from kvscope.report.section import Columns, Section, Table, sparkline, tabulate
-from kvscope.report.words import DEFAULT_HITS, count, counted, large, left_out, percentiles, share
+from kvscope.report.words import (
+    DEFAULT_HITS,
+    FEWEST,
+    count,
+    counted,
+    large,
+    left_out,
+    percentiles,
+    share,
+    significant,
+)
 
 TURNS = {"all": "all requests", "single": "turn 1", "multi": "follow-up turns"}
 """How the requests of a summary by turn are called."""
@@ -42,7 +52,7 @@ def _requests(facts: Characterization) -> Section:
         kind = "burstier than" if burst > 1.1 else "steadier than" if burst < 0.9 else "close to"
         sentences.append(
             f"Arrivals are {kind} a Poisson process: coefficient of variation of the time between"
-            f" them {burst:.2f} (Poisson: 1)."
+            f" them {significant(burst)} (Poisson: 1)."
         )
     table = tabulate(
         "Tokens per request",
@@ -77,14 +87,14 @@ def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Sec
             f"Mean turns per conversation, by user: p50 {turns.users.mean.p50:.1f}, p90"
             f" {turns.users.mean.p90:.1f} ({counted(turns.users.users, 'user')})."
         )
-        if turns.users.deviation is not None:
+        if turns.users.deviation is not None and turns.users.users >= FEWEST:
             sentences.append(
                 "Standard deviation of one user's turns per conversation: p50"
                 f" {turns.users.deviation.p50:.1f}, p90 {turns.users.deviation.p90:.1f}."
             )
     columns: Columns = {
         "": lambda turns: counted(turns.conversations, "conversation"),
-        "mean": lambda turns: f"{turns.turns.mean:.2f}",
+        "mean": lambda turns: significant(turns.turns.mean),
         **percentiles("p50 p80 p90 p99 max", lambda turns: turns.turns, count),
     }
     tables = [tabulate("Turns per conversation", [turns], columns)]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
 MEMORY = ":memory:"
 DEFAULT_PATH = "kvscope.duckdb"
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "autoinstall_known_extensions": False,  # nothing is fetched from a network, whatever the file
+    "autoinstall_known_extensions": False  # nothing is fetched from a network, whatever the file
 }
 _PARAMETER = re.compile(r"^-- \$(\w+): (.+)$")
 _COLUMNS = re.compile(r"^-- columns: (.+)$")
@@ -54,8 +54,15 @@ class Statement:
     text: str
 
 
-def parse_statement(path: Path, name: str) -> Statement:
-    """Read the statement in `path`; its first line is `-- name: what it answers`."""
+@cache
+def statement(name: str) -> Statement:
+    """Return the statement called `name`, its path below queries/ without `.sql`.
+
+    Its first line is `-- name: what it answers`.
+    """
+    path = data_folder("queries") / f"{name}.sql"
+    if not path.is_file():
+        raise KvscopeError("no such query", where=str(path), remedy="reinstall kvscope")
     text = path.read_text(encoding="utf-8")
     header = [line for line in text.splitlines() if line.startswith("--")]
     title = _TITLE.match(header[0]) if header else None
@@ -69,15 +76,6 @@ def parse_statement(path: Path, name: str) -> Statement:
     lists = [match[1] for line in header if (match := _COLUMNS.match(line))]
     columns = tuple(column.strip() for names in lists for column in names.split(","))
     return Statement(name, title[2], parameters, columns, text)
-
-
-@cache
-def statement(name: str) -> Statement:
-    """Return the statement called `name`, its path below queries/ without `.sql`."""
-    path = data_folder("queries") / f"{name}.sql"
-    if not path.is_file():
-        raise KvscopeError("no such query", where=str(path), remedy="reinstall kvscope")
-    return parse_statement(path, name)
 
 
 def migrations() -> list[tuple[int, str]]:

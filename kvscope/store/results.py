@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from kvscope import __version__
 from kvscope.core.hits import HitDefinition
@@ -38,12 +38,7 @@ _RUN_COLUMNS = (
 _DISTRIBUTIONS = ("uncached_tokens", "ttft_ms", "queued_ttft_ms")
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
 _COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
-_BY_REQUEST = (
-    "predicted_hit_tokens",
-    "measured_hit_tokens",
-    "predicted_ttft_s",
-    "measured_ttft_s",
-)
+_BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s", "measured_ttft_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +55,8 @@ class KnownRun:
     run: Run
 
 
-class ValidationResult(Protocol):
-    """A validation, as kvscope.validate.result has it: the store stands below that room."""
-
-    @property
-    def engine(self) -> Any:
-        """Return the engine, a dataclass with the columns of the schema."""
-
-    @property
-    def runs(self) -> tuple[Any, ...]:
-        """Return the runs, likewise."""
-
-
 def request_digest(
-    policy: str,
-    leaves: str,
-    params: Mapping[str, float],
-    capacity_blocks: int,
-    setting: RunSetting,
+    policy: str, leaves: str, params: Mapping[str, float], capacity_blocks: int, setting: RunSetting
 ) -> str:
     """Return a digest of what a run is to replay (32 hex digits)."""
     values = {name: float(value) for name, value in params.items()}
@@ -175,8 +154,8 @@ def fit_models(store: Store, fit_id: int) -> list[dict[str, Any]]:
     return store.rows("fits/models", fit_id=fit_id)
 
 
-def add_validation(store: Store, trace: Trace, validation: ValidationResult) -> int:
-    """Store a validation; return its id."""
+def add_validation(store: Store, trace: Trace, validation: Any) -> int:
+    """Store a validation (ValidationFacts of kvscope.validate.result); return its id."""
     engine = validation.engine
     with store.transaction():
         validation_id = store.row(

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from kvscope.synth.base import (
-    Counts,
-    Ids,
-    Profile,
-    Record,
-    Skewed,
-    Thread,
-    arrivals,
-    in_order,
-)
+from kvscope.synth.base import Counts, Ids, Profile, Record, Skewed, Thread, arrivals, in_order
 
 
 @dataclass(slots=True)

@@ -133,10 +133,7 @@ class ToC(Profile):
         prompts_of_users = _UserPrompts(self, ids, rng)
         upper = np.cumsum([kind.share for kind in self.kinds])
         times = arrivals(
-            rng,
-            self.conversation_rate_per_s,
-            start_s=-self.lead_in_s,
-            daily_swing=self.daily_swing,
+            rng, self.conversation_rate_per_s, start_s=-self.lead_in_s, daily_swing=self.daily_swing
         )
 
         def births() -> Iterator[tuple[float, _Chat]]:

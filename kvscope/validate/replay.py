@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import EngineError
-from kvscope.core.vllm_xargs import ARRIVAL, OUTPUTS, TURN, TYPE
+from kvscope.core.trace import ARRIVAL, OUTPUTS, TURN, TYPE
 from kvscope.serving.client import Answer, Endpoint, Pending, completion
 from kvscope.validate.tokens import TokenTrace
 

@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from kvscope.core.errors import EngineError, KvscopeError
-from kvscope.core.vllm_xargs import OUTPUTS
+from kvscope.core.trace import OUTPUTS
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.observer import NOTHING, UNFIT, Observer, log
 from kvscope.policies.base import Policy

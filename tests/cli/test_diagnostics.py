@@ -29,7 +29,6 @@ def _fail(failure: BaseException, *arguments: str) -> ExitCode:
         (errors.KvscopeError("x"), ExitCode.FAILED),
         (errors.UsageError("x"), ExitCode.USAGE),
         (errors.InputError("x"), ExitCode.INPUT),
-        (errors.ToleranceError("x"), ExitCode.TOLERANCE),
         (errors.EngineError("x"), ExitCode.ENGINE),
         (errors.StoreBusyError("x"), ExitCode.FAILED),
         (typer.BadParameter("x"), ExitCode.USAGE),

@@ -143,13 +143,6 @@ def test_rate_round_trip(per_second: float) -> None:
     assert units.parse_rate(units.format_rate(per_second)) == pytest.approx(per_second, rel=0.006)
 
 
-@given(st.floats(min_value=1, max_value=1e13))
-def test_bandwidth_round_trip(bytes_per_s: float) -> None:
-    """A printed bandwidth means the same to three digits."""
-    found = units.parse_bandwidth(units.format_bandwidth(bytes_per_s))
-    assert found == pytest.approx(bytes_per_s, rel=0.006)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -177,9 +170,6 @@ def test_bandwidth_round_trip(bytes_per_s: float) -> None:
         (units.format_percentile(0.999), "p99.9"),
         (units.format_rate(0.5), "0.5/s"),
         (units.format_rate(0.05), "3/min"),
-        (units.format_bandwidth(6.5e9), "6.5 GB/s"),
-        (units.format_bandwidth(999.9e6), "1 GB/s"),
-        (units.format_bandwidth(float("inf")), "∞"),
     ],
 )
 def test_formatted(text: str, expected: str) -> None:

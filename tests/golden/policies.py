@@ -25,7 +25,7 @@ Counts = dict[str, list[list[int]]]
 
 
 def tables(policy: type[Policy], categories: int) -> Tables:
-    """Fixed ones, with no estimate in between.
+    """Return fixed tables, without an estimate.
 
     Category k has for wa p = 0.3, 0.5 or 0.7, a rate of 1 / (20 (k + 1)) a second and a life of
     60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely; for
@@ -48,29 +48,30 @@ def tables(policy: type[Policy], categories: int) -> Tables:
 
 
 def counted(name: str) -> Counts:
-    """By policy, with its default parameters: [hit blocks, evictions] at each capacity."""
+    """Return [hit blocks, evictions] at each capacity, by policy with default parameters."""
     prompts = sample(name)
     of = traffic(prompts, standard())
     past = touch_history(of)
-    found: Counts = {}
+    counts: Counts = {}
     for policy in POLICIES:
-        told = tables(policy, len(prompts.categories))
+        fixed = tables(policy, len(prompts.categories))
         runs = (
-            replay(of, policy(), capacity, history=past, tables=told)
+            replay(of, policy(), capacity, history=past, tables=fixed)
             for capacity in capacities(prompts)
         )
-        found[policy.name] = [
+        counts[policy.name] = [
             [int(run.hit_blocks.sum(dtype=np.int64)), int(run.evictions)] for run in runs
         ]
-    return found
+    return counts
 
 
 def text() -> str:
-    """The golden file as it should be now, a line a policy."""
+    """Return the golden file as it should be now, one line per policy."""
     traces = []
     for name in SAMPLES:
         lines = [
-            f"    {json.dumps(one)}: {json.dumps(all_)}" for one, all_ in counted(name).items()
+            f"    {json.dumps(policy)}: {json.dumps(counts)}"
+            for policy, counts in counted(name).items()
         ]
         head = f'    "capacity_blocks": {json.dumps(capacities(sample(name)))}'
         traces.append(f"  {json.dumps(name)}: {{\n" + ",\n".join([head, *lines]) + "\n  }")

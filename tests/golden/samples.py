@@ -1,4 +1,4 @@
-"""The sample traces, ingested once a process."""
+"""The sample traces, ingested once per process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHARES_PERCENT = (1, 2, 5, 10, 20, 35, 60, 100)
 
 @cache
 def sample(name: str) -> Prompts:
-    """The requests of one sample."""
+    """Return the requests of a sample."""
     with open_store(MEMORY) as store:
         return load_prompts(store, ingest(store, str(_FOLDER / f"{name}.jsonl.gz")).trace)
 
 
 def capacities(prompts: Prompts) -> list[int]:
-    """Eight capacities in blocks, as shares of the distinct blocks."""
+    """Return eight capacities in blocks, as shares of the distinct blocks."""
     blocks = len(prompts.block_parent) - 1
     return [blocks * percent // 100 for percent in SHARES_PERCENT]

@@ -57,7 +57,7 @@ class Asked:
         return self.now_s - float(self.traffic.arrival_s[one.owner])
 
     def next_hit(self, block: Hashable, one: Owned) -> float:
-        """The request that will hit the block if it stays, infinite if none does.
+        """Return the request that will hit the block if it stays, infinity if none does.
 
         Whoever touches it next brings it back anyway; one that may not look that deep hits nothing.
         """
@@ -78,7 +78,7 @@ def admitted(policy: str, asked: Asked, at: int) -> bool:
 
 
 def moved_xi(asked: Asked, at: int) -> None:
-    """An adaptive xi becomes the nearest-rank percentile of what recent requests had to compute."""
+    """Set an adaptive xi to the nearest-rank percentile of recently computed tokens."""
     share = asked.values.get("xi_percentile", 0.0)
     if share == 0.0 or (at + 1) % EVERY:
         return

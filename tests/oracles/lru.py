@@ -16,19 +16,19 @@ Parents = Sequence[int | None]
 
 
 def path(request: Request) -> list[int | str]:
-    """The hash ids of the prompt, a partial last one included."""
+    """Return the hash ids of the prompt, a partial last one included."""
     return list(request.hash_ids or ())
 
 
 def full_path(request: Request, block_size: int) -> list[int | str]:
-    """The hash ids of the blocks whose tokens are all in the prompt."""
+    """Return the hash ids of the blocks whose tokens are all in the prompt."""
     return path(request)[: request.input_tokens // block_size]
 
 
 def known_after(
     requests: Sequence[Request], parents: Parents, at: int, size: int
 ) -> list[int | str]:
-    """The identified blocks that are cached after request `at`, its output's included.
+    """Return the identified blocks that are cached after request `at`, its output's included.
 
     The last sampled token has no KV, so the history fills floor((I + O - 1) / B) blocks; the
     first child whose prompt repeats the whole history tells which ones they are.
@@ -48,7 +48,7 @@ def known_after(
 def kept(
     requests: Sequence[Request], parents: Parents, at: int, size: int, definition: HitDefinition
 ) -> list[Hashable]:
-    """The blocks that request `at` leaves in the cache, from the head on."""
+    """Return the blocks that request `at` leaves in the cache, from the head on."""
     request = requests[at]
     if definition.partial:
         return _identities(path(request))
@@ -82,7 +82,7 @@ def hits(
     capacity: int,
     definition: HitDefinition,
 ) -> int:
-    """What LRU hits with room for `capacity` blocks, weighted as `definition` says."""
+    """Return what LRU hits with `capacity` blocks, weighted by `definition`."""
     replay = _flat if definition.flat else _prefix
     first = int(len(requests) * definition.warmup)
     found = replay(requests, parents, size, capacity, definition)
@@ -93,7 +93,7 @@ def hits(
 
 
 def total(requests: Sequence[Request], size: int, definition: HitDefinition) -> int:
-    """What the hits are a share of."""
+    """Return the total that the hits are a share of."""
     counted = requests[int(len(requests) * definition.warmup) :]
     if definition.weight == "request":
         return len(counted)
@@ -109,7 +109,7 @@ def _prefix(
     capacity: int,
     definition: HitDefinition,
 ) -> list[list[int]]:
-    """The depths at which each request hit: a prefix of its path."""
+    """Return the depths at which each request hit: a prefix of its path."""
     cache: dict[Hashable, tuple[int, int]] = {}
     found = []
     for at, request in enumerate(requests):
@@ -134,7 +134,7 @@ def _flat(
     capacity: int,
     definition: HitDefinition,
 ) -> list[list[int]]:
-    """The depths at which each request hit, every block being an object of its own."""
+    """Return the depths at which each request hit, each block an object of its own."""
     cache: OrderedDict[Hashable, None] = OrderedDict()
     found = []
     for at, request in enumerate(requests):

@@ -12,7 +12,7 @@ Gain = Callable[[int, int], float]
 
 
 def best(traffic: Traffic, capacity: int, gain: Gain) -> float:
-    """The largest sum of gain(request, hit blocks) over all ways to keep `capacity` blocks."""
+    """Return the largest sum of gain(request, hit blocks) over all ways to keep so many blocks."""
     states: dict[frozenset[Hashable], float] = {frozenset(): 0.0}
     for at, (path, blocks) in enumerate(zip(paths(traffic), left_behind(traffic), strict=True)):
         after: dict[frozenset[Hashable], float] = {}

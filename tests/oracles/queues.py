@@ -13,13 +13,13 @@ class Queue(Protocol):
     def __init__(self, capacity: int, values: Mapping[str, float]) -> None: ...
 
     def touch(self, block: Hashable) -> None:
-        """A cached block is asked for again."""
+        """Note that a cached block is accessed again."""
 
     def insert(self, block: Hashable) -> None:
-        """A block enters."""
+        """Insert a block."""
 
     def victim(self) -> Hashable:
-        """The block that leaves, which it forgets."""
+        """Remove and return the block to evict."""
 
 
 class Fifo:
@@ -29,14 +29,14 @@ class Fifo:
         self.queue: deque[Hashable] = deque()
 
     def touch(self, block: Hashable) -> None:
-        """Changes nothing."""
+        """Change nothing."""
 
     def insert(self, block: Hashable) -> None:
         """Goes to the end."""
         self.queue.append(block)
 
     def victim(self) -> Hashable:
-        """The first."""
+        """Remove and return the first block."""
         return self.queue.popleft()
 
 
@@ -56,7 +56,7 @@ class S3Fifo:
         self.uses[block] = min(self.uses[block] + 1, 3)
 
     def insert(self, block: Hashable) -> None:
-        """A ghost goes to M, any other to S."""
+        """Insert a ghost into M, any other block into S."""
         self.uses[block] = 0
         if block in self.ghost:
             self.ghost.remove(block)
@@ -101,7 +101,7 @@ class Sieve:
         self.queue.append(block)
 
     def victim(self) -> Hashable:
-        """The first from the hand on that is not visited; visits are forgiven once."""
+        """Return the first unvisited block from the hand on; a visit counts once."""
         at = self.queue.index(self.hand) if self.hand is not None else 0
         while self.queue[at] in self.visited:
             self.visited.remove(self.queue[at])
@@ -124,13 +124,13 @@ class Arc:
         self.often_ghosts: OrderedDict[Hashable, None] = OrderedDict()
 
     def touch(self, block: Hashable) -> None:
-        """Moves to the young end of T2."""
+        """Move the block to the young end of T2."""
         self.once.pop(block, None)
         self.often.pop(block, None)
         self.often[block] = None
 
     def insert(self, block: Hashable) -> None:
-        """A ghost moves the target and goes to T2, any other goes to T1."""
+        """Insert a ghost into T2 and move the target; insert any other block into T1."""
         once, often = len(self.once_ghosts), len(self.often_ghosts)
         if block in self.once_ghosts:
             self.target = min(self.target + max(often / once, 1.0), self.capacity)
@@ -144,7 +144,7 @@ class Arc:
             self.once[block] = None
 
     def victim(self) -> Hashable:
-        """The oldest of T1 where T1 is above its target, else of T2; it stays as a ghost."""
+        """Return the oldest of T1 if T1 is above its target, else of T2; it stays as a ghost."""
         if self.once and (len(self.once) > self.target or not self.often):
             block, _ = self.once.popitem(last=False)
             self.once_ghosts[block] = None

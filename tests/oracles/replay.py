@@ -42,7 +42,7 @@ class Setting:
 
 
 def paths(traffic: Traffic) -> list[list[int]]:
-    """The named blocks of each request, the head first."""
+    """Return the named blocks of each request, the head first."""
     found = []
     for leaf, length in zip(traffic.leaf.tolist(), traffic.length.tolist(), strict=True):
         path: list[int] = []
@@ -63,7 +63,7 @@ def left_behind(traffic: Traffic) -> list[list[Hashable]]:
 
 
 def replay(traffic: Traffic, setting: Setting) -> Outcome:
-    """What the policy does, request by request."""
+    """Return what the policy does, request by request."""
     run = _by_queue if setting.policy in QUEUES else _by_key
     return run(traffic, setting)
 
@@ -142,7 +142,7 @@ def _by_key(traffic: Traffic, setting: Setting) -> Outcome:
 def _lowest(
     cached: Mapping[Hashable, Owned], setting: Setting, asked: Asked, spared: int | None
 ) -> Hashable | None:
-    """The block with the least key of those that may leave, none of request `spared`."""
+    """Return the evictable block with the least key, none of request `spared`."""
     key = KEYS[setting.policy]
     parents = {one.parent for one in cached.values()}
     free = [

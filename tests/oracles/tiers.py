@@ -130,8 +130,9 @@ def write_through(traffic: Traffic, tiers: Sequence[Tier]) -> list[list[int]]:
 
 
 def _contents(traffic: Traffic, tier: Tier) -> list[set[int]]:
-    """What the tier alone holds when each request looks: what it held after the one before, less
-    what has expired since, which is what a request that leaves nothing behind would not find.
+    """Return what the tier alone holds when each request looks.
+
+    That is what it held after the previous request without what has expired since.
     """
     policy = tier.policy
     setting = Setting(policy.name, policy.values, policy.evicts, tier.capacity_blocks)
@@ -144,7 +145,7 @@ def _contents(traffic: Traffic, tier: Tier) -> list[set[int]]:
 
 
 def _first(traffic: Traffic, requests: int) -> Traffic:
-    """The traffic's first requests, in arrays of their own."""
+    """Return the traffic's first requests, in arrays of their own."""
     trie = ("block_size", "block_parent")
     return traffic._replace(
         **{

@@ -54,7 +54,7 @@ def walk(of: Traffic, memory_s: float, shared_head: float) -> tuple[list[Walked]
 
 
 def turns_before(walked: list[Walked], at: int) -> list[int]:
-    """The turns before a request, the latest first."""
+    """Return the turns before a request, the latest first."""
     found: list[int] = []
     while (earlier := walked[at].before) is not None:
         found.append(earlier)

@@ -23,7 +23,7 @@ class _Chat:
 
 @st.composite
 def conversations(draw: st.DrawFn, *, chats: int, turns: int, tokens: int) -> Traffic:
-    """Turns of some conversations, mixed; one token a block, outputs carried.
+    """Return interleaved turns of conversations; one token per block, outputs carried.
 
     Every prompt repeats the whole history, of which all but the last sampled token has been cached.
     The last-token rule holds or not, turn by turn.

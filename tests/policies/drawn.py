@@ -39,19 +39,19 @@ _VALUES: dict[str, tuple[float, ...]] = {
 
 
 def case_name(case: object) -> str:
-    """A policy or a way of evicting, as test names show it."""
+    """Return the name of a policy or a way of evicting in test names."""
     return case.name if isinstance(case, type) and issubclass(case, Policy) else str(case)
 
 
 @st.composite
 def policies(draw: st.DrawFn, policy: type[Policy], leaves: Leaves) -> Policy:
-    """The policy with random parameters."""
+    """Draw the policy with random parameters."""
     values = {one.name: draw(st.sampled_from(_choices(one))) for one in policy.parameters}
     return policy(values, leaves)
 
 
 def everything_kept(policy: type[Policy], leaves: Leaves) -> Policy:
-    """The policy, under which nothing expires and everything is admitted."""
+    """Return the policy with parameters under which nothing expires and everything is admitted."""
     lasting = {"ttl_s": float("inf"), "threshold_tokens": 0.0}
     known = {one.name for one in policy.parameters}
     return policy({name: value for name, value in lasting.items() if name in known}, leaves)
@@ -63,7 +63,7 @@ def _choices(parameter: Parameter) -> tuple[float, ...]:
 
 @st.composite
 def tables(draw: st.DrawFn, policy: str) -> Tables:
-    """What policies are told of the categories, for one to three stretches of requests."""
+    """Draw tables of the categories, for one to three segments of requests."""
     if policy not in _ROWS:
         return NO_TABLES
     periods = draw(st.integers(1, 3))
@@ -97,7 +97,7 @@ _ROWS = {"wa": _WA_ROWS, "etlru": _PROMPTS, "gittins": _INDEX, "tlru-learned": _
 
 
 def plain_tables(policy: type[Policy]) -> Tables:
-    """A row a category that holds from the first request on."""
+    """Return tables with one row per category, valid from the first request on."""
     if policy.learner is None:
         return NO_TABLES
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
@@ -116,15 +116,15 @@ def capacities(traffic: Traffic) -> st.SearchStrategy[int]:
 def setting(
     policy: Policy, capacity: int, told: Tables = NO_TABLES, *, mandatory: bool = False
 ) -> Setting:
-    """The same for the oracle."""
+    """Return the same for the oracle."""
     return Setting(policy.name, policy.values, policy.evicts, capacity, told, mandatory)
 
 
 def left(done: Replay) -> set[int]:
-    """The blocks that were left at the end."""
+    """Return the blocks that are cached at the end."""
     return set(np.flatnonzero(done.cached).tolist())
 
 
 def replayed(traffic: Traffic, policy: Policy, given: Setting) -> Replay:
-    """What the kernel makes of it."""
+    """Return the kernel's result."""
     return replay(traffic, policy, given.capacity, tables=given.tables, mandatory=given.mandatory)

@@ -33,7 +33,7 @@ class DeepFirst(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
     ) -> float:
-        """The deeper, the lower."""
+        """Return a lower key for a deeper block."""
         return -float(block.depth)
 
 
@@ -46,7 +46,7 @@ class LastOut(QueuePolicy):
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
-        """Changes nothing."""
+        """Change nothing."""
 
     @staticmethod
     def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:

@@ -16,7 +16,7 @@ CATEGORIES = 3
 
 @st.composite
 def traffics(draw: st.DrawFn, *, most: int = 12) -> Traffic:
-    """Requests over a random trie, with ties in time, empty paths, repeats and branches.
+    """Draw requests over a random trie, with ties in time, empty paths, repeats and branches.
 
     What policies are told (histories, next prompts, categories) is drawn on its own: a replay does
     not ask whether it fits.
@@ -74,7 +74,7 @@ def _columns(
 
 @cache
 def long_traffic(requests: int, seed: int) -> Traffic:
-    """The same at length: what is asked for again lies mostly in the recent past."""
+    """Draw long traffic whose repeated accesses are mostly recent."""
     draw = random.Random(seed)
     parents, children = [0], dict[tuple[int, int], int]()
     rows: list[tuple[int, int, int, int, int, int, int, int]] = []
@@ -100,5 +100,5 @@ def long_traffic(requests: int, seed: int) -> Traffic:
 
 
 def held(traffic: Traffic) -> int:
-    """A cache of so many blocks never evicts."""
+    """Return a number of blocks at which a cache never evicts."""
     return len(traffic.block_parent) - 1 + int(traffic.anonymous.sum())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kvscope.core.vllm_xargs import OUTPUTS
+from kvscope.core.trace import OUTPUTS
 
 Key = tuple[int, ...]
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kvscope.core.errors import EngineError, UsageError
-from kvscope.core.vllm_xargs import OUTPUTS
+from kvscope.core.trace import OUTPUTS
 from kvscope.serving.client import BlockPool, Endpoint, block_pool, completion
 from tests.serving.fake import Behaviour, fake_server
 

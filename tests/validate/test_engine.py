@@ -18,8 +18,7 @@ import tomli_w
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
-from kvscope.core.trace import Prompts
-from kvscope.core.vllm_xargs import OUTPUTS
+from kvscope.core.trace import OUTPUTS, Prompts
 from kvscope.latency.calibration import fit, grid, measure
 from kvscope.latency.profile import LatencyProfile
 from kvscope.latency.targets import ServerTarget

@@ -6,14 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import (
-    ROOT,
-    Identifier,
-    Reader,
-    ReadOptions,
-    Request,
-    TraceFormat,
-)
+from kvscope.ingest.formats.base import ROOT, Identifier, Reader, ReadOptions, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 

@@ -18,14 +18,7 @@ from msgspec.structs import asdict
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import Trace
-from kvscope.ingest.formats.base import (
-    ROOT,
-    Reader,
-    ReadOptions,
-    Records,
-    Request,
-    TraceFormat,
-)
+from kvscope.ingest.formats.base import ROOT, Reader, ReadOptions, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
 from kvscope.ingest.source import Source
 from kvscope.store.db import Store, statement
@@ -97,9 +90,7 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
     except _DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].replace(path, shown)
         raise InputError(
-            f"the Parquet file is damaged ({reason})",
-            where=shown,
-            remedy="copy or write it again",
+            f"the Parquet file is damaged ({reason})", where=shown, remedy="copy or write it again"
         ) from error
 
 

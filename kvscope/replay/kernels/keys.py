@@ -18,8 +18,8 @@ from kvscope.replay.structures.runs import (
     FIRST,
     NAMED,
     TIP,
+    CachedRuns,
     Ints,
-    Runs,
     empty_runs,
     may_shrink,
     release,
@@ -40,7 +40,7 @@ class Keys(NamedTuple):
     has the present one, then the entries beyond which the heap is searched for stale ones.
     """
 
-    runs: Runs
+    runs: CachedRuns
     heap: Heap
     segments: Segments
     paths: Paths

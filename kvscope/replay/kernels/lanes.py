@@ -16,8 +16,8 @@ from kvscope.replay.structures.recent import note_recent, nothing_recent, sort_r
 from kvscope.replay.structures.runs import (
     END,
     FIRST,
+    CachedRuns,
     Ints,
-    Runs,
     empty_runs,
     may_shrink,
     release,
@@ -33,7 +33,7 @@ class Lanes(NamedTuple):
     computed (recent.py).
     """
 
-    runs: Runs
+    runs: CachedRuns
     queues: NDArray[np.uint64]
     places: Ints
     recent: NDArray[np.int64]

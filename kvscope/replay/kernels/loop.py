@@ -15,7 +15,7 @@ from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.prefix import ancestor
 from kvscope.policies.base import Floats, Turn
 from kvscope.replay.last_touch import Segments
-from kvscope.replay.structures.runs import END, TIP, Runs, may_shrink, take_over
+from kvscope.replay.structures.runs import END, TIP, CachedRuns, may_shrink, take_over
 from kvscope.replay.traffic import Traffic
 
 
@@ -86,7 +86,7 @@ def replay_loop(
         mandatory: bool,
         hits: NDArray[np.int32],
     ) -> int:
-        runs: Runs = state.runs
+        runs: CachedRuns = state.runs
         size, evictions, expired, period = 0, 0, 0, 0
         table = tables[0]
         for request in range(len(traffic.leaf)):

@@ -17,8 +17,8 @@ from kvscope.replay.structures.runs import (
     END,
     FIRST,
     NAMED,
+    CachedRuns,
     Ints,
-    Runs,
     empty_runs,
     may_shrink,
     release,
@@ -38,7 +38,7 @@ class NextUses(NamedTuple):
     one whose deepest block request q hits, which is `run_for[q]`. So the least member leaves first.
     """
 
-    runs: Runs
+    runs: CachedRuns
     future: NextTouches
     places: Ints
     queues: NDArray[np.uint64]

@@ -22,7 +22,7 @@ CHILD_RUNS, WAITING = 0, 1
 Ints = NDArray[np.int32]
 
 
-class Runs(NamedTuple):
+class CachedRuns(NamedTuple):
     """The cached run of each of R requests over a trie of N blocks.
 
     `of` has a row a request: FIRST, END; TIP, which is the run's deepest named block, or once that
@@ -37,17 +37,17 @@ class Runs(NamedTuple):
     parents: Ints
 
 
-def empty_runs(traffic: Traffic, leaf: bool) -> Runs:
+def empty_runs(traffic: Traffic, leaf: bool) -> CachedRuns:
     """Return an empty cache for these requests; `leaf` as in `Policy.leaves`."""
     of = np.zeros((len(traffic.leaf), 4), dtype=np.int32)
     of[:, TIP] = traffic.leaf
     of[:, NAMED] = traffic.length
     blocks = len(traffic.block_parent) if leaf else 1
-    return Runs(of, np.zeros((2, blocks), dtype=np.int32), traffic.block_parent)
+    return CachedRuns(of, np.zeros((2, blocks), dtype=np.int32), traffic.block_parent)
 
 
 @callable_in_kernels
-def take_over(runs: Runs, segments: Segments, request: int, leaf: bool) -> tuple[int, int]:
+def take_over(runs: CachedRuns, segments: Segments, request: int, leaf: bool) -> tuple[int, int]:
     """Take the cached blocks of a request's path from their runs: (leading ones, all of them)."""
     of, branches = runs.of, runs.branches
     leading, cached, start, above = 0, 0, 0, 0
@@ -71,7 +71,7 @@ def take_over(runs: Runs, segments: Segments, request: int, leaf: bool) -> tuple
 
 
 @callable_in_kernels
-def may_shrink(runs: Runs, request: int, leaf: bool) -> bool:
+def may_shrink(runs: CachedRuns, request: int, leaf: bool) -> bool:
     """Return whether a run that is not empty may shrink; if not, let it wait at its tip."""
     if not leaf or runs.of[request, END] > runs.of[request, NAMED]:
         return True
@@ -83,7 +83,7 @@ def may_shrink(runs: Runs, request: int, leaf: bool) -> bool:
 
 
 @callable_in_kernels
-def shrink(runs: Runs, request: int, most: int, stop: int, climb: bool, leaf: bool) -> int:
+def shrink(runs: CachedRuns, request: int, most: int, stop: int, climb: bool, leaf: bool) -> int:
     """Evict up to `most` blocks of a run, deepest first, down to depth `stop`; return how many.
 
     `climb` keeps TIP up; with `leaf` it ends early at a block that has a cached child.
@@ -105,7 +105,7 @@ def shrink(runs: Runs, request: int, most: int, stop: int, climb: bool, leaf: bo
 
 
 @callable_in_kernels
-def release(runs: Runs, request: int) -> int:
+def release(runs: CachedRuns, request: int) -> int:
     """Detach a run that is empty; return the request whose run may shrink now, or -1."""
     of = runs.of
     if of[request, FIRST] == 0:

@@ -1,0 +1,98 @@
+"""What an operator sees at 100 columns: every sample's answer on one screen, and clean lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.core.files import data_folder
+
+SCREEN = 45  # lines
+SAMPLES = sorted(path.name for path in data_folder("sample_traces").glob("*.jsonl.gz"))
+CLOCK_DECIMALS = re.compile(r"\d\.\d+(h|m|d)\b")  # 1.69h, where people say 1 h 41 min
+
+Streams = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of a store for all samples."""
+    return str(tmp_path_factory.mktemp("screens") / "store.duckdb")
+
+
+def printed(capsys: Streams, command: str, sample: str, db: str, *options: str) -> list[str]:
+    """Return the lines that a command prints about a sample, all of them clean."""
+    path = str(data_folder("sample_traces") / sample)
+    assert run([command, path, "--db", db, *options]) == 0, capsys.readouterr().err
+    lines = capsys.readouterr().out.splitlines()
+    for line in lines:
+        assert line == line.rstrip()
+        assert len(line) <= 100 or " " not in line.strip()
+        assert not CLOCK_DECIMALS.search(line), line
+    return lines
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_analyze_answers_on_one_screen(sample: str, db: str, capsys: Streams) -> None:
+    """What caching gives and could give, a capacity table, why tokens miss, one category table."""
+    options = ("--model", "llama3-8b", "--hbm", "16GiB")
+    for lines in (
+        printed(capsys, "analyze", sample, db),
+        printed(capsys, "analyze", sample, db, *options),
+    ):
+        assert len(lines) <= SCREEN
+        words = " ".join(lines)
+        assert "An infinite cache would hit" in words
+        assert "Input tokens that miss at" in words
+        assert sum(line.startswith("type, turn") for line in lines) == 1
+        assert sum(line.startswith("capacity") for line in lines) == 1
+    assert "LRU with 16 GiB" in words
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_all_of_an_analysis_is_clean(sample: str, db: str, capsys: Streams) -> None:
+    """Every section fits 100 columns, and no table names a category of fewer than 30 requests."""
+    lines = printed(capsys, "analyze", sample, db, "--full")
+    assert len(lines) > SCREEN
+    start = next(at for at, line in enumerate(lines) if line.startswith("Categories ─"))
+    head = next(at for at in range(start, len(lines)) if lines[at].startswith("type, turn"))
+    requests = lines[head].index("requests") + len("requests")
+    for line in lines[head + 2 :]:
+        if line.startswith(("other", "input")):
+            break
+        assert int(line[:requests].rsplit(maxsplit=1)[-1].replace(",", "")) >= 30
+
+
+def test_fit_is_clean(db: str, capsys: Streams) -> None:
+    """Every model, and what it rests on, fits 100 columns."""
+    assert printed(capsys, "fit", "to-c.jsonl.gz", db, "--full")
+
+
+@pytest.mark.parametrize("options", [(), ("--capacity-blocks", "2000", "--slo", "200ms")])
+def test_simulate_answers_on_one_screen(options: tuple[str, ...], db: str, capsys: Streams) -> None:
+    """The best policies, and every run at one capacity."""
+    lines = printed(capsys, "simulate", "regime-change.jsonl.gz", db, *options)
+    assert len(lines) <= SCREEN
+    assert any(line.startswith("Most hits") for line in lines)
+
+
+def test_tune_answers_on_one_screen(db: str, capsys: Streams, tmp_path: Path) -> None:
+    """The verdict, policies, capacities, flags, and what was assumed."""
+    options = ("--slo", "200ms", "--policies", "tlru", "--output", str(tmp_path / "r.toml"))
+    lines = printed(capsys, "tune", "regime-change.jsonl.gz", db, *options)
+    assert len(lines) <= SCREEN
+    assert any(line.startswith("Recommendation: ") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_every_sample_is_answered_on_one_screen(
+    sample: str, db: str, capsys: Streams, tmp_path: Path
+) -> None:
+    """Replays and recommendations, with the default policies."""
+    assert len(printed(capsys, "simulate", sample, db)) <= SCREEN
+    written = str(tmp_path / "r.toml")
+    assert len(printed(capsys, "tune", sample, db, "--slo", "200ms", "--output", written)) <= SCREEN
