@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kvscope.core.trace import ARRIVAL, TURN, TYPE
@@ -69,13 +70,13 @@ class Sessions:
         return before, turn
 
 
+@dataclass(slots=True)
 class _PromptEnd:
     """Where some prompt ended: the latest turn that did, and how many requests continued it."""
 
-    __slots__ = ("continued", "history_tokens", "turn")
-
-    def __init__(self) -> None:
-        self.continued = self.turn = self.history_tokens = 0
+    continued: int = 0
+    turn: int = 0
+    history_tokens: int = 0
 
 
 class Lineage:

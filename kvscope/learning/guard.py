@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvscope.learning.lane_heap import Scores
@@ -94,35 +95,20 @@ class Guard:
         self._first = None
 
 
+@dataclass(slots=True)
 class _Waiting:
     """A request that no shadow has served yet."""
 
-    __slots__ = (
-        "arrival_s",
-        "blocks",
-        "ended",
-        "forgotten_s",
-        "match",
-        "output_tokens",
-        "prompt_tokens",
-        "segments",
-        "served",
-        "tables",
-    )
-
-    def __init__(
-        self,
-        match: PrefixMatch,
-        prompt_tokens: int,
-        arrival_s: float,
-        tables: Sequence[Scores],
-        forgotten_s: float,
-    ) -> None:
-        self.match, self.prompt_tokens, self.arrival_s = match, prompt_tokens, arrival_s
-        self.tables, self.forgotten_s = tables, forgotten_s
-        self.segments = _placed(match.segments, 0)
-        self.blocks, self.output_tokens = match.followed, 0
-        self.ended, self.served = False, True
+    match: PrefixMatch
+    prompt_tokens: int
+    arrival_s: float
+    tables: Sequence[Scores]
+    forgotten_s: float
+    segments: list[tuple[int, int, int]]
+    blocks: int
+    output_tokens: int = 0
+    ended: bool = False
+    served: bool = True
 
 
 class OnlineGuard:
@@ -192,7 +178,10 @@ class OnlineGuard:
             self.guard.forget()
             self.clear()
             return
-        request = _Waiting(match, prompt_tokens, arrival_s, self._tables, forgotten_s)
+        segments = _placed(match.segments, 0)
+        request = _Waiting(
+            match, prompt_tokens, arrival_s, self._tables, forgotten_s, segments, match.followed
+        )
         self._queue.append(request)
         self._waiting[match.number] = request
         self._serve()

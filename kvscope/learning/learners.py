@@ -40,7 +40,6 @@ class OnlineLearner:
     is for the log.
     """
 
-    reads_fit: ClassVar[bool] = False  # a file may carry a fit
     needs_fit: ClassVar[bool] = False  # runs by a fit from a file alone
 
     table: Floats
@@ -50,12 +49,9 @@ class OnlineLearner:
     def __init__(self, policy: LanePolicy, block_size: int, fitted: Any) -> None:
         """Start with a `fitted` table, if a file has one."""
 
-    @classmethod
-    def read_fit(cls, _document: Mapping[str, Any], _where: str) -> FittedTable | None:
-        """Return the fit in a document that stands at a place, None without one.
-
-        Raises InputError with the place, the key, the value and the remedy.
-        """
+    @staticmethod
+    def read_fit(document: Mapping[str, Any], where: str) -> FittedTable | None:
+        """Return the fit in the document at `where`, None without one; raises InputError."""
         return None
 
     @abstractmethod
@@ -118,7 +114,7 @@ def check_fit(policy: Policy, fitted: FittedTable | None, where: str) -> None:
 def reads_fit(policy: type[Policy]) -> bool:
     """Return whether a policy file can carry a fit for a policy."""
     learner = learner_class(policy)
-    return learner is not None and learner.reads_fit
+    return learner is not None and learner.read_fit is not OnlineLearner.read_fit
 
 
 def needs_fit(policy: type[Policy]) -> bool:

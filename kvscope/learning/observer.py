@@ -17,8 +17,11 @@ UNFIT = "kvscope leaves the eviction order to vLLM"
 class Observer:
     """Receives every event of a scheduler; an error inside ends it, never the engine.
 
-    The engine calls `tell` alone, with the name of one of the events below. None of them may change
-    the request.
+    The engine calls `tell` alone, with the name of an event; an observer has a method for each that
+    it handles. None may change the request: `arrived` (request), `stepping` before a step is
+    planned, `admitted` (request id, hit tokens; the first time only), `updating` and `updated`
+    before and after a step's outputs are processed, `releasing` (request) before its blocks are
+    freed, `put_off` (blocks) if that happens later only, `released` after that, and `closing`.
     """
 
     what = "kvscope"
@@ -29,7 +32,8 @@ class Observer:
         if self.broken:
             return
         try:
-            getattr(self, event)(*of)
+            if (handle := getattr(self, event, None)) is not None:
+                handle(*of)
         except Exception as error:  # noqa: BLE001  (the engine goes on whatever this is)
             self.fail(error)
 
@@ -46,30 +50,3 @@ class Observer:
 
     def give_up(self) -> None:
         """Leave the engine as if this observer had never been there."""
-
-    def arrived(self, request: Request) -> None:
-        """Take in a new request."""
-
-    def stepping(self) -> None:
-        """Prepare for a step that is about to be planned."""
-
-    def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note a first admission, with the tokens found in the cache."""
-
-    def updating(self) -> None:
-        """Prepare for the outputs of a step."""
-
-    def updated(self) -> None:
-        """Note that the outputs of a step have been processed."""
-
-    def releasing(self, request: Request) -> None:
-        """Prepare for a request's blocks to be freed: it has finished, or is preempted."""
-
-    def put_off(self, blocks: list[Any]) -> None:
-        """Note that the blocks of the request being released will be freed later."""
-
-    def released(self) -> None:
-        """Note that a request's blocks have been freed."""
-
-    def closing(self) -> None:
-        """Close what is open: the engine shuts down."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
 
 
+@dataclass(slots=True, eq=False)
 class _Prefix:
-    """One key: the number of blocks with it, of cached keys right below it, and its own prefix."""
+    """One key: its own prefix, the number of blocks with it, and of cached keys right below it."""
 
-    __slots__ = ("above", "children", "holders", "key")
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.above: _Prefix | None = None
-        self.holders = self.children = 0
+    key: Key
+    above: _Prefix | None = None
+    holders: int = 0
+    children: int = 0
 
 
 class Prefixes:

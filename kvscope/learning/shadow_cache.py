@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,16 +26,16 @@ DEEPEST = 2**31 - 1
 _SPARE = 64
 
 
+@dataclass(slots=True, eq=False)
 class BranchPoint:
     """A block of `owner`, at `depth` of its path, below which runs of earlier requests go on.
 
     `children` counts for each shadow those that are not empty.
     """
 
-    __slots__ = ("children", "depth", "owner")
-
-    def __init__(self, owner: int, depth: int, shadows: int) -> None:
-        self.owner, self.depth, self.children = owner, depth, [0] * shadows
+    owner: int
+    depth: int
+    children: list[int]
 
 
 class RunPlacement(NamedTuple):
@@ -391,7 +392,7 @@ class ShadowCaches:
                     left.append(which)
             branch = runs.cut(previous, until, request.number, branches)
             if left and branch is None:
-                branch = BranchPoint(request.number, until - 1, len(self.each))
+                branch = BranchPoint(request.number, until - 1, [0] * len(self.each))
                 branches.append(branch)
             for which in left:
                 branch.children[which] += 1  # type: ignore[union-attr]  # made above

@@ -24,7 +24,7 @@ from kvscope.replay.traffic import Traffic
 class Replay:
     """What one policy did at one capacity.
 
-    `hit_blocks` (R entries) are the leading blocks that each request found cached, capped by the
+    `hit_blocks` (R entries) are the leading blocks that each request hits, capped by the
     last-token rule; `evictions` counts blocks.
     """
 
@@ -36,16 +36,16 @@ class Replay:
 
     @property
     def cached(self) -> NDArray[np.bool_]:
-        """The blocks that were left at the end (N + 1 entries, the root's first).
+        """The blocks that are cached at the end (N + 1 entries, the root's first).
 
-        Found when asked for: sweeps never do, and it takes as long as a quick replay.
+        Computed on access: sweeps never need it, and it takes as long as a quick replay.
         """
         return self.find_cached()
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What a policy was told of the traffic's categories, and from which request on.
+    """What a policy has learned of the traffic's categories, and from which request on.
 
     `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
     entries) take the place of the traffic's categories for policies with classes of their own.
@@ -58,14 +58,19 @@ class Tables:
     choose: Callable[[Policy, int], Tables] | None = None
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Those for this policy in a cache of so many blocks."""
+        """Return the tables for this policy in a cache of so many blocks."""
         return self if self.choose is None else self.choose(policy, capacity_blocks)
 
-    def seen(self, traffic: Traffic) -> Traffic:
-        """The traffic as the policy sees it."""
-        if self.classes is None:
-            return traffic
-        return traffic._replace(category=self.classes[: len(traffic.category)])
+    def classified(self, policy: Policy, traffic: Traffic) -> Traffic:
+        """Return the traffic with the policy's classes as categories.
+
+        Raises ValueError where the policy's table lacks a row for one of them.
+        """
+        if self.classes is not None:
+            traffic = traffic._replace(category=self.classes[: len(traffic.category)])
+        if policy.learner and self.values.shape[1] <= traffic.category.max(initial=0):
+            raise ValueError(f"{policy.name} needs a row of its table for every category")
+        return traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +112,7 @@ def replay(
     refuse an insertion.
     """
     tables = tables.chosen(policy, capacity_blocks)
-    traffic = tables.seen(traffic)
-    if policy.learner and tables.values.shape[1] <= traffic.category.max(initial=0):
-        raise ValueError(f"{policy.name} needs a row of its table for every category")
+    traffic = tables.classified(policy, traffic)
     history = history or touch_history(traffic)
     p, leaf = policy.settings(), policy.evicts == "leaf"
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
@@ -144,7 +147,7 @@ def _empty_state(
 
 
 def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
-    """The kernel that replays a policy; `leaf` as in `Policy.leaves`."""
+    """Return the kernel that replays a policy; `leaf` as in `Policy.leaves`."""
     if issubclass(policy, QueuePolicy):
         return queues_kernel(policy)
     if issubclass(policy, LanePolicy):

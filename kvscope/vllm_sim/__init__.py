@@ -1,7 +1,7 @@
 """The `engine` capacity model: vLLM's block pool and scheduler, request by request.
 
-`pool` holds the blocks and the order in which they are given up, `requests` what each request has
-and wants of them, `scheduler` the steps of the engine; `replay` runs a trace through all of it.
+`state` holds blocks and requests, `pool` allocates, frees and evicts blocks, `admission` starts and
+preempts requests, `scheduler` makes the steps of the engine, `replay` runs a trace through them.
 """
 
 from kvscope.vllm_sim.replay import EngineReplay, replay_engine

@@ -1,4 +1,4 @@
-"""What the scheduler does to one request: look it up, let it in, give it blocks, send it away.
+"""What the scheduler does to one request: look it up, admit it, allocate blocks, preempt it.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_manager.py (KVCacheManager.get_computed_blocks,
 allocate_slots, free) and vllm/v1/core/sched/scheduler.py (Scheduler._preempt_request).
@@ -13,27 +13,26 @@ from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
 from kvscope.replay.structures.recent import note_recent, sort_recent
-from kvscope.vllm_sim.eviction import Take
-from kvscope.vllm_sim.pool import give_back, give_content, lose_content, use
+from kvscope.vllm_sim.pool import Take, give_back, give_content, lose_content, use
 from kvscope.vllm_sim.state import NONE, ROOT, Machine
 
-Grow: TypeAlias = Callable[[Machine, int, int], None]
+Allocate: TypeAlias = Callable[[Machine, int, int], None]
 Release: TypeAlias = Callable[[Machine, int, bool], None]
-LetIn: TypeAlias = Callable[[Machine, int, int], int]
+Admit: TypeAlias = Callable[[Machine, int, int], int]
 
 
 @callable_in_kernels
 def blocks_for(tokens: int, block_size: int) -> int:
-    """How many blocks so many tokens take, the last one perhaps in part."""
+    """Return the number of blocks for so many tokens, the last one perhaps partial."""
     return (tokens + block_size - 1) // block_size
 
 
 @callable_in_kernels
-def front_of_line(machine: Machine) -> int:
-    """The request whose turn it is to be let in, NONE if nobody waits; its path is written out.
+def peek_waiting(machine: Machine) -> int:
+    """Return the first request of the waiting queue, NONE if it is empty, and write out its path.
 
-    Preempted ones are first, the last one preempted in front; then by arrival. Oversized requests
-    are turned away here.
+    Preempted requests come first, the last one preempted in front; then by arrival. Oversized
+    requests are rejected here.
     """
     requests, state = machine.requests, machine.state[0]
     if state.preempted > 0:
@@ -47,25 +46,25 @@ def front_of_line(machine: Machine) -> int:
         request = state.next
     if state.front != request:
         row = machine.path[len(machine.path) - 1]
-        wanted = requests[request]
-        write_path(machine.nodes.parent, wanted.leaf, row, 0, wanted.length)
+        record = requests[request]
+        write_path(machine.nodes.parent, record.leaf, row, 0, record.length)
         state.front = request
     return request  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def look_up(machine: Machine, most: int) -> int:
-    """How many of the first `most` blocks of the front path some block holds."""
+    """Return how many leading blocks of the front path are cached, at most `most`."""
     path = machine.path[len(machine.path) - 1]
-    found = 0
-    while found < most and machine.nodes[path[found]].first != NONE:
-        found += 1
-    return found
+    hits = 0
+    while hits < most and machine.nodes[path[hits]].first != NONE:
+        hits += 1
+    return hits
 
 
 @callable_in_kernels
 def count_free(machine: Machine, hits: int) -> int:
-    """How many of the blocks that were found are free, so that using them leaves fewer to take."""
+    """Return how many of the hit blocks are free: using them leaves fewer to allocate."""
     path = machine.path[len(machine.path) - 1]
     free = 0
     for at in range(hits):
@@ -76,46 +75,46 @@ def count_free(machine: Machine, hits: int) -> int:
 
 @callable_in_kernels
 def use_hits(machine: Machine, request: int, hits: int) -> None:
-    """Use the blocks that hold the first `hits` nodes of the front path: nobody takes them now."""
-    served, path = machine.requests[request], machine.path
+    """Pin the blocks of the first `hits` nodes of the front path for a request."""
+    record, path = machine.requests[request], machine.path
     for at in range(path.shape[1]):
-        path[served.slot, at] = path[len(path) - 1, at]
+        path[record.slot, at] = path[len(path) - 1, at]
     for at in range(hits):
-        block = machine.nodes[path[served.slot, at]].first
+        block = machine.nodes[path[record.slot, at]].first
         use(machine, block)
-        machine.table[served.slot, at] = block
-    served.held = hits
-    served.hashed = hits
+        machine.table[record.slot, at] = block
+    record.allocated = hits
+    record.hashed = hits
 
 
 @callable_in_kernels
 def hash_blocks(machine: Machine, request: int, tokens: int, leaf: bool) -> None:
-    """Give content to the blocks that `tokens` tokens fill, so that others find them."""
-    served = machine.requests[request]
+    """Hash the blocks that `tokens` tokens fill, so that look-ups find them."""
+    record = machine.requests[request]
     full = tokens // machine.state[0].block_size
-    for at in range(served.hashed, full):
-        block = machine.table[served.slot, at]
-        give_content(machine, block, machine.path[served.slot, at], leaf)
-    served.hashed = max(served.hashed, full)
+    for at in range(record.hashed, full):
+        block = machine.table[record.slot, at]
+        give_content(machine, block, machine.path[record.slot, at], leaf)
+    record.hashed = max(record.hashed, full)
 
 
-def grower(take: Take) -> Grow:
-    """The function that takes free blocks until a request has got so many."""
+def allocator(take: Take) -> Allocate:
+    """Return the function that allocates free blocks until a request has so many."""
 
     @callable_in_kernels
-    def grow(machine: Machine, request: int, blocks: int) -> None:
-        served = machine.requests[request]
-        for at in range(served.held, blocks):
-            machine.table[served.slot, at] = take(machine)
-        served.held = max(served.held, blocks)
+    def allocate(machine: Machine, request: int, blocks: int) -> None:
+        record = machine.requests[request]
+        for at in range(record.allocated, blocks):
+            machine.table[record.slot, at] = take(machine)
+        record.allocated = max(record.allocated, blocks)
 
-    return grow
+    return allocate
 
 
 def releaser(policy: type[LanePolicy], leaf: bool) -> Release:
-    """The function that gives back all blocks of a request that runs, the tail first.
+    """Return the function that frees all blocks of a request that runs, the tail first.
 
-    One that has not finished will be back at once, so none of its blocks are given up early. The
+    One that has not finished will be back at once, so none of its blocks are evicted early. The
     new blocks of a turn that the policy does not admit lose their content.
     """
     admits = callable_in_kernels(policy.admits)
@@ -123,34 +122,34 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Release:
 
     @callable_in_kernels
     def release(machine: Machine, request: int, finished: bool) -> None:
-        blocks, served, state = machine.blocks, machine.requests[request], machine.state[0]
-        slot, held = served.slot, served.held
+        blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
+        slot, allocated = record.slot, record.allocated
         turn = Turn(
             request,
-            served.arrival_s,
-            served.history_tokens,
-            served.category,
-            served.next_prompt_tokens,
+            record.arrival_s,
+            record.history_tokens,
+            record.category,
+            record.next_prompt_tokens,
         )
         depth, deep, shallow = place(turn, state.block_size, machine.p)
         if not finished:
-            depth = held
+            depth = allocated
         elif not admits(turn, machine.p):
-            for at in range(served.hits, served.hashed):
+            for at in range(record.hits, record.hashed):
                 block = machine.table[slot, at]
                 if blocks[block].users == 1:
                     lose_content(machine, block, leaf)
-        for at in range(held):  # to the front of their queue, where the deepest comes to lie first
+        for at in range(allocated):  # to the front of their queue: the last one freed goes first
             block = machine.table[slot, at]
             if blocks[block].content == ROOT:
                 give_back(machine, block, shallow)
-        for at in range(held - 1, -1, -1):
+        for at in range(allocated - 1, -1, -1):
             block = machine.table[slot, at]
             if blocks[block].content != ROOT:
                 give_back(machine, block, deep if at >= depth else shallow)
-        served.held = 0
-        served.hashed = 0
-        served.slot = NONE
+        record.allocated = 0
+        record.hashed = 0
+        record.slot = NONE
         machine.slots[state.max_num_seqs - state.running] = slot
         state.running -= 1
 
@@ -158,17 +157,17 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Release:
 
 
 def preempter(release: Release) -> Take:
-    """The function that sends the youngest running request back to the front of the line."""
+    """Return the function that preempts the youngest running request to the front of the queue."""
 
     @callable_in_kernels
     def preempt(machine: Machine) -> int:
         state = machine.state[0]
         request = machine.running[state.running - 1]
         release(machine, request, False)
-        served = machine.requests[request]
-        served.computed = 0
-        served.coming = 0
-        served.preemptions += 1
+        record = machine.requests[request]
+        record.computed = 0
+        record.coming = 0
+        record.preemptions += 1
         machine.preempted[state.preempted] = request
         state.preempted += 1
         return request  # type: ignore[no-any-return]
@@ -176,27 +175,27 @@ def preempter(release: Release) -> Take:
     return preempt
 
 
-def admitter(policy: type[LanePolicy], grow: Grow, leaf: bool) -> LetIn:
-    """The function that tries to start the request in front, given a budget of tokens.
+def admitter(policy: type[LanePolicy], allocate: Allocate, leaf: bool) -> Admit:
+    """Return the function that tries to admit the first waiting request, given a budget of tokens.
 
-    How many tokens it computes in the step being planned; 0 if it has to wait.
+    It returns the tokens to compute in the step being planned; 0 if the request has to wait.
     """
-    note = noter(policy)
+    record_admission = admission_recorder(policy)
 
     @callable_in_kernels
-    def let_in(machine: Machine, request: int, budget: int) -> int:
-        served, state = machine.requests[request], machine.state[0]
-        size, total = state.block_size, served.prompt + served.generated
-        hits = look_up(machine, served.look if served.hits == NONE else (total - 1) // size)
+    def admit(machine: Machine, request: int, budget: int) -> int:
+        record, state = machine.requests[request], machine.state[0]
+        size, total = state.block_size, record.prompt + record.generated
+        hits = look_up(machine, record.look if record.hits == NONE else (total - 1) // size)
         tokens = min(total - hits * size, budget)
         blocks = blocks_for(hits * size + tokens, size)
-        wanted = blocks_for(total, size) if state.reserve_full_prompt else blocks
-        wanted += count_free(machine, hits) - hits
+        needed = blocks_for(total, size) if state.reserve_full_prompt else blocks
+        needed += count_free(machine, hits) - hits
         if state.running > 0:
-            wanted += state.watermark_blocks
-        if wanted > state.free:
+            needed += state.watermark_blocks
+        if needed > state.free:
             return 0
-        served.slot = machine.slots[state.max_num_seqs - state.running - 1]
+        record.slot = machine.slots[state.max_num_seqs - state.running - 1]
         machine.running[state.running] = request
         state.running += 1
         if state.preempted > 0:
@@ -204,32 +203,32 @@ def admitter(policy: type[LanePolicy], grow: Grow, leaf: bool) -> LetIn:
         else:
             state.next += 1
         use_hits(machine, request, hits)
-        grow(machine, request, blocks)
+        allocate(machine, request, blocks)
         hash_blocks(machine, request, hits * size + tokens, leaf)
-        served.computed = hits * size
-        if served.hits == NONE:
-            note(machine, request, hits)
+        record.computed = hits * size
+        if record.hits == NONE:
+            record_admission(machine, request, hits)
         return tokens  # type: ignore[no-any-return]
 
-    return let_in
+    return admit
 
 
-def noter(policy: type[LanePolicy]) -> Grow:
-    """The function that notes a request's hits when it is let in for the first time."""
+def admission_recorder(policy: type[LanePolicy]) -> Allocate:
+    """Return the function that records a request's hits when it is first admitted."""
     adapt = callable_in_kernels(policy.adapt)
     adapts = callable_in_kernels(policy.adapts)
     adaptive = policy.adaptive
 
     @callable_in_kernels
-    def note(machine: Machine, request: int, hits: int) -> None:
-        served, state = machine.requests[request], machine.state[0]
-        served.hits = hits
-        served.let_in_s = state.now_s
+    def record_admission(machine: Machine, request: int, hits: int) -> None:
+        record, state = machine.requests[request], machine.state[0]
+        record.hits = hits
+        record.admitted_s = state.now_s
         if adaptive and adapts(machine.p):
-            note_recent(machine.recent, state.let_in, served.prompt - hits * state.block_size)
-            if (state.let_in + 1) % ADAPT_EVERY == 0:
-                end = sort_recent(machine.recent, state.let_in + 1)
+            note_recent(machine.recent, state.admitted, record.prompt - hits * state.block_size)
+            if (state.admitted + 1) % ADAPT_EVERY == 0:
+                end = sort_recent(machine.recent, state.admitted + 1)
                 adapt(machine.recent[RECENT:end], machine.p)
-        state.let_in += 1
+        state.admitted += 1
 
-    return note
+    return record_admission

@@ -1,8 +1,9 @@
-"""The blocks of an engine: which are in use, what they hold, and the queues of free ones.
+"""The block pool of an engine: blocks in use, their content, and the queues of free ones.
 
-A free block keeps its content until it is taken. Those without a hash lie in a queue of their own,
-the last one freed in front; those with a hash lie in the lanes of the policy, the last one freed at
-the end.
+A free block keeps its content until it is allocated again. Free blocks without a hash are in a
+queue of their own, the last one freed in front; those with a hash are in the lanes of the policy,
+the last one freed at the end. The next block to allocate is one without a hash, else the head of
+the lane that scores lowest.
 
 Source: vLLM 0.32.0, vllm/v1/core/block_pool.py (BlockPool, BlockHashToBlockMap) and
 vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
@@ -10,13 +11,19 @@ vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from kvscope.core.jit import callable_in_kernels
+from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.state import NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
+
+Take: TypeAlias = Callable[[Machine], int]
 
 
 @callable_in_kernels
 def head_of(machine: Machine, queue: int) -> int:
-    """The block at the front of a queue, NONE if it is empty."""
+    """Return the block at the front of a queue, NONE if it is empty."""
     blocks = machine.state[0].blocks
     block = machine.blocks[blocks + queue].after
     return block if block < blocks else NONE
@@ -24,7 +31,7 @@ def head_of(machine: Machine, queue: int) -> int:
 
 @callable_in_kernels
 def link(machine: Machine, block: int, queue: int, behind: int) -> None:
-    """Put a block into a queue, behind another one or the queue's sentinel."""
+    """Insert a block into a queue, behind another one or the queue's sentinel."""
     blocks = machine.blocks
     following = blocks[behind].after
     blocks[behind].after = block
@@ -36,24 +43,24 @@ def link(machine: Machine, block: int, queue: int, behind: int) -> None:
 
 @callable_in_kernels
 def unlink(machine: Machine, block: int) -> None:
-    """Take a free block out of the queue it is in, if it is in one."""
-    blocks, gone = machine.blocks, machine.blocks[block]
-    if gone.queue >= 0:
-        blocks[gone.before].after = gone.after
-        blocks[gone.after].before = gone.before
-    gone.queue = PINNED
+    """Remove a free block from its queue, if it is in one."""
+    blocks, freed = machine.blocks, machine.blocks[block]
+    if freed.queue >= 0:
+        blocks[freed.before].after = freed.after
+        blocks[freed.after].before = freed.before
+    freed.queue = PINNED
 
 
 @callable_in_kernels
 def park(machine: Machine, block: int) -> None:
-    """Set a lane's head aside until it has no cached child any more."""
+    """Park a lane's head until it has no cached child any more."""
     unlink(machine, block)
     machine.blocks[block].queue = PARKED
 
 
 @callable_in_kernels
 def unpark(machine: Machine, block: int) -> None:
-    """Put a block that was set aside back to its place by age, which is near the front."""
+    """Return a parked block to its place in its lane by age, which is near the front."""
     blocks, count = machine.blocks, machine.state[0].blocks
     queue = blocks[block].lane + 1
     behind = count + queue
@@ -66,7 +73,7 @@ def unpark(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def give_content(machine: Machine, block: int, content: int, leaf: bool) -> None:
-    """Hash a block: from now on look-ups for its content find it, or an older one of the same."""
+    """Hash a block: look-ups for its content now find it, or an older block of the same content."""
     blocks, nodes, new = machine.blocks, machine.nodes, machine.blocks[block]
     new.content = content
     oldest = nodes[content].first
@@ -82,13 +89,13 @@ def give_content(machine: Machine, block: int, content: int, leaf: bool) -> None
     new.twin_before = youngest
     new.twin_after = oldest
     blocks[oldest].twin_before = block
-    if leaf and blocks[oldest].queue == PARKED:  # the new one does for the children
+    if leaf and blocks[oldest].queue == PARKED:  # the new block keeps the children reachable
         unpark(machine, oldest)
 
 
 @callable_in_kernels
 def lose_content(machine: Machine, block: int, leaf: bool) -> None:
-    """Take a block's hash away."""
+    """Remove a block's hash."""
     blocks, nodes, old = machine.blocks, machine.nodes, machine.blocks[block]
     node = nodes[old.content]
     old.content = ROOT
@@ -108,14 +115,14 @@ def lose_content(machine: Machine, block: int, leaf: bool) -> None:
 
 @callable_in_kernels
 def has_orphans(machine: Machine, block: int) -> bool:
-    """Whether cached nodes would lose the way to the root if this block were given up."""
-    lonely = machine.blocks[block].twin_after == block
-    return lonely and machine.nodes[machine.blocks[block].content].children > 0  # type: ignore[no-any-return]
+    """Return whether cached nodes would lose the way to the root without this block."""
+    single = machine.blocks[block].twin_after == block
+    return single and machine.nodes[machine.blocks[block].content].children > 0  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def use(machine: Machine, block: int) -> None:
-    """One more request uses a block; a free one leaves its queue and keeps its content."""
+    """Count one more request that uses a block; a free one leaves its queue with its content."""
     if machine.blocks[block].users == 0:
         unlink(machine, block)
         machine.state[0].free -= 1
@@ -124,7 +131,7 @@ def use(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def give_back(machine: Machine, block: int, lane: int) -> None:
-    """One request less uses a block; if it was the last one the block becomes free."""
+    """Count one request less that uses a block; free the block after the last one."""
     blocks, state, freed = machine.blocks, machine.state[0], machine.blocks[block]
     freed.users -= 1
     if freed.users > 0:
@@ -142,7 +149,7 @@ def give_back(machine: Machine, block: int, lane: int) -> None:
 
 @callable_in_kernels
 def expire(machine: Machine, leaf: bool) -> None:
-    """Take the content of free blocks that nobody used for the time to live; they go first then."""
+    """Remove the hash of free blocks that were idle for the time to live; they go first then."""
     state = machine.state[0]
     for queue in range(1, state.lanes + 1):
         block = head_of(machine, queue)
@@ -152,3 +159,54 @@ def expire(machine: Machine, leaf: bool) -> None:
             state.evictions += 1
             link(machine, block, UNHASHED, state.blocks + UNHASHED)
             block = head_of(machine, queue)
+
+
+def taker(policy: type[LanePolicy], leaf: bool) -> Take:
+    """Return the function that allocates one free block; it may be called while one is free.
+
+    Blocks without a hash first, then the head of the lane that scores lowest, of equals the one
+    freed first. `leaf`: a block without which cached ones could not be found is passed over.
+    """
+    choose = chooser(policy, leaf)
+
+    @callable_in_kernels
+    def take(machine: Machine) -> int:
+        state = machine.state[0]
+        block = head_of(machine, UNHASHED)
+        if block == NONE:
+            block = choose(machine)
+            lose_content(machine, block, leaf)
+            state.evictions += 1
+        unlink(machine, block)
+        machine.blocks[block].users = 1
+        state.free -= 1
+        return block
+
+    return take
+
+
+def chooser(policy: type[LanePolicy], leaf: bool) -> Take:
+    """Return the function that chooses the hashed block to evict."""
+    score = callable_in_kernels(policy.score)
+
+    @callable_in_kernels
+    def choose(machine: Machine) -> int:
+        blocks, state = machine.blocks, machine.state[0]
+        chosen, lowest = NONE, 0.0
+        for lane in range(state.lanes):
+            head = head_of(machine, lane + 1)
+            while leaf and head != NONE and has_orphans(machine, head):
+                park(machine, head)
+                head = head_of(machine, lane + 1)
+            if head == NONE:
+                continue
+            worth = 0.0
+            if state.lanes > 1:
+                idle_s = state.now_s - blocks[head].freed_s
+                worth = score(lane, idle_s, machine.p, machine.tables[state.period])
+            older = chosen != NONE and blocks[head].freed < blocks[chosen].freed
+            if chosen == NONE or worth < lowest or (worth == lowest and older):
+                chosen, lowest = head, worth
+        return chosen
+
+    return choose

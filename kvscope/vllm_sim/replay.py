@@ -1,4 +1,4 @@
-"""A trace on an engine: what each request finds in the cache while others run beside it."""
+"""A trace on the simulated engine: what each request hits while others run at the same time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
-from kvscope.policies.base import LanePolicy, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import Machine, idle_machine
+from kvscope.vllm_sim.state import idle_machine, lane_class
 
-SLICE_STEPS = 100_000  # between two looks at the keyboard
+SLICE_STEPS = 100_000  # between two checks for an interrupt
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReplay:
     """What an engine did with R requests; every array has R entries.
 
-    `hit_blocks` were found when a request was first let in, as vLLM counts its hits. `queue_s` is
+    `hit_blocks` were cached when a request was first admitted, as vLLM counts hits. `queue_s` is
     the time from its arrival until then, `ttft_s` until its first token. `oversized` requests need
-    more than all blocks: they were turned away, have no hits, and nan for times. `steps` counts
+    more than all blocks: they were rejected, have no hits, and nan for times. `steps` counts
     those that computed something.
     """
 
@@ -53,7 +52,7 @@ def replay_engine(
     rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
 ) -> EngineReplay:
-    """What vLLM's scheduler and cache manager make of a trace, blocks leaving as `policy` says.
+    """Run a trace through vLLM's scheduler and cache manager, with `policy` to evict blocks.
 
     Requests come at their arrival times, `rate_scale` times as fast, and overlap by the time that
     `cost` gives each step. `tables` are for policies that read them. Raises UsageError for a policy
@@ -63,7 +62,7 @@ def replay_engine(
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
-    machine = machine_for(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
+    machine = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
     run = stepper(lane_class(policy), policy.evicts == "leaf")
     while run(machine, SLICE_STEPS, len(machine.requests) + 1):
         pass
@@ -73,7 +72,7 @@ def replay_engine(
         params=policy.values,
         settings=settings,
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
-        queue_s=requests.let_in_s - requests.arrival_s,
+        queue_s=requests.admitted_s - requests.arrival_s,
         ttft_s=requests.first_token_s - requests.arrival_s,
         finish_s=requests.finished_s.copy(),
         preemptions=requests.preemptions.astype(np.int32),
@@ -81,41 +80,3 @@ def replay_engine(
         evictions=int(state.evictions),
         steps=int(state.steps),
     )
-
-
-def machine_for(
-    prompts: Prompts,
-    policy: Policy,
-    settings: EngineSettings,
-    cost: StepCost,
-    *,
-    rate_scale: float = 1.0,
-    tables: Tables = NO_TABLES,
-) -> Machine:
-    """An idle engine that waits for the trace's first request; arguments as in `replay_engine`."""
-    kind = lane_class(policy)
-    tables = tables.chosen(policy, settings.usable_blocks)
-    known = tables.seen(engine_traffic(prompts, rate_scale))
-    if kind.learner and tables.values.shape[1] <= known.category.max(initial=0):
-        raise ValueError(f"{policy.name} needs a row of its table for every category")
-    return idle_machine(
-        known,
-        settings,
-        cost,
-        tables.values.shape[1] if kind.by_category else kind.lanes,
-        p=policy.settings(),
-        tables=tables.values,
-        since=tables.since,
-        ttl_s=float(policy.values.get("ttl_s", math.inf)),
-    )
-
-
-def lane_class(policy: Policy) -> type[LanePolicy]:
-    """The class of a policy that an engine's queues can follow."""
-    if not isinstance(policy, LanePolicy):
-        raise UsageError(
-            f"{policy.name} cannot order the blocks of an engine",
-            where="--capacity-model engine",
-            remedy="take a policy of recency queues, such as lru or tlru",
-        )
-    return type(policy)

@@ -1,8 +1,8 @@
-"""The steps of an engine: which requests compute how many tokens next, and what becomes of them.
+"""The steps of an engine: which requests compute how many tokens next, and which finish.
 
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler.schedule, update_from_output),
 vllm/v1/core/sched/async_scheduler.py (AsyncScheduler) and vllm/v1/engine/core.py (EngineCore.step,
-step_with_batch_queue). First come, first served; text; no speculative decoding, no priorities, no
+step_with_batch_queue). First come, first record; text; no speculative decoding, no priorities, no
 adapters, one kind of attention.
 """
 
@@ -13,31 +13,30 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.admission import (
-    Grow,
+    Allocate,
     Release,
     admitter,
+    allocator,
     blocks_for,
-    front_of_line,
-    grower,
     hash_blocks,
+    peek_waiting,
     preempter,
     releaser,
 )
-from kvscope.vllm_sim.eviction import Take, taker
-from kvscope.vllm_sim.pool import expire
+from kvscope.vllm_sim.pool import Take, expire, taker
 from kvscope.vllm_sim.state import NONE, Machine
 
 Run: TypeAlias = Callable[..., Any]
 Step: TypeAlias = Callable[[Machine], None]
-Ask: TypeAlias = Callable[[Machine], bool]
+PlanRunning: TypeAlias = Callable[[Machine], bool]
 
 
 @callable_in_kernels
 def arrive(machine: Machine) -> None:
-    """Let everybody into the waiting line who has arrived by now."""
+    """Queue the requests that have arrived by now, and take the policy's table of that time."""
     requests, since, state = machine.requests, machine.since, machine.state[0]
     while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
         state.arrived += 1
@@ -47,65 +46,65 @@ def arrive(machine: Machine) -> None:
 
 @callable_in_kernels
 def plan(machine: Machine, request: int, tokens: int) -> None:
-    """Compute `tokens` more tokens of a request in the step being planned."""
-    served, state = machine.requests[request], machine.state[0]
-    before = served.computed
-    last = before + tokens == served.prompt + served.generated + served.coming
-    served.computed = before + tokens
+    """Plan to compute `tokens` more tokens of a request in the next step."""
+    record, state = machine.requests[request], machine.state[0]
+    before = record.computed
+    last = before + tokens == record.prompt + record.generated + record.coming
+    record.computed = before + tokens
     machine.batch[1, state.planned] = request
     machine.yields[1, state.planned] = last
     state.planned += 1
     state.budget -= tokens
     if last:
-        served.coming += 1
-    if before >= served.prompt and tokens == 1:
+        record.coming += 1
+    if before >= record.prompt and tokens == 1:
         state.cost_s += state.decode_token_s + state.decode_context_token_s * before
     else:
         pairs = tokens * (before + tokens / 2)
         state.cost_s += state.prefill_token_s * tokens + state.prefill_pair_s * pairs
 
 
-def runners_planner(grow: Grow, preempt: Take, leaf: bool) -> Ask:
-    """The function that plans for those who run; whether it went without sending anybody away.
+def running_planner(allocate: Allocate, preempt: Take, leaf: bool) -> PlanRunning:
+    """Return the function that plans for running requests, and returns True without preemption.
 
-    A request that needs a block where none is free sends the youngest one away, in the end itself.
+    A request that needs a block where none is free preempts the youngest one, in the end itself.
     One whose last output is on its way needs nothing.
     """
 
     @callable_in_kernels
-    def plan_runners(machine: Machine) -> bool:
-        state, calm, at = machine.state[0], True, 0
+    def plan_running(machine: Machine) -> bool:
+        state, undisturbed, at = machine.state[0], True, 0
         while at < state.running and state.budget > 0:
             request = machine.running[at]
-            served = machine.requests[request]
+            record = machine.requests[request]
             at += 1
-            if served.coming > 0 and served.generated + served.coming >= served.outputs:
+            if record.coming > 0 and record.generated + record.coming >= record.outputs:
                 continue
-            known = served.prompt + served.generated
-            tokens = min(known + served.coming - served.computed, state.budget)
-            blocks = blocks_for(served.computed + tokens, state.block_size)
-            while served.slot != NONE and blocks - served.held > state.free:
+            known = record.prompt + record.generated
+            tokens = min(known + record.coming - record.computed, state.budget)
+            blocks = blocks_for(record.computed + tokens, state.block_size)
+            while record.slot != NONE and blocks - record.allocated > state.free:
                 preempt(machine)
-                calm = False
-            if served.slot == NONE:
+                undisturbed = False
+            if record.slot == NONE:
                 break
             # Most steps fill no block: a test here is much cheaper than a call.
-            if blocks > served.held:
-                grow(machine, request, blocks)
-            filled = min(served.computed + tokens, known)
-            if filled // state.block_size > served.hashed:
+            if blocks > record.allocated:
+                allocate(machine, request, blocks)
+            filled = min(record.computed + tokens, known)
+            if filled // state.block_size > record.hashed:
                 hash_blocks(machine, request, filled, leaf)
             plan(machine, request, tokens)
-        return calm
+        return undisturbed
 
-    return plan_runners
+    return plan_running
 
 
 def scheduler(policy: type[LanePolicy], release: Release, leaf: bool) -> Step:
-    """The function that plans one step: those who run, then, if nobody was sent away, new ones."""
-    grow = grower(taker(policy, leaf))
-    plan_runners = runners_planner(grow, preempter(release), leaf)
-    let_in = admitter(policy, grow, leaf)
+    """Return the function that plans a step: running requests, then, if none was preempted, new."""
+    allocate = allocator(taker(policy, leaf))
+    plan_running = running_planner(allocate, preempter(release), leaf)
+    admit = admitter(policy, allocate, leaf)
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
@@ -113,12 +112,12 @@ def scheduler(policy: type[LanePolicy], release: Release, leaf: bool) -> Step:
         state.planned = 0
         state.budget = state.max_num_batched_tokens
         state.cost_s = state.base_s
-        calm = plan_runners(machine)
-        while calm and state.budget > 0 and state.running < state.max_num_seqs:
-            request = front_of_line(machine)
+        undisturbed = plan_running(machine)
+        while undisturbed and state.budget > 0 and state.running < state.max_num_seqs:
+            request = peek_waiting(machine)
             if request == NONE:
                 break
-            tokens = let_in(machine, request, state.budget)
+            tokens = admit(machine, request, state.budget)
             if tokens == 0:
                 break
             plan(machine, request, tokens)
@@ -129,7 +128,7 @@ def scheduler(policy: type[LanePolicy], release: Release, leaf: bool) -> Step:
 
 
 def completer(release: Release, leaf: bool) -> Step:
-    """The function that ends a step: its tokens are known, and who has got all of them leaves."""
+    """Return the function that ends a step: its tokens are known, complete requests finish."""
 
     @callable_in_kernels
     def complete(machine: Machine) -> None:
@@ -139,32 +138,32 @@ def completer(release: Release, leaf: bool) -> Step:
             if not machine.yields[0, at]:
                 continue
             request = machine.batch[0, at]
-            served = machine.requests[request]
-            served.generated += 1
-            if served.slot != NONE:
-                served.coming -= 1
-                filled = served.computed - served.coming
-                if filled // state.block_size > served.hashed:
+            record = machine.requests[request]
+            record.generated += 1
+            if record.slot != NONE:
+                record.coming -= 1
+                filled = record.computed - record.coming
+                if filled // state.block_size > record.hashed:
                     hash_blocks(machine, request, filled, leaf)
-            if served.generated == 1:
-                served.first_token_s = state.now_s
-            if served.generated == served.outputs:
-                served.finished_s = state.now_s
+            if record.generated == 1:
+                record.first_token_s = state.now_s
+            if record.generated == record.outputs:
+                record.finished_s = state.now_s
                 state.finished += 1
-                if served.slot != NONE:
+                if record.slot != NONE:
                     release(machine, request, True)
                 else:
-                    forget(machine, request)
+                    leave_waiting(machine, request)
         state.in_progress = 0
         if state.running < before:
-            close_ranks(machine, before)
+            compact_running(machine, before)
 
     return complete
 
 
 @callable_in_kernels
-def forget(machine: Machine, request: int) -> None:
-    """Take a request out of the line that was sent away while its last token was on its way."""
+def leave_waiting(machine: Machine, request: int) -> None:
+    """Remove a request that was preempted while its last token was on its way from the queue."""
     stack, state = machine.preempted, machine.state[0]
     at = 0
     while stack[at] != request:
@@ -175,19 +174,19 @@ def forget(machine: Machine, request: int) -> None:
 
 
 @callable_in_kernels
-def close_ranks(machine: Machine, before: int) -> None:
-    """Fill the places of those who no longer run; there were `before` of them."""
-    kept = 0
+def compact_running(machine: Machine, before: int) -> None:
+    """Close the gaps of finished requests in the list of running ones; it had `before` entries."""
+    count = 0
     for at in range(before):
         request = machine.running[at]
         if machine.requests[request].slot != NONE:
-            machine.running[kept] = request
-            kept += 1
+            machine.running[count] = request
+            count += 1
 
 
 @callable_in_kernels
 def start(machine: Machine) -> None:
-    """The planned step begins."""
+    """Begin the planned step."""
     state, batch, yields = machine.state[0], machine.batch, machine.yields
     for at in range(state.planned):
         batch[0, at] = batch[1, at]
@@ -196,22 +195,14 @@ def start(machine: Machine) -> None:
     state.end_s = state.now_s + state.cost_s
 
 
-_STEPPERS: dict[tuple[type[LanePolicy], bool], Run] = {}
-
-
+@once
 def stepper(policy: type[LanePolicy], leaf: bool) -> Run:
-    """The kernel that runs an engine whose blocks leave by the rules of `policy`.
+    """Return the kernel that runs an engine whose blocks are evicted by the rules of `policy`.
 
     Called as run(machine, steps, finished): plans up to so many steps, and stops early once that
     many requests are done with. False when there is nothing left to do. `leaf` as in
     `Policy.leaves`.
     """
-    if (policy, leaf) not in _STEPPERS:
-        _STEPPERS[policy, leaf] = _stepper(policy, leaf)
-    return _STEPPERS[policy, leaf]
-
-
-def _stepper(policy: type[LanePolicy], leaf: bool) -> Run:
     release = releaser(policy, leaf)
     schedule = scheduler(policy, release, leaf)
     complete = completer(release, leaf)

@@ -1,4 +1,4 @@
-"""What an engine is set to, and how long its steps take."""
+"""Settings of the engine, and how long its steps take."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class StepCost:
     decode_context_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(
-                    f"{one.name} is {value}", where="step cost", remedy="give a time of 0 or more"
+                    f"{field.name} is {value}", where="step cost", remedy="give a time of 0 or more"
                 )
         if self.base_s <= 0:
             raise UsageError(
@@ -41,7 +41,7 @@ class StepCost:
 
     @classmethod
     def of(cls, profile: LatencyProfile) -> Self:
-        """The cost of steps on the engine that `profile` describes.
+        """Return the cost of steps on the engine that `profile` describes.
 
         A prompt that is alone in one step takes the profile's TTFT; its first cost is that of a
         step here. A decoded token costs what a prompt's token costs at the same place.
@@ -57,12 +57,13 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What vLLM is started with, under the names of its own options.
+    """Options of vLLM, under its own names.
 
     `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".
     `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
     `watermark` is the share of the blocks that stays free when a request joins others, and
-    `reserve_full_prompt` (`scheduler_reserve_full_isl`) lets one in only if all of its tokens fit.
+    `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
+    tokens fit.
     Raises UsageError for values that no engine takes.
     """
 
@@ -85,7 +86,7 @@ class EngineSettings:
 
     @classmethod
     def one_at_a_time(cls, usable_blocks: int) -> Self:
-        """The cache manager alone: each request is served to its end before the next one starts."""
+        """Return settings that serve each request to its end before the next one starts."""
         return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT)
 
     @property

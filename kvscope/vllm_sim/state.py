@@ -7,15 +7,20 @@ the trie.
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.policies.base import Floats
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
-from kvscope.replay.traffic import Traffic
-from kvscope.vllm_sim.paths import blocks_needed
+from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 
 NONE = -1
@@ -39,7 +44,7 @@ BLOCK = _record("after before queue lane users content twin_after twin_before fr
 `after` and `before` make a ring of the queue that it is in. `content` is the node that its hash
 stands for; blocks with the same content are a ring through `twin_after` and `twin_before`, oldest
 first. `users` counts the requests that use it. `lane` is where it went when it was freed, `freed_s`
-when and `freed` as the how manieth.
+when, and `freed` its free-sequence number.
 """
 
 NODE = np.dtype([("parent", np.int32), ("first", np.int32), ("children", np.int32)])
@@ -50,32 +55,32 @@ NODE = np.dtype([("parent", np.int32), ("first", np.int32), ("children", np.int3
 
 REQUEST = _record(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
-    "computed generated coming slot held hashed hits preemptions",
-    "arrival_s let_in_s first_token_s finished_s",
+    "computed generated coming slot allocated hashed hits preemptions",
+    "arrival_s admitted_s first_token_s finished_s",
 )
-"""What a request wants, and what it has got so far.
+"""What a request needs, and how far it is.
 
-`prompt` and `outputs` are tokens wanted; `leaf` and `length` its path, of which the first look-up
+`prompt` and `outputs` are its tokens; `leaf` and `length` its path, of which the first look-up
 may find `look` blocks. `computed` tokens have their KV or get it in a planned step; `generated`
 outputs are known, `coming` ones will be after a planned step. It runs in `slot` (NONE: it waits or
-is done) and holds `held` blocks there, of which `hashed` have their content. `hits` are the blocks
-found when it was first let in, NONE until then. Times are seconds, nan for "not yet".
+is done) with `allocated` blocks, of which `hashed` have their content. `hits` are the blocks found
+when it was first admitted, NONE until then. Times are seconds, nan for "not yet".
 """
 
 STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
-    "planned budget steps finished let_in period",
+    "planned budget steps finished admitted period",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s decode_token_s decode_context_token_s",
 )
-"""One record: what the engine is set to, and counts.
+"""One record: the settings of the engine, and counts.
 
-`free` blocks now; `evictions`, `freed` blocks, `steps`, `finished` and `let_in` requests so far.
+`free` blocks now; `evictions`, `freed` blocks, `steps`, `finished` and `admitted` requests so far.
 `running` requests run and `preempted` ones wait to start over; `next` is the first one that was
-never let in, of the `arrived` ones. The path of `front` is written out. `in_progress` and `planned`
-are the sizes of the two batches, `budget` the tokens that the latter may still get and `cost_s`
-what it takes; `end_s` is when the former ends. `period` is the policy's table in force.
+never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
+`planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
+`cost_s` its duration; `end_s` is when the former ends. `period` is the policy's table in force.
 """
 
 
@@ -87,8 +92,9 @@ class Machine(NamedTuple):
     the nodes it fills; row S of `path` belongs to the request that waits in front. `running` is in
     order of admission; `preempted` is a stack, and so are the free `slots`. Row 0 of `batch` lists
     the requests that the step in progress computes for, row 1 those of the planned one, and
-    `yields` which of them get a token. `recent` are the uncached tokens of late requests, `p` the
-    policy's parameters, `tables` what it has learned: row k holds from request `since[k]` on.
+    `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
+    `p` the policy's parameters, `tables` what it has learned: row k holds from request `since[k]`
+    on.
     """
 
     blocks: Records
@@ -109,26 +115,36 @@ class Machine(NamedTuple):
 
 
 def idle_machine(
-    known: Traffic,
+    prompts: Prompts,
+    policy: Policy,
     settings: EngineSettings,
     cost: StepCost,
-    lanes: int,
-    p: Floats,
-    tables: NDArray[np.float64],
-    since: NDArray[np.int64],
-    ttl_s: float,
+    *,
+    rate_scale: float = 1.0,
+    tables: Tables = NO_TABLES,
 ) -> Machine:
-    """An engine that waits for its first request; all its blocks are free and empty."""
+    """Return an idle engine that waits for the trace's first request; all its blocks are free.
+
+    Requests arrive `rate_scale` times as fast; `tables` are for policies that read them. Raises
+    UsageError for a policy without lanes.
+    """
+    kind = lane_class(policy)
+    tables = tables.chosen(policy, settings.usable_blocks)
+    known = tables.classified(policy, engine_traffic(prompts, rate_scale))
+    lanes = tables.values.shape[1] if kind.by_category else kind.lanes
     requests = _requests(known, settings.usable_blocks)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
     longest = int(blocks_needed(known)[requests.oversized == 0].max(initial=1))
     nodes = np.zeros(len(known.block_parent), dtype=NODE).view(np.recarray)
     nodes.parent, nodes.first = known.block_parent, NONE
+    state = _state(settings, cost)
+    state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
+    state.ttl_s = policy.values.get("ttl_s", math.inf)
     return Machine(
         blocks=_blocks(settings.usable_blocks, lanes),
         nodes=nodes,
         requests=requests,
-        state=_state(settings, cost, slots, lanes, known.block_size, ttl_s),
+        state=state,
         table=np.empty((slots, longest), dtype=np.int64),
         path=np.empty((slots + 1, longest), dtype=np.int32),
         running=np.empty(slots, dtype=np.int64),
@@ -137,14 +153,63 @@ def idle_machine(
         batch=np.empty((2, slots), dtype=np.int64),
         yields=np.empty((2, slots), dtype=np.bool_),
         recent=nothing_recent(),
-        p=p,
-        tables=tables,
-        since=since,
+        p=policy.settings(),
+        tables=tables.values,
+        since=tables.since,
     )
 
 
+def lane_class(policy: Policy) -> type[LanePolicy]:
+    """Return the class of a policy, which an engine's queues must be able to follow.
+
+    Raises UsageError for a policy without lanes.
+    """
+    if not isinstance(policy, LanePolicy):
+        raise UsageError(
+            f"{policy.name} cannot order the blocks of an engine",
+            where="--capacity-model engine",
+            remedy="take a policy of recency queues, such as lru or tlru",
+        )
+    return type(policy)
+
+
+def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:
+    """Return the trace as an engine sees it: prompt and output of a request are one path.
+
+    Blocks whose content is not in the trace (outputs that no later turn repeats, prompts with
+    too few hashes) become nodes of their own below the trie's, which only a request that starts
+    over, having been preempted, finds again. `look` is vLLM's, at most floor((I - 1) / B), and ends
+    where a prompt's hashes end.
+    """
+    known = traffic(prompts, standard())
+    fresh = known.anonymous.astype(np.int64)
+    nodes = len(known.block_parent)
+    ends = np.cumsum(fresh)
+    first = nodes + ends - fresh
+    parent = np.arange(-1, nodes + int(fresh.sum()) - 1, dtype=np.int32)
+    parent[:nodes] = known.block_parent
+    grown = fresh > 0
+    parent[first[grown]] = known.leaf[grown]
+    return known._replace(
+        block_parent=parent,
+        leaf=np.where(grown, nodes + ends - 1, known.leaf).astype(np.int32),
+        length=(known.length + fresh).astype(np.int32),
+        anonymous=np.zeros_like(known.anonymous),
+        arrival_s=known.arrival_s / rate_scale,
+    )
+
+
+def blocks_needed(known: Traffic) -> NDArray[np.int64]:
+    """Return the blocks that each request fills at the end of its output, a partial one included.
+
+    The last sampled token is never computed, so it takes no place; every request samples one.
+    """
+    tokens = np.maximum(known.history_tokens - 1, known.input_tokens)
+    return np.asarray(-(-tokens // known.block_size))
+
+
 def _blocks(usable: int, lanes: int) -> Records:
-    """All blocks in the queue of those without a hash, in their order; the lanes are empty."""
+    """Return all blocks in the queue of those without a hash, in their order; no lane has any."""
     blocks = np.zeros(usable + lanes + 1, dtype=BLOCK).view(np.recarray)
     ring = np.arange(len(blocks))
     unhashed = np.roll(ring[: usable + 1], 1)  # from the sentinel on
@@ -156,7 +221,7 @@ def _blocks(usable: int, lanes: int) -> Records:
 
 
 def _requests(known: Traffic, usable: int) -> Records:
-    """Nothing has begun; requests that fill more than all blocks are marked as oversized."""
+    """Return requests that wait; those that fill more than all blocks are marked as oversized."""
     requests = np.zeros(len(known.leaf), dtype=REQUEST).view(np.recarray)
     requests.prompt = known.input_tokens
     requests.outputs = np.maximum(known.history_tokens - known.input_tokens, 1)
@@ -172,27 +237,18 @@ def _requests(known: Traffic, usable: int) -> Records:
     ):
         requests[name] = getattr(known, name)
     requests.slot = requests.hits = NONE
-    requests.let_in_s = requests.first_token_s = requests.finished_s = np.nan
+    requests.admitted_s = requests.first_token_s = requests.finished_s = np.nan
     return requests
 
 
-def _state(
-    settings: EngineSettings, cost: StepCost, slots: int, lanes: int, size: int, ttl_s: float
-) -> Records:
+def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     state.blocks = state.free = settings.usable_blocks
-    state.lanes, state.block_size, state.max_num_seqs = lanes, size, slots
     state.max_num_batched_tokens = settings.max_num_batched_tokens
     state.overlapped = settings.async_scheduling
     state.reserve_full_prompt = settings.reserve_full_prompt
     state.watermark_blocks = settings.watermark_blocks
-    state.front, state.ttl_s = NONE, ttl_s
-    for name in (
-        "base_s",
-        "prefill_token_s",
-        "prefill_pair_s",
-        "decode_token_s",
-        "decode_context_token_s",
-    ):
-        state[name] = getattr(cost, name)
+    state.front = NONE
+    for field in fields(cost):
+        state[field.name] = getattr(cost, field.name)
     return state

@@ -9,10 +9,9 @@ import numpy as np
 
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.replay import lane_class, machine_for
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import Machine
+from kvscope.vllm_sim.state import Machine, idle_machine, lane_class
 from tests.conformance.conversations import TokenRequest, prompts_of
 
 ONE_EACH = StepCost(base_s=1.0)
@@ -36,7 +35,7 @@ class Model:
             names = list(dict.fromkeys(kinds))
             category = np.array([names.index(kind) for kind in kinds], dtype=np.int32)
             prompts = replace(prompts, category=category, categories=tuple(names))
-        self.machine: Machine = machine_for(prompts, policy, settings, ONE_EACH, tables=tables)
+        self.machine: Machine = idle_machine(prompts, policy, settings, ONE_EACH, tables=tables)
         self.settings = settings
         self.run = stepper(lane_class(policy), policy.evicts == "leaf")
 

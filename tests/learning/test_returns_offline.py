@@ -16,7 +16,7 @@ from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost
-from kvscope.vllm_sim.replay import machine_for
+from kvscope.vllm_sim.state import idle_machine
 from tests.golden.samples import sample
 from tests.oracles.replay import left_behind
 from tests.policies.traffics import traffics
@@ -102,7 +102,7 @@ def test_the_policy_is_replayed_by_its_own_classes() -> None:
     other = of._replace(category=np.full(5, 10_000, dtype=np.int32))
     one, two = (replay(each, Gittins(), 6, tables=tables) for each in (of, other))
     assert one.hit_blocks.tolist() == two.hit_blocks.tolist()
-    assert tables.seen(other).category.tolist() == tables.classes.tolist()
+    assert tables.classified(Gittins(), other).category.tolist() == tables.classes.tolist()
 
 
 def test_an_engine_sees_the_classes_too() -> None:
@@ -110,7 +110,7 @@ def test_an_engine_sees_the_classes_too() -> None:
     prompts = sample("agent")
     tables = ReturnsOffline().tables(traffic(prompts, standard()))
     settings_, cost = EngineSettings(4_000), StepCost(base_s=0.01)
-    machine = machine_for(prompts, Gittins(), settings_, cost, tables=tables)
+    machine = idle_machine(prompts, Gittins(), settings_, cost, tables=tables)
     chosen = tables.chosen(Gittins(), settings_.usable_blocks)
     assert chosen.classes is not None
     assert machine.requests.category.tolist() == chosen.classes.tolist()

@@ -6,7 +6,7 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
-from kvscope.policies.registry import POLICIES, by_name
+from kvscope.policies.registry import POLICIES, by_name, check_required, plugin_policies
 from tests.oracles.keys import KEYS
 from tests.oracles.queues import QUEUES
 
@@ -23,12 +23,29 @@ def test_a_policy_is_found_by_its_name_and_its_alias() -> None:
     """libCacheSim's spelling finds gdfs too."""
     assert all(by_name(policy.name) is policy for policy in POLICIES)
     assert by_name("gdsf") is by_name("gdfs")
+    assert by_name("LRU") is by_name("Lru") is by_name("lru")
+    assert by_name("Return-Index") is by_name("gittins")
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
     """A slip of the pen is answered with the name that was meant."""
     with pytest.raises(UsageError, match=r"unknown policy 'tlruu'.*did you mean tlru"):
         by_name("tlruu")
+
+
+def test_a_policy_that_needs_a_value_is_refused_without_it() -> None:
+    """`ttl` without a time to live would be LRU; the others take their defaults."""
+    for policy in POLICIES:
+        if policy.name != "ttl":
+            check_required(policy, {}, "--policies")
+    check_required(by_name("ttl"), {"ttl_s": 60.0}, "--policies")
+    with pytest.raises(UsageError, match=r"--policies: ttl needs ttl_s: .*add --param ttl.ttl_s="):
+        check_required(by_name("ttl"), {}, "--policies")
+
+
+def test_the_plugins_policies() -> None:
+    """Lanes that do not know the future."""
+    assert plugin_policies() == "lru,threshold-lru,tlru,wa,gittins,tlru-learned,ttl"
 
 
 def test_hindsight_is_marked() -> None:

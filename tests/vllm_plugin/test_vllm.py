@@ -31,9 +31,9 @@ from kvscope.policies.wa import Wa
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.tuning.file import write_policy
-from kvscope.vllm_sim.paths import engine_traffic
 from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
+from kvscope.vllm_sim.state import engine_traffic
 from tests.conformance.conversations import TokenRequest, prompts_of
 from tests.learning.drawn_trees import drawn_ends
 from tests.long import long

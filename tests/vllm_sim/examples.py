@@ -10,10 +10,9 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.replay import lane_class, machine_for
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import NONE, PARKED, Machine
+from kvscope.vllm_sim.state import NONE, PARKED, Machine, idle_machine, lane_class
 from tests.small_traces import built, prompts
 
 SIZE = 4
@@ -39,7 +38,7 @@ def engine(
     **settings: float,
 ) -> Machine:
     """An idle engine that waits for the requests."""
-    return machine_for(known, policy or Lru(), EngineSettings(blocks, **settings), cost)
+    return idle_machine(known, policy or Lru(), EngineSettings(blocks, **settings), cost)
 
 
 def run(machine: Machine, policy: LanePolicy | None = None, steps: int = FOREVER) -> Machine:
@@ -74,7 +73,7 @@ def check_books(machine: Machine, leaf: bool) -> None:
     assert state.free == len(queued) + len(parked)
     assert state.free + np.count_nonzero(blocks.users) == state.blocks
     rows = machine.requests[machine.requests.slot != NONE]
-    used = [machine.table[row.slot, : row.held].tolist() for row in rows]
+    used = [machine.table[row.slot, : row.allocated].tolist() for row in rows]
     assert blocks.users.tolist() == _counts(used, len(blocks))
     assert all(blocks.content[queue(machine, 0)] == 0)
     held = np.flatnonzero(nodes.first != NONE)

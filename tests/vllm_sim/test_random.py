@@ -15,8 +15,8 @@ from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import traffic
 from kvscope.vllm_sim import EngineSettings, replay_engine
-from kvscope.vllm_sim.replay import lane_class
 from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.state import lane_class
 from tests.small_traces import SIZES, built, prompts, requests
 from tests.vllm_sim.examples import FOREVER, SECONDS, check_books, engine, run
 
@@ -117,5 +117,5 @@ def test_oversized_requests_change_nothing_for_others(
     without = engine(known, blocks, **options)
     kept = without._replace(requests=without.requests[fits].copy())
     run(kept)
-    for name in ("hits", "preemptions", "let_in_s", "first_token_s", "finished_s"):
+    for name in ("hits", "preemptions", "admitted_s", "first_token_s", "finished_s"):
         np.testing.assert_array_equal(kept.requests[name], whole.requests[name][fits])

@@ -97,19 +97,19 @@ def test_a_prompt_that_does_not_fit_waits() -> None:
     """Two prompts of three blocks in four: the second one starts when the first one is done."""
     seen = served(asks("abc", 12, outputs=5), asks("xyz", 12), blocks=4)
     assert seen.requests.finished_s.tolist() == [5, 6]
-    assert seen.requests.let_in_s.tolist() == [0, 5]
+    assert seen.requests.admitted_s.tolist() == [0, 5]
 
 
 def test_nobody_overtakes() -> None:
     """A small prompt behind one that does not fit waits too."""
     seen = served(asks("abc", 12, outputs=5), asks("xyz", 12), asks("u", 4), blocks=4)
-    assert seen.requests.let_in_s.tolist() == [0, 5, 5]
+    assert seen.requests.admitted_s.tolist() == [0, 5, 5]
 
 
 def test_only_so_many_run() -> None:
     """With one slot, the second request starts after the first."""
     seen = served(asks("a", 4, outputs=3), asks("x", 4), blocks=9, max_num_seqs=1)
-    assert seen.requests.let_in_s.tolist() == [0, 3]
+    assert seen.requests.admitted_s.tolist() == [0, 3]
 
 
 def test_the_youngest_is_preempted_and_starts_over() -> None:
@@ -145,9 +145,9 @@ def test_oversized_requests_are_turned_away() -> None:
 def test_the_watermark_keeps_blocks_free() -> None:
     """Two prompts of two blocks fit into five, but not with two to spare; alone one may."""
     two = (asks("ab", 8, outputs=3), asks("xy", 8, outputs=3))
-    assert served(*two, blocks=5).requests.let_in_s.tolist() == [0, 0]
+    assert served(*two, blocks=5).requests.admitted_s.tolist() == [0, 0]
     held_back = served(*two, blocks=5, watermark=0.4)  # of six blocks two
-    assert held_back.requests.let_in_s.tolist() == [0, 3]
+    assert held_back.requests.admitted_s.tolist() == [0, 3]
 
 
 def test_a_prompt_may_start_with_its_first_chunk() -> None:
@@ -156,18 +156,18 @@ def test_a_prompt_may_start_with_its_first_chunk() -> None:
     settings = {"max_num_batched_tokens": 16}
     waits = served(*two, blocks=4, **settings)
     begins = served(*two, blocks=4, reserve_full_prompt=False, **settings)
-    assert waits.requests.let_in_s.tolist() == [0, 2]
-    assert begins.requests.let_in_s.tolist() == [0, 0]
+    assert waits.requests.admitted_s.tolist() == [0, 2]
+    assert begins.requests.admitted_s.tolist() == [0, 0]
 
 
 def test_overlapped_steps_free_blocks_one_step_later() -> None:
     """A step is planned before the one in progress ends, so the next one waits for one more."""
     two = (asks("abc", 12, outputs=2), asks("xyz", 12))
-    assert served(*two, blocks=4).requests.let_in_s.tolist() == [0, 2]
+    assert served(*two, blocks=4).requests.admitted_s.tolist() == [0, 2]
     late = served(*two, blocks=4, async_scheduling=True)
     assert late.requests.first_token_s[0] == 1
     assert late.requests.finished_s[0] == 2
-    assert late.requests.let_in_s[1] == 2
+    assert late.requests.admitted_s[1] == 2
 
 
 def test_safe_blocks_leave_first() -> None:

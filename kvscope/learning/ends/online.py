@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class TurnTracker:
 class EndsLearner(OnlineLearner):
     """Predicts for `tlru-learned` whether a request's conversation goes on, by a fixed fit."""
 
-    reads_fit = True
+    read_fit = staticmethod(read_ends)
     needs_fit = True
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedEnds) -> None:
@@ -98,11 +98,6 @@ class EndsLearner(OnlineLearner):
             f" {fitted.threshold:g}, fitted once to {fitted.requests} requests, not refitted,"
             " without the simulator's guard"
         )
-
-    @classmethod
-    def read_fit(cls, document: Mapping[str, Any], where: str) -> FittedEnds | None:
-        """Return the fit in the document at `where`, None without one; raises InputError."""
-        return read_ends(document, where)
 
     def arrive(
         self, request: Request, hints: RequestHints, arrival_s: float

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -169,7 +168,7 @@ class ReturnsLearner(OnlineLearner):
     here. In the table in force the class sets lie below each other.
     """
 
-    reads_fit = True
+    read_fit = staticmethod(read_returns)
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._policy, self._block_size, self._fitted = policy, block_size, fitted
@@ -186,11 +185,6 @@ class ReturnsLearner(OnlineLearner):
         self._scores: list[Scores] = []  # the same as candidates' shadows read them
         self._begins, self._set = [0], 0
         self._guard: OnlineGuard | None = None
-
-    @classmethod
-    def read_fit(cls, document: Mapping[str, Any], where: str) -> FittedReturns | None:
-        """Return the fit in the document at `where`, None without one; raises InputError."""
-        return read_returns(document, where)
 
     def guard(self, capacity_blocks: int) -> None:
         """Have a guard choose, by shadows of a cache of so many blocks."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,16 +29,14 @@ MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
 REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
 
 
+@dataclass(slots=True, eq=False)
 class _Touch:
     """The blocks that one request touched; `waiting` of them were not touched since."""
 
-    __slots__ = ("arrival_s", "bin", "category", "waiting")
-
-    def __init__(self, arrival_s: float, number: int, category: int) -> None:
-        self.arrival_s = arrival_s
-        self.bin = number
-        self.category = category
-        self.waiting = 0
+    arrival_s: float
+    bin: int
+    category: int
+    waiting: int = 0
 
 
 class ReuseEstimator:

@@ -95,6 +95,7 @@ def test_ctrl_c_keeps_what_is_finished(
         (["--kv-dtype", "fp8"], 2, "--kv-dtype: needs a model"),
         (["--latency", "llama2-7b-a10"], 2, "--latency: no latency profile"),
         (["--slo", "200"], 2, "200ms"),
+        (["--policies", "lru,TTL"], 2, "--policies: ttl needs ttl_s: "),
         (["--rate-scale", "0"], 2, "--rate-scale: not above 0"),
         (["--points", "0"], 2, "--points"),
         (["--sample", "0%"], 2, "--sample"),
