@@ -173,11 +173,11 @@ def _models_to_use(fit: Fit, fitted: list[CategoryFit]) -> Table:
             "type, turn": lambda row: row.category,
             "touches": lambda row: count(row.n),
             "ever reused": reused,
-            f"mean wait ({unit.name})": lambda row: unit.cell(waits[row.category]),
+            f"wait ({unit.name})": lambda row: unit.cell(waits[row.category]),
             "exp. misses": lambda row: f"{exponentials[row.category].ks:.1%}",
             "verdict": lambda row: row.verdict,
         },
-        note="touches: of blocks; ever reused: including reuse after the trace's end; mean wait: of"
+        note="touches: of blocks; ever reused: including reuse after the trace's end; wait: mean of"
         " reused blocks, by the exponential; exp. misses: share of the reuse that it places too"
         " early or too late",
         words=("verdict",),
