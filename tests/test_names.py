@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VAGUE = {"found", "gone", "one", "told", "who"}
 """Names that say how a value came about instead of what it is."""
 STILL_VAGUE = {
-    *("dashboard", "kvscope/app", "kvscope/core", "kvscope/replay", "kvscope/vllm_sim"),
+    *("dashboard", "kvscope/app", "kvscope/core"),
 }
 """Rooms that still have such variables; this set only shrinks."""
 STILL_SHARED = {"Windows"}
