@@ -14,7 +14,6 @@ from kvscope.core.hits import standard
 from kvscope.learning.learners import needs_fit, reads_fit
 from kvscope.policies.registry import check_required
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
-from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
@@ -123,6 +122,8 @@ def write_export(
 
 def _exported(options: FitOptions) -> Variant:
     """Return the policy to write: one that the plugin runs, with one value per parameter."""
+    from kvscope.vllm_plugin.eviction_controller import lane_policy
+
     name = options.policy or DEFAULT_EXPORT
     kinds = parse_policies(name, "--policy")
     if len(kinds) != 1:

@@ -50,10 +50,8 @@ class EngineAtHand:
     overlapped: bool = False
 
 
-def check_options(target: TargetOptions, options: ValidateOptions) -> Pace:
-    """Return the pace of the replay. Raises UsageError for options that contradict each other."""
-    from kvscope.validate.replay import Pace
-
+def check_options(target: TargetOptions, options: ValidateOptions) -> None:
+    """Raise UsageError for options that contradict each other."""
     if (target.url is None) == (target.model is None):
         raise UsageError(
             "name one of them",
@@ -67,17 +65,11 @@ def check_options(target: TargetOptions, options: ValidateOptions) -> Pace:
         raise UsageError(
             "needs the recorded times", where="--rate-scale", remedy="leave it or the other out"
         )
-    if options.sequential:
-        return Pace("sequential")
-    if options.in_flight:
-        return Pace("in-flight", options.in_flight)
-    return Pace("recorded", rate_scale=rate_scale)
 
 
 def validate(
     store: Store,
     trace: Trace,
-    pace: Pace,
     target: TargetOptions,
     options: ValidateOptions,
     launch: LaunchOptions,
@@ -97,7 +89,7 @@ def validate(
     from kvscope.validate.validate import validate as replay_all
     from kvscope.vllm_sim import EngineSettings
 
-    prompts = replayable(store, trace)
+    prompts, pace = replayable(store, trace), _pace(options)
     advice = _advice(options, monitor)
     slo = advice.target if advice else None
     if slo is None and options.slo is not None:
@@ -150,6 +142,17 @@ def validate(
         show_log=show_log,
         stop=monitor.stop,
     )
+
+
+def _pace(options: ValidateOptions) -> Pace:
+    """Return when requests are sent."""
+    from kvscope.validate.replay import Pace
+
+    if options.sequential:
+        return Pace("sequential")
+    if options.in_flight:
+        return Pace("in-flight", options.in_flight)
+    return Pace("recorded", rate_scale=options.rate_scale)
 
 
 def _own_vllm(

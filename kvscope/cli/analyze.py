@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.app.options import AnalyzeOptions, Reading
 from kvscope.cli import output
-from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal
 
 
@@ -13,7 +13,7 @@ def analyze(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: AnalyzeOptions,
-    printing: Printing,
+    printing: ScreenOptions,
     reading: Reading,
 ) -> None:
     """Characterize a trace: what is reused, what caching can give, how large it must be.
@@ -23,14 +23,17 @@ def analyze(
     from kvscope.app.requests import analyze_request
 
     request = analyze_request(options)
-    from kvscope.app.analyze import analyze_source
-    from kvscope.app.documents.analyze import analyze_document
-    from kvscope.report import overview
-    from kvscope.report.section import check_names
+    from kvscope.app.traces import check_source
     from kvscope.store.db import open_store
 
-    check_names(printing.section, overview.SECTIONS)
     with open_store(db) as store:
+        check_source(store, trace)
+        from kvscope.app.analyze import analyze_source
+        from kvscope.app.documents.analyze import analyze_document
+        from kvscope.report import overview
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
     output.report(
         analysis.trace,

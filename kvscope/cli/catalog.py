@@ -20,16 +20,15 @@ def policies(as_json: Json = False) -> None:
 
     With what can run each: vLLM as it is or with kvscope's plugin, SGLang, or only a simulation.
     """
-    from kvscope.app import catalog
-    from kvscope.app.documents.lists import PoliciesDocument
+    from kvscope.app.documents.lists import policies_document
 
-    entries = catalog.policies()
+    document = policies_document()
     rows = []
-    for entry in entries:
+    for entry in document.policies:
         engines = ", ".join(_RUNS_IN[engine] for engine in entry.engines) or "simulation"
         rows.append((entry.name, "oracle" if entry.hindsight else engines, entry.summary))
     columns = ("policy", "runs in", "evicts first")
-    _show(PoliciesDocument(policies=entries), columns, rows, as_json=as_json)
+    _show(document, columns, rows, as_json=as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -37,16 +36,15 @@ def models(as_json: Json = False) -> None:
 
     With the KV cache that a token takes. `--model` also takes the path of a config.json.
     """
-    from kvscope.app import catalog
-    from kvscope.app.documents.lists import ModelsDocument
+    from kvscope.app.documents.lists import models_document
 
-    entries = catalog.models()
+    document = models_document()
     rows = [
         (entry.name, units.format_size(entry.bytes_per_token), entry.kv_dtype, entry.summary)
-        for entry in entries
+        for entry in document.models
     ]
     columns = ("model", "KV per token", "dtype", "attention")
-    _show(ModelsDocument(models=entries), columns, rows, as_json=as_json)
+    _show(document, columns, rows, as_json=as_json)
 
 
 def latencies(as_json: Json = False) -> None:
@@ -54,16 +52,15 @@ def latencies(as_json: Json = False) -> None:
 
     `--latency` also takes the file that `kvscope calibrate` writes.
     """
-    from kvscope.app import catalog
-    from kvscope.app.documents.lists import LatenciesDocument
+    from kvscope.app.documents.lists import latencies_document
 
-    entries = catalog.latencies()
+    document = latencies_document()
     rows = [
         (entry.name, entry.summary, entry.source.split(": ", 1)[-1].split(",")[0])
-        for entry in entries
+        for entry in document.latencies
     ]
     columns = ("profile", "TTFT", "measured on")
-    _show(LatenciesDocument(latencies=entries), columns, rows, as_json=as_json)
+    _show(document, columns, rows, as_json=as_json)
 
 
 def formats(as_json: Json = False) -> None:
@@ -71,20 +68,19 @@ def formats(as_json: Json = False) -> None:
 
     kvscope detects the format of a trace from its first lines; `--format` overrides that.
     """
-    from kvscope.app import catalog
-    from kvscope.app.documents.lists import FormatsDocument
+    from kvscope.app.documents.lists import formats_document
 
-    entries = catalog.formats()
+    document = formats_document()
     rows = [
         (
             entry.name,
             " ".join(verb for verb in ("reads", "writes") if getattr(entry, verb)),
             entry.summary,
         )
-        for entry in entries
+        for entry in document.formats
     ]
     columns = ("format", "kvscope", "content")
-    _show(FormatsDocument(formats=entries), columns, rows, as_json=as_json)
+    _show(document, columns, rows, as_json=as_json)
 
 
 def _show(

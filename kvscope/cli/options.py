@@ -12,7 +12,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
@@ -59,8 +58,18 @@ Json = Annotated[bool, Option("Print one JSON document instead of tables.", flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Printing:
-    """How a command prints its result."""
+class ReportOptions:
+    """In which forms a command gives its result."""
+
+    html: Annotated[
+        str | None, Option("Also write a self-contained HTML report.", "PATH", values.target)
+    ] = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenOptions(ReportOptions):
+    """The same, where the result has more sections than fit on one screen."""
 
     full: Annotated[bool, Option("Print every section instead of one screen.")] = False
     section: Annotated[
@@ -72,10 +81,6 @@ class Printing:
             "",
         ),
     ] = ()
-    html: Annotated[
-        str | None, Option("Also write a self-contained HTML report.", "PATH", values.target)
-    ] = None
-    as_json: Json = False
 
 
 Debug = Annotated[
@@ -91,11 +96,7 @@ Debug = Annotated[
 
 
 def typed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `command` as Typer takes it: dataclass parameters expanded, `--debug` added.
-
-    Before a command with the parameters `trace` and `db` runs, an unknown trace name is refused:
-    that needs none of what the command imports.
-    """
+    """Return `command` as Typer takes it: dataclass parameters expanded, `--debug` added."""
     signature = inspect.signature(command, eval_str=True)
     if "debug" in signature.parameters:  # a group may be built into several apps
         return command
@@ -109,8 +110,6 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_groups(*args: Any, debug: bool = False, **given: Any) -> Any:
         for name, group in groups.items():
             given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
-        if "trace" in given and "db" in given:
-            _refuse_unknown(given["db"], given["trace"])
         return command(*args, **given)
 
     parameters = [each for known in signature.parameters.values() for each in _expanded(known)]
@@ -158,13 +157,3 @@ def _typers(name: str, annotation: Any) -> Any:
             show_default=True if option.default is None else option.default or False,
         ),
     ]
-
-
-def _refuse_unknown(db: str, trace: str | None) -> None:
-    if trace is None or trace == values.STANDARD_STREAM or Path(trace).exists():
-        return
-    from kvscope.app.traces import stored_trace
-    from kvscope.store.db import open_store
-
-    with open_store(db) as store:
-        stored_trace(store, trace)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kvscope.app.documents.base import Document
-    from kvscope.cli.options import Printing
+    from kvscope.cli.options import ScreenOptions
     from kvscope.core.trace import Trace
     from kvscope.report.section import Section, Table
 
@@ -41,7 +41,7 @@ def emit_json(document: Document) -> None:
 
 def report(
     trace: Trace,
-    printing: Printing,
+    printing: ScreenOptions,
     *,
     document: Callable[[], Document],
     screen: Callable[[], Sequence[Section]],

@@ -7,7 +7,7 @@ import typer
 from kvscope.app.options import Reading, SimulateOptions
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode
 
@@ -17,7 +17,7 @@ def simulate(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: SimulateOptions,
-    printing: Printing,
+    printing: ScreenOptions,
     reading: Reading,
 ) -> None:
     """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum.
@@ -27,22 +27,27 @@ def simulate(
     """
     from kvscope.app.requests import simulate_request
 
-    request = simulate_request(options)
-    from kvscope.app.documents.runs import simulate_document
-    from kvscope.app.simulate import kernels
-    from kvscope.app.simulate import simulate as run_replays
-    from kvscope.app.traces import HeldStore, prompts_to_replay
-    from kvscope.report import policies as report
-    from kvscope.report.section import check_names
+    # Policies and the store each take a while to import: of two mistakes the likelier comes first.
+    early = simulate_request(options) if options.policies or options.param else None
+    from kvscope.app.traces import HeldStore, check_source, prompts_to_replay
     from kvscope.store.db import open_store
 
-    check_names(printing.section, report.SECTIONS)
-    with (
-        open_store(db) as store,
-        prompts_to_replay(store, trace, kernels(request), Terminal(), reading) as (stored, prompts),
-        stoppable() as terminal,
-    ):
-        simulation = run_replays(HeldStore(store), stored, prompts, request, terminal)
+    with open_store(db) as store:
+        check_source(store, trace)
+        request = early or simulate_request(options)
+        from kvscope.app.documents.runs import simulate_document
+        from kvscope.app.simulate import kernels
+        from kvscope.app.simulate import simulate as run_replays
+        from kvscope.report import policies as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        needed = kernels(request)
+        with (
+            prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
+            stoppable() as terminal,
+        ):
+            simulation = run_replays(HeldStore(store), stored, prompts, request, terminal)
     output.report(
         simulation.trace,
         printing,

@@ -12,7 +12,7 @@ from kvscope.app import values
 from kvscope.app.options import Option, Reading, TuneOptions
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped
 
@@ -34,7 +34,7 @@ def tune(
     db: Db = DEFAULT_DB,
     explain: Explain = False,
     path: Output = DEFAULT_OUTPUT,
-    printing: Printing,
+    printing: ScreenOptions,
     reading: Reading,
 ) -> None:
     """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty.
@@ -43,26 +43,31 @@ def tune(
     """
     from kvscope.app.requests import tune_request
 
-    request = tune_request(options)
-    from kvscope.app.documents.tune import tune_document
-    from kvscope.app.traces import prompts_to_replay
-    from kvscope.app.tune import kernels, write_recommended
-    from kvscope.app.tune import tune as recommend
-    from kvscope.report import recommendation as report
-    from kvscope.report.section import check_names
+    # Policies and the store each take a while to import: of two mistakes the likelier comes first.
+    early = tune_request(options) if options.policies or options.param else None
+    from kvscope.app.traces import check_source, prompts_to_replay
     from kvscope.store.db import open_store
 
-    check_names(printing.section, report.SECTIONS)
-    with (
-        open_store(db) as store,
-        prompts_to_replay(store, trace, kernels(request), Terminal(), reading) as (stored, prompts),
-        stoppable() as terminal,
-    ):
-        try:
-            tuned = recommend(stored, prompts, request, terminal)
-        except Stopped as error:
-            note(f"{error}; nothing was written")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+    with open_store(db) as store:
+        check_source(store, trace)
+        request = early or tune_request(options)
+        from kvscope.app.documents.tune import tune_document
+        from kvscope.app.tune import kernels, write_recommended
+        from kvscope.app.tune import tune as recommend
+        from kvscope.report import recommendation as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        needed = kernels(request)
+        with (
+            prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
+            stoppable() as terminal,
+        ):
+            try:
+                tuned = recommend(stored, prompts, request, terminal)
+            except Stopped as error:
+                note(f"{error}; nothing was written")
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
     output.report(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import typer
 
 from kvscope.app.engine_options import LaunchOptions, TargetOptions, ValidateOptions
 from kvscope.app.options import Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note, show_log
-from kvscope.cli.options import DEFAULT_DB, Db, Printing, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, ReportOptions, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode
 
@@ -22,7 +20,7 @@ def validate(
     target: TargetOptions,
     options: ValidateOptions,
     launch: LaunchOptions,
-    printing: Printing,
+    printing: ReportOptions,
     reading: Reading,
 ) -> None:
     """Replay the trace on a real engine; compare prediction and measurement for LRU and the advice.
@@ -32,20 +30,18 @@ def validate(
     from kvscope.app.validate import check_options
     from kvscope.app.validate import validate as replay_on_engine
 
-    pace = check_options(target, options)
-    from kvscope.app.documents.engines import validate_document
+    check_options(target, options)
     from kvscope.app.traces import load_trace
-    from kvscope.report import validation as report
-    from kvscope.store import results
     from kvscope.store.db import open_store
 
     with open_store(db) as store:
         stored = load_trace(store, trace, Terminal(), reading)
+        from kvscope.store import results
+
         with stoppable() as terminal:
             validation = replay_on_engine(
                 store,
                 stored,
-                pace,
                 target,
                 options,
                 launch,
@@ -54,9 +50,12 @@ def validate(
                 show_log=show_log,
             )
         results.add_validation(store, stored, validation)
+    from kvscope.app.documents.engines import validate_document
+    from kvscope.report import validation as report
+
     output.report(
         stored,
-        replace(printing, full=True),
+        ScreenOptions(html=printing.html, as_json=printing.as_json),
         document=lambda: validate_document(stored, validation),
         screen=lambda: report.sections(validation),
         sections=lambda: report.sections(validation),

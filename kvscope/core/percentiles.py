@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Percentiles:
     p99: float
 
 
-_PERCENTS = np.array([50, 90, 95, 99])
+_PERCENTS = (50, 90, 95, 99)
 
 
 def percentiles(values: NDArray[Any]) -> Percentiles:
@@ -37,5 +37,7 @@ def percentiles(values: NDArray[Any]) -> Percentiles:
 
     NumPy sorts faster than it partitions by four ranks: its sort uses vector instructions.
     """
-    rank = -(-_PERCENTS * len(values) // 100) - 1
+    import numpy as np  # late: mistakes in a command are answered without it
+
+    rank = -(-np.array(_PERCENTS) * len(values) // 100) - 1
     return Percentiles(*(float(value) for value in np.sort(values)[rank]))

@@ -108,7 +108,7 @@ def write_toml(
 
 
 def _seconds(kind: type, value: object) -> Seconds:
-    """Return milliseconds as seconds: msgspec asks for every type that it does not know."""
+    """Return milliseconds as seconds: msgspec calls this for types that it does not know."""
     if kind is not Seconds:
         raise NotImplementedError(kind)
     if isinstance(value, int | Decimal) and not isinstance(value, bool):

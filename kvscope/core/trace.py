@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
-    import numpy as np
-    from numpy.typing import NDArray
+    from kvscope.core.arrays import Float64s, Int32s
 
 Lineage = Literal["given", "inferred", "none"]
 
@@ -63,15 +62,15 @@ class PromptPaths:
     """
 
     block_size: int
-    input_tokens: NDArray[np.int32]
-    parent: NDArray[np.int32]
-    blocks: NDArray[np.int32]
-    full_blocks: NDArray[np.int32]
-    leaf: NDArray[np.int32]
-    cached_blocks: NDArray[np.int32]
-    carried_leaf: NDArray[np.int32]
-    carried_blocks: NDArray[np.int32]
-    block_parent: NDArray[np.int32]
+    input_tokens: Int32s
+    parent: Int32s
+    blocks: Int32s
+    full_blocks: Int32s
+    leaf: Int32s
+    cached_blocks: Int32s
+    carried_leaf: Int32s
+    carried_blocks: Int32s
+    block_parent: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,9 @@ class Prompts(PromptPaths):
     `categories`, the names of (type, turn bucket), which are ordered by type and turn.
     """
 
-    arrival_s: NDArray[np.float64]
-    output_tokens: NDArray[np.int32]
-    conversation: NDArray[np.int32]
-    user: NDArray[np.int32]
-    category: NDArray[np.int32]
+    arrival_s: Float64s
+    output_tokens: Int32s
+    conversation: Int32s
+    user: Int32s
+    category: Int32s
     categories: tuple[str, ...]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
@@ -90,12 +91,12 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
 
 def _lineage(
     links: dict[str, NDArray[Any]],
-    blocks: NDArray[np.int32],
-    order: NDArray[np.int64],
+    blocks: Int32s,
+    order: Int64s,
     requests: dict[str, NDArray[Any]],
     trie: Trie,
-    full_leaf: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], Lineage]:
+    full_leaf: Int32s,
+) -> tuple[Int32s, Lineage]:
     """Return each request's parent (-1: none), and how it is known.
 
     `links` and `blocks` are in file order. In a hashed trace only hashed requests decide whether

@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.ingest.formats.base import NOT_UTF8, BadLine, HashIds, Identifier
 
 NO_ID = -(2**63)
 """Stands for "none" among 64-bit identifiers."""
 
-IdPaths = tuple[NDArray[np.int64], NDArray[np.int64]]
+IdPaths = tuple[Int64s, Int64s]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
 
 _UNUSUAL = -1
@@ -57,7 +58,7 @@ def key(identifier: Identifier) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def keys(identifiers: Sequence[Identifier | None]) -> NDArray[np.int64]:
+def keys(identifiers: Sequence[Identifier | None]) -> Int64s:
     """Return the keys of identifiers, NO_ID where there is none."""
     numbers = [NO_ID if identifier is None else identifier for identifier in identifiers]
     try:
@@ -104,7 +105,7 @@ def _gathered_singly(prompts: Sequence[HashIds]) -> IdPaths:
 
 
 @kernel
-def parse(text: NDArray[np.uint8], starts: NDArray[np.int64], ids: NDArray[np.int64]) -> int:
+def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
     """Fill `starts` and `ids`; return the number of ids, or -1 if `text` has anything unusual.
 
     `text` has a line per prompt, len(starts) - 1 of them, each with its line feed: nothing, null,

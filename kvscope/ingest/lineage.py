@@ -6,17 +6,15 @@ All arrays have an entry per request, in order of arrival; -1 stands for "none".
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 
 SHARED_HEAD_CONTINUATIONS = 4
 
 
-def parents_by_id(
-    chat_id: NDArray[np.int64], parent_chat_id: NDArray[np.int64], none: int
-) -> NDArray[np.int32]:
+def parents_by_id(chat_id: Int64s, parent_chat_id: Int64s, none: int) -> Int32s:
     """Return each request's parent: the last earlier request with the parent's chat id.
 
     A parent that is missing or does not come earlier is no parent; so cycles cannot arise.
@@ -33,12 +31,7 @@ def parents_by_id(
 
 
 @kernel
-def _find_last_earlier(
-    code: NDArray[np.int64],
-    parent_code: NDArray[np.int64],
-    last: NDArray[np.int32],
-    parent: NDArray[np.int32],
-) -> None:
+def _find_last_earlier(code: Int64s, parent_code: Int64s, last: Int32s, parent: Int32s) -> None:
     """Fill `parent`, and `last`: the latest request of each code."""
     for request in range(len(code)):
         if parent_code[request] >= 0:
@@ -47,11 +40,8 @@ def _find_last_earlier(
 
 
 def parents_by_prefix(
-    block_parent: NDArray[np.int32],
-    full_leaf: NDArray[np.int32],
-    input_tokens: NDArray[np.int32],
-    output_tokens: NDArray[np.int32],
-) -> NDArray[np.int32]:
+    block_parent: Int32s, full_leaf: Int32s, input_tokens: Int32s, output_tokens: Int32s
+) -> Int32s:
     """Return each request's parent: the longest earlier prompt that it extends.
 
     The parent is the earlier request with the longest full-block path that is a proper prefix of
@@ -75,14 +65,14 @@ def parents_by_prefix(
 
 @kernel
 def _find_longest_prefix(
-    block_parent: NDArray[np.int32],
-    full_leaf: NDArray[np.int32],
-    input_tokens: NDArray[np.int32],
-    history: NDArray[np.int64],
-    last_end: NDArray[np.int32],
-    older_end: NDArray[np.int32],
-    shortest: NDArray[np.int64],
-    parent: NDArray[np.int32],
+    block_parent: Int32s,
+    full_leaf: Int32s,
+    input_tokens: Int32s,
+    history: Int64s,
+    last_end: Int32s,
+    older_end: Int32s,
+    shortest: Int64s,
+    parent: Int32s,
 ) -> None:
     """Fill `parent`.
 
@@ -106,7 +96,7 @@ def _find_longest_prefix(
             shortest[own] = min(shortest[own], history[request])
 
 
-def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def conversations(parent: Int32s) -> tuple[Int32s, Int32s]:
     """Return (conversation, turn) of each request: the conversation's first request, from 1."""
     conversation, turn = np.empty((2, len(parent)), dtype=np.int32)
     _number_turns(parent, conversation, turn)
@@ -114,9 +104,7 @@ def conversations(parent: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray
 
 
 @kernel
-def _number_turns(
-    parent: NDArray[np.int32], conversation: NDArray[np.int32], turn: NDArray[np.int32]
-) -> None:
+def _number_turns(parent: Int32s, conversation: Int32s, turn: Int32s) -> None:
     for request in range(len(parent)):
         above = parent[request]
         if above < 0:
@@ -128,14 +116,14 @@ def _number_turns(
 
 
 def carried_outputs(
-    block_parent: NDArray[np.int32],
+    block_parent: Int32s,
     block_size: int,
-    parent: NDArray[np.int32],
-    full_leaf: NDArray[np.int32],
-    full_blocks: NDArray[np.int32],
-    input_tokens: NDArray[np.int32],
-    output_tokens: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    parent: Int32s,
+    full_leaf: Int32s,
+    full_blocks: Int32s,
+    input_tokens: Int32s,
+    output_tokens: Int32s,
+) -> tuple[Int32s, Int32s]:
     """Return (leaf, blocks) of each request's cached path, outputs included if a child has them.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
@@ -159,15 +147,15 @@ def carried_outputs(
 
 @kernel
 def _extend_by_child(
-    block_parent: NDArray[np.int32],
+    block_parent: Int32s,
     block_size: int,
-    parent: NDArray[np.int32],
-    full_leaf: NDArray[np.int32],
-    full_blocks: NDArray[np.int32],
-    input_tokens: NDArray[np.int32],
-    history: NDArray[np.int64],
-    leaf: NDArray[np.int32],
-    blocks: NDArray[np.int32],
+    parent: Int32s,
+    full_leaf: Int32s,
+    full_blocks: Int32s,
+    input_tokens: Int32s,
+    history: Int64s,
+    leaf: Int32s,
+    blocks: Int32s,
 ) -> None:
     """Extend `leaf` and `blocks` of each request by its first child that has its outputs."""
     for child in range(len(parent)):

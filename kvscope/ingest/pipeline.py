@@ -240,7 +240,7 @@ def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions)
         return f"it looks like {other}: leave out --format"
     if commonest == TOO_MANY_IDS and line <= _FIRST_LINES:
         return "state the trace's own --block-size"
-    if not rejects.accepted:
+    if not rejects.accepted and chosen.fields:
         return f"convert it: each {chosen.name} record has {', '.join(chosen.fields)}"
     return "correct them, or allow more with --max-bad; nothing was stored"
 

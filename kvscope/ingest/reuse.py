@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 
@@ -22,23 +22,23 @@ class TraceReuse:
     these have N + 1 entries, 0 being the root. `ideal_blocks` has R: leading blocks hit.
     """
 
-    request: NDArray[np.int32]
-    prev: NDArray[np.int32]
-    depth: NDArray[np.int32]
-    blocks: NDArray[np.int32]
-    first: NDArray[np.int32]
-    last: NDArray[np.int32]
-    reuses: NDArray[np.int32]
-    ideal_blocks: NDArray[np.int32]
+    request: Int32s
+    prev: Int32s
+    depth: Int32s
+    blocks: Int32s
+    first: Int32s
+    last: Int32s
+    reuses: Int32s
+    ideal_blocks: Int32s
 
 
 def trace_reuse(
-    block_parent: NDArray[np.int32],
+    block_parent: Int32s,
     block_size: int,
-    input_tokens: NDArray[np.int32],
-    full_blocks: NDArray[np.int32],
-    carried_leaf: NDArray[np.int32],
-    carried_blocks: NDArray[np.int32],
+    input_tokens: Int32s,
+    full_blocks: Int32s,
+    carried_leaf: Int32s,
+    carried_blocks: Int32s,
 ) -> TraceReuse:
     """Follow every request down its path and return the earlier requests that touched it."""
     requests, longest = len(full_blocks), int(carried_blocks.max(initial=0))
@@ -62,20 +62,20 @@ def trace_reuse(
 
 @kernel
 def _follow(
-    block_parent: NDArray[np.int32],
+    block_parent: Int32s,
     block_size: int,
-    input_tokens: NDArray[np.int32],
-    full_blocks: NDArray[np.int32],
-    carried_leaf: NDArray[np.int32],
-    carried_blocks: NDArray[np.int32],
+    input_tokens: Int32s,
+    full_blocks: Int32s,
+    carried_leaf: Int32s,
+    carried_blocks: Int32s,
     begin: int,
     count: int,
-    first: NDArray[np.int32],
-    last: NDArray[np.int32],
-    reuses: NDArray[np.int32],
-    ideal: NDArray[np.int32],
-    path: NDArray[np.int32],
-    runs: NDArray[np.int32],
+    first: Int32s,
+    last: Int32s,
+    reuses: Int32s,
+    ideal: Int32s,
+    path: Int32s,
+    runs: Int32s,
 ) -> tuple[int, int]:
     """Continue from request `begin` and run `count` while there is room; return both at the end."""
     for request in range(begin, len(full_blocks)):

@@ -7,8 +7,8 @@ Two requests share a block only if everything before it is the same too, so a bl
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 
 _FIRST_CAPACITY = 1 << 22  # 84 MB of address space; only what is written to takes memory
@@ -32,21 +32,21 @@ class Trie:
         self._slots = np.zeros(_FIRST_SLOTS, dtype=np.int32)
 
     @property
-    def parent(self) -> NDArray[np.int32]:
+    def parent(self) -> Int32s:
         """Each block's parent, entry 0 being the root's own 0."""
         return self._parent[: self.count]
 
     @property
-    def depth(self) -> NDArray[np.int32]:
+    def depth(self) -> Int32s:
         """Each block's position in its prompt, from 0; entry 0 is the root's and means nothing."""
         return self._depth[: self.count]
 
     @property
-    def hash_id(self) -> NDArray[np.int64]:
+    def hash_id(self) -> Int64s:
         """Each block's hash id, entry 0 being the root's and meaning nothing."""
         return self._hash_id[: self.count]
 
-    def intern(self, starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
         """Return the last block of each path ids[starts[k]:starts[k + 1]], 0 if it is empty."""
         self._reserve(len(ids))
         leaf = np.zeros(len(starts) - 1, dtype=np.int32)
@@ -87,16 +87,16 @@ def _slot(parent: int, hash_id: int) -> np.uint64:
 
 @kernel
 def _intern(
-    starts: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    parent: NDArray[np.int32],
-    depth: NDArray[np.int32],
-    hash_id: NDArray[np.int64],
-    first_child: NDArray[np.int32],
-    slots: NDArray[np.int32],
+    starts: Int64s,
+    ids: Int64s,
+    parent: Int32s,
+    depth: Int32s,
+    hash_id: Int64s,
+    first_child: Int32s,
+    slots: Int32s,
     count: int,
     elsewhere: int,
-    leaf: NDArray[np.int32],
+    leaf: Int32s,
 ) -> tuple[int, int]:
     """Walk every path down the trie and add what is new; return (blocks, blocks in the table)."""
     mask = np.uint64(len(slots) - 1)
@@ -128,12 +128,7 @@ def _intern(
 
 
 @kernel
-def _rehash(
-    old: NDArray[np.int32],
-    new: NDArray[np.int32],
-    parent: NDArray[np.int32],
-    hash_id: NDArray[np.int64],
-) -> None:
+def _rehash(old: Int32s, new: Int32s, parent: Int32s, hash_id: Int64s) -> None:
     """Move every block of the table `old` into the larger, empty table `new`."""
     mask = np.uint64(len(new) - 1)
     for block in old:

@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from kvscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PARAMETERS = ("base_s", "per_token_s", "per_token_pair_s")
 DEFAULT_PROFILE = "llama2-7b-a100"
@@ -69,6 +71,8 @@ class LatencyProfile:
         self, uncached: int | NDArray[np.integer], cached: int | NDArray[np.integer]
     ) -> NDArray[np.float64]:
         """Return the seconds to the first token, unloaded, for each pair of token counts."""
+        import numpy as np  # late: mistakes in a command are answered without it
+
         computed = np.asarray(uncached, dtype=np.float64)
         attended = np.asarray(cached, dtype=np.float64) + computed / 2
         per_token = self.per_token_s + self.per_token_pair_s * attended

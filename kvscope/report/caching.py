@@ -95,7 +95,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
         for point in points
     )
     model = analysis.model
-    asked = tabulate(
+    table = tabulate(
         "LRU at the capacities of --capacity",
         caching.asked,
         {
@@ -110,7 +110,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
             f"LRU's exact hit rate at every capacity ({definition_in_words(caching.definition)}).",
             *(model.notes if model else ("Name a model with --model to read sizes in GiB.",)),
         ),
-        (asked,) if asked.rows else (),
+        (table,) if table.rows else (),
         plot,
         (partial(curve_chart, caching, sizes),),
     )

@@ -45,12 +45,12 @@ _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s"
 class KnownRun:
     """A run and what the store knows it by.
 
-    `asked` is the digest of its request: everything that shapes its numbers but the sources, whose
-    digest is `code`.
+    `request` is the digest of all that shapes its numbers except the sources, whose digest is
+    `code`.
     """
 
     run_id: int
-    asked: str
+    request: str
     code: str
     run: Run
 
@@ -78,8 +78,8 @@ def all_runs(store: Store, trace: Trace) -> list[KnownRun]:
 def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -> dict[str, Run]:
     """Return the runs, parts included, that these sources have made of `requests` (digests)."""
     wanted = set(requests)
-    known = [run for run in all_runs(store, trace) if run.asked in wanted and run.code == code]
-    return {stored.asked: stored.run for stored in with_parts(store, known)}
+    known = [run for run in all_runs(store, trace) if run.request in wanted and run.code == code]
+    return {stored.request: stored.run for stored in with_parts(store, known)}
 
 
 def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:

@@ -13,8 +13,7 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.store.db import Store
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
-    import numpy as np
-    from numpy.typing import NDArray
+    from kvscope.core.arrays import Int32s
 
 _ALIKE = 0.75
 """From 0 to 1: how similar a name must be to be suggested."""
@@ -117,7 +116,7 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
     )
 
 
-def load_block_parents(store: Store, trace: Trace) -> NDArray[np.int32]:
+def load_block_parents(store: Store, trace: Trace) -> Int32s:
     """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0."""
     import numpy as np
 

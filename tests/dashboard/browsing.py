@@ -1,8 +1,9 @@
-"""The dashboard as its command starts it, and a person's way through it."""
+"""The dashboard as its command starts it, and a browser to visit it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,13 +15,19 @@ from typing import Any
 
 Page = Any  # playwright may be missing
 Server = tuple[str, subprocess.Popen[str]]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 PATIENCE_MS = 240_000  # kernels may have to be compiled
 READY = "[data-testid=stApp][data-test-script-state=notRunning]"
 
 
+def chromium() -> str | None:
+    """Return the path of Debian's Chromium, None without one."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 @contextmanager
-def serving(db: str) -> Iterator[Server]:
-    """`kvscope dashboard` on this store, ended whatever happens."""
+def serving(db: str, cwd: str | None = None) -> Iterator[Server]:
+    """Run `kvscope dashboard` on this store; yield its address and its process."""
     port = free_port()
     arguments = ["dashboard", "--db", db, "--port", str(port)]
     process = subprocess.Popen(
@@ -28,7 +35,8 @@ def serving(db: str) -> Iterator[Server]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
     )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -40,14 +48,14 @@ def serving(db: str) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that no process listens on."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_for(address: str, process: subprocess.Popen[str]) -> None:
-    """Return once the server answers."""
+    """Wait until the server answers."""
     until = monotonic() + PATIENCE_MS / 1e3
     while monotonic() < until and process.poll() is None:
         with suppress(OSError), urllib.request.urlopen(f"{address}/_stcore/health"):  # noqa: S310
@@ -57,12 +65,12 @@ def wait_for(address: str, process: subprocess.Popen[str]) -> None:
 
 
 def outside(url: str, address: str) -> bool:
-    """Whether a request leaves this machine."""
+    """Return whether a request leaves this machine."""
     return url.startswith("http") and not url.startswith(address)
 
 
 def visit(page: Page, name: str) -> None:
-    """Go to a page by its name at the side, and wait until it is drawn."""
+    """Go to a page by its link in the sidebar, and wait until it is drawn."""
     page.get_by_role("link", name=name, exact=True).click()
     page.get_by_role("heading", name=name, exact=True).wait_for()
     page.wait_for_selector(READY)

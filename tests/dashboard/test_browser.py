@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.browsing import PATIENCE_MS, Page, Server, outside, serving, visit
+from tests.dashboard.browsing import (
+    FLAGS,
+    PATIENCE_MS,
+    Page,
+    Server,
+    chromium,
+    outside,
+    serving,
+    visit,
+)
 from tests.dashboard.chats import write_chats
-from tests.dashboard.chromium import FLAGS, chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
@@ -40,7 +48,7 @@ def test_a_visit(server: Server, tmp_path: Path) -> None:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda one: outside(one.url, address) and wrong.append(one.url))
         page.goto(address)
-        page.get_by_text("to-c: bailian trace").wait_for()
+        page.get_by_text("to-c: 2,000 requests").wait_for()
         upload(page, write_chats(tmp_path / "chats.jsonl"))
         for name in _PAGES:
             visit(page, name)
@@ -60,8 +68,8 @@ def upload(page: Page, path: Path) -> None:
     page.get_by_text("Add a trace").click()
     page.locator("input[type=file]").set_input_files(path)
     page.get_by_text(path.name).wait_for()
-    page.get_by_role("button", name="Read it").click()
-    page.get_by_text("chats: bailian trace, 600 requests").wait_for()
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_text("chats: 600 requests").wait_for()
 
 
 def move_the_slider(page: Page) -> None:

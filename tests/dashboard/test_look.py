@@ -9,9 +9,8 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
-from tests.dashboard.browsing import READY, Page, serving, visit
+from tests.dashboard.browsing import FLAGS, READY, Page, chromium, serving, visit
 from tests.dashboard.chats import write_chats
-from tests.dashboard.chromium import FLAGS, chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
@@ -106,7 +105,7 @@ def page(address: str, scheme: str) -> Iterator[Page]:
         tab.set_default_timeout(_PATIENCE_MS)
         tab.add_init_script(_NO_PICKER)
         tab.goto(address)
-        tab.get_by_text("chats: bailian trace, 600 requests").wait_for()
+        tab.get_by_text("chats: 600 requests").wait_for()
         tab.wait_for_selector(READY)
         yield tab
         browser.close()

@@ -35,11 +35,11 @@ ONE_ROW = ROWS[:1]
 def stored(folder: Path, rows: list[dict[str, object]], store: Store) -> Trace:
     """These rows, a second apart, as a stored trace."""
     path = folder / "three.jsonl"
-    told = [
+    lines = [
         row | {"timestamp": at, "output_length": 1, "type": "chat", "block_size": 4}
         for at, row in enumerate(rows)
     ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in told))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in lines))
     return ingest(store, str(path)).trace
 
 
@@ -52,15 +52,15 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
 
 def section(analysis: Analysis, title: str) -> Section:
     """The section of this title."""
-    (found,) = [one for one in overview.sections(analysis) if one.title == title]
-    return found
+    (result,) = [each for each in overview.sections(analysis) if each.title == title]
+    return result
 
 
 def caching_of(three: Stored, definition: HitDefinition) -> Caching:
     """What caching gives under `definition`."""
-    found = analyze(*three, AnalyzeRequest(definition=definition)).caching
-    assert found is not None
-    return found
+    result = analyze(*three, AnalyzeRequest(definition=definition)).caching
+    assert result is not None
+    return result
 
 
 def test_tokens_and_blocks_are_different_weights(three: Stored) -> None:
@@ -68,9 +68,9 @@ def test_tokens_and_blocks_are_different_weights(three: Stored) -> None:
     by_token, by_block = (
         caching_of(three, HitDefinition("x", weight=w)) for w in ("token", "block")
     )
-    for found in (by_token, by_block):
-        assert found.curve[-1].token_hit_rate == pytest.approx(8 / 29)
-        assert found.curve[-1].block_hit_rate == pytest.approx(2 / 7)
+    for result in (by_token, by_block):
+        assert result.curve[-1].token_hit_rate == pytest.approx(8 / 29)
+        assert result.curve[-1].block_hit_rate == pytest.approx(2 / 7)
     assert (by_token.ideal, by_block.ideal) == pytest.approx((8 / 29, 2 / 7))
     assert by_block.rate(by_block.landmarks[-1].point) == pytest.approx(2 / 7)
     assert caching_of(three, LIBCACHESIM).ideal == pytest.approx(3 / 7)
@@ -89,11 +89,11 @@ def test_the_landmarks_are_shares_of_the_ideal(three: Stored) -> None:
 @pytest.mark.parametrize("definition", [standard(), LIBCACHESIM, standard(warmup=0.5)])
 def test_misses_are_explained_of_whole_prompts(three: Stored, definition: HitDefinition) -> None:
     """Whatever the headline counts: 8 of 29 tokens hit, 4 diverged, 8 cold, 9 in the tail."""
-    found = section(analyze(*three, AnalyzeRequest(definition=definition)), "Misses")
-    (table,) = found.tables
+    result = section(analyze(*three, AnalyzeRequest(definition=definition)), "Misses")
+    (table,) = result.tables
     assert table.columns[1:] == ("hit", "evicted", "diverged", "cold", "tail")
     assert table.rows[-1][1:] == ("27.6%", "0.0%", "13.8%", "27.6%", "31.0%")
-    (words,) = found.sentences
+    (words,) = result.sentences
     assert "token-weighted, whole trace, full blocks only, last-token rule on" in words
     assert f"outputs {definition.outputs}" in words
 
@@ -121,20 +121,20 @@ def test_no_two_definitions_share_a_name(chosen: HitDefinition) -> None:
     """The chosen one is among them, and is called kvscope's only where it is."""
     table = side_by_side(chosen)
     assert chosen in table
-    assert len({one.name for one in table}) == len(table) == len(set(table))
-    assert [one for one in table if one.name == "kvscope"] == [standard()]
+    assert len({each.name for each in table}) == len(table) == len(set(table))
+    assert [each for each in table if each.name == "kvscope"] == [standard()]
 
 
 def test_each_neighbour_changes_what_its_name_says() -> None:
     """One thing each, the last-token rule alone among them."""
     own, *others = side_by_side(standard())
     changes = {
-        one.name: {
+        each.name: {
             field
             for field in ("weight", "warmup", "partial", "last_token_rule", "outputs", "flat")
-            if getattr(one, field) != getattr(own, field)
+            if getattr(each, field) != getattr(own, field)
         }
-        for one in others
+        for each in others
     }
     assert changes["last-token rule off"] == {"last_token_rule"}
     assert changes["by block"] == changes["by request"] == {"weight"}
@@ -160,13 +160,13 @@ def test_notes_open_the_report(three: Stored) -> None:
 def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:
     """Bytes, and multiples of the memory, of what is known in tokens and blocks."""
     model = resolve_model("vicuna-7b")
-    found = analyze(*three, AnalyzeRequest(model=model, hbm_bytes=2**30)).characterization
-    everything = found.request_sizes[0]
+    result = analyze(*three, AnalyzeRequest(model=model, hbm_bytes=2**30)).characterization
+    everything = result.request_sizes[0]
     assert everything.bytes is not None
     assert everything.hbm_multiple is not None
     assert everything.bytes.max == everything.tokens.max * 524_288
     assert everything.hbm_multiple.max == everything.bytes.max / 2**30
-    alive = found.working_set
+    alive = result.working_set
     assert alive is not None
     assert alive.peak_blocks > 0
     assert alive.peak_bytes == alive.peak_blocks * 4 * 524_288
@@ -183,13 +183,13 @@ def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:
     words = trace_in_words(replace(analysis.trace, bad_lines=1))
     assert "1 request over 0 s" in words
     assert "1 bad line left out" in words
-    found = overview.headline(analysis)
-    assert [table.title for table in found.tables] == ["Categories"]
-    assert found.sentences[0] == (
+    result = overview.headline(analysis)
+    assert [table.title for table in result.tables] == ["Categories"]
+    assert result.sentences[0] == (
         "An infinite cache would hit 0.0% of the input tokens: "
         "no prompt begins as an earlier one did."
     )
-    assert not any("LRU needs" in sentence for sentence in found.sentences)
+    assert not any("LRU needs" in sentence for sentence in result.sentences)
 
 
 def test_lengths_alone_speak_of_no_hit_rate(tmp_path: Path) -> None:
@@ -197,5 +197,5 @@ def test_lengths_alone_speak_of_no_hit_rate(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,1\n9,6,1\n")
     with open_store(MEMORY) as store:
-        found = section(analyze(store, ingest(store, str(path)).trace), "Over time")
-    assert found.sentences == ("Windows of 1 s.",)
+        result = section(analyze(store, ingest(store, str(path)).trace), "Over time")
+    assert result.sentences == ("Windows of 1 s.",)

@@ -34,9 +34,9 @@ def test_zero_is_a_gap_in_the_hazard() -> None:
     """No line is drawn across times at which nothing was reused."""
     curve = HazardCurve("chat 1", (0.5, 0.0, 0.5), (9, 9, 9))
     chart = time.hazard_chart(ReuseHazard((1.0, 2.0, 3.0), curve, (curve,)))
-    for drawn in chart.data:
-        assert drawn.y == (0.5, None, 0.5)
-        assert not drawn.connectgaps
+    for trace in chart.data:
+        assert trace.y == (0.5, None, 0.5)
+        assert not trace.connectgaps
 
 
 def test_rates_have_round_ticks() -> None:

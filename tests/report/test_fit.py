@@ -17,7 +17,7 @@ from kvscope.store.db import MEMORY, open_store
 
 
 @cache
-def found() -> Fit:
+def fitted() -> Fit:
     with open_store(MEMORY) as store:
         path = str(data_folder("sample_traces") / "to-c.jsonl.gz")
         return fit(store, ingest(store, path).trace)
@@ -29,18 +29,18 @@ def words(of: Fit) -> str:
 
 def test_charts_show_what_was_fitted() -> None:
     """A line for the observed curve and each model, the chosen one named; windows; turns."""
-    row = next(row for row in found().categories if row.category == "text 1")
+    row = next(row for row in fitted().categories if row.category == "text 1")
     names = [trace.name for trace in charts.reuse_chart(row).data]
     assert names[0] == "observed (Kaplan-Meier)"
     assert "hyperexponential: use this" in names
     assert len(names) == 5
-    windows = found().windows
+    windows = fitted().windows
     assert windows is not None
     assert len(charts.by_window_chart(windows, "text 1").data) >= 5
     assert [t.name for t in charts.gap_over_time_chart(windows, ["text 1", "nobody"]).data] == [
         "text 1"
     ]
-    (turns,) = charts.next_turns_chart(found()).data
+    (turns,) = charts.next_turns_chart(fitted()).data
     assert list(turns.x) == [1, 2, 3, 4, 5]
     assert all(up >= 0 for up in turns.error_y.array)
     assert all(down >= 0 for down in turns.error_y.arrayminus)
@@ -49,44 +49,44 @@ def test_charts_show_what_was_fitted() -> None:
 def test_foreign_names_stay_text() -> None:
     """A category that a trace calls like HTML is escaped everywhere."""
     odd = "<b>x</b> 1"
-    row = next(row for row in found().categories if row.category == "text 1")
-    models = [replace(m, category=odd) for m in found().models if m.category == "text 1"]
-    of = replace(found(), categories=(replace(row, category=odd),), models=tuple(models))
+    row = next(row for row in fitted().categories if row.category == "text 1")
+    models = [replace(m, category=odd) for m in fitted().models if m.category == "text 1"]
+    of = replace(fitted(), categories=(replace(row, category=odd),), models=tuple(models))
     assert "<b>x" not in html_report(of)
 
 
 def test_what_nobody_follows() -> None:
     """Without an exponential category, without conversations, without stability it says so."""
-    text_1 = tuple(row for row in found().categories if row.category == "text 1")
-    models = tuple(m for m in found().models if m.category == "text 1")
-    of = replace(found(), categories=text_1, models=models, windows=None, conversation=None)
-    said = words(of)
-    assert "Reuse clearly follows an exponential after no category." in said
-    assert "too short to tell how stable" in said
-    assert "Too few follow-up turns to fit a model of conversations." in said
-    assert "Too few gaps" not in said
+    text_1 = tuple(row for row in fitted().categories if row.category == "text 1")
+    models = tuple(m for m in fitted().models if m.category == "text 1")
+    of = replace(fitted(), categories=text_1, models=models, windows=None, conversation=None)
+    text = words(of)
+    assert "Reuse clearly follows an exponential after no category." in text
+    assert "too short to tell how stable" in text
+    assert "Too few follow-up turns to fit a model of conversations." in text
+    assert "Too few gaps" not in text
     unfit = replace(
         text_1[0], fits=False, verdict="not exponential: weibull is nearest, but misses 9%"
     )
-    said = words(replace(of, categories=(unfit,)))
-    assert "After text 1: not exponential: weibull is nearest, which does not fit either." in said
+    text = words(replace(of, categories=(unfit,)))
+    assert "After text 1: not exponential: weibull is nearest, which does not fit either." in text
 
 
 def test_every_section_has_its_tables() -> None:
     """Five sections; no row of a table is longer or shorter than its head."""
-    made = sections(found())
+    made = sections(fitted())
     titles = ["Summary", "Models", "Stability", "Conversations", "Next prompts"]
-    assert [one.title for one in made] == titles
-    for one in made:
-        for table in one.tables:
+    assert [section.title for section in made] == titles
+    for section in made:
+        for table in section.tables:
             assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_deaths_that_were_not_seen() -> None:
     """A rate of 0 has no time between two of them."""
-    conversation = found().conversation
+    conversation = fitted().conversation
     assert conversation is not None
-    of = replace(found(), conversation=replace(conversation, death_rate_per_s=0.0))
+    of = replace(fitted(), conversation=replace(conversation, death_rate_per_s=0.0))
     assert "have no observed end" in words(of)
     assert len(sections(of)) == 5
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import pytest
+from tests.dashboard.chromium import FLAGS, chromium
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.requests import AnalyzeRequest
@@ -14,6 +17,15 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.store.db import MEMORY, open_store
 
+if TYPE_CHECKING:
+    from playwright.sync_api import ViewportSize
+
+LEGENDS_OUTSIDE = """() => [...document.querySelectorAll('.figure')].filter(figure => {
+    const legend = figure.querySelector('.legend');
+    if (!legend) return false;
+    const inner = legend.getBoundingClientRect(), outer = figure.getBoundingClientRect();
+    return inner.right > outer.right + 1 || inner.bottom > outer.bottom + 1;
+}).map(figure => figure.ariaLabel)"""
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
 
 
@@ -98,3 +110,39 @@ def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
             figure = make()
             assert figure.layout.title.text
             assert figure.layout.xaxis.title.text, figure.layout.title.text
+
+
+def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
+    """plotly's script is in there once, compressed."""
+    page = overview.html_report(analysis)
+    assert len(page) < 2_500_000
+    assert page.count('id="plotly"') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="no Chromium on the PATH")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [420, 1100])
+def test_a_browser_draws_every_chart(
+    analysis: Analysis, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    """Without a network; on a phone nothing scrolls sideways and no legend sticks out."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = tmp_path / "report.html"
+    path.write_text(overview.html_report(analysis), encoding="utf-8")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
+        size: ViewportSize = {"width": width, "height": 900}
+        page = browser.new_page(viewport=size, color_scheme=scheme, offline=True)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_function(
+            "[...document.querySelectorAll('.figure')].every(f => f.querySelector('.main-svg'))"
+        )
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        outside = page.evaluate(LEGENDS_OUTSIDE)
+        browser.close()
+    assert errors == []
+    assert wide == width
+    assert outside == []

@@ -34,7 +34,7 @@ HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     """Three policies, one with two values of a parameter; the trace has a nasty type."""
     path = tmp_path_factory.mktemp("policies") / "hostile.jsonl"
     rows = []
@@ -67,11 +67,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     return Simulation(trace, model, setting, ordered(runs), workload.curve)
 
 
-def test_runs_are_ordered_and_named_by_what_differs(found: Simulation) -> None:
+def test_runs_are_ordered_and_named_by_what_differs(simulation: Simulation) -> None:
     """By capacity, then as the registry has them; a star for hindsight; only varying parameters."""
-    assert found.capacities == [2, 4, 8]
-    name = names(found.runs)
-    assert [name(run) for run in found.at(2)] == [
+    assert simulation.capacities == [2, 4, 8]
+    name = names(simulation.runs)
+    assert [name(run) for run in simulation.at(2)] == [
         "lru",
         "tlru xi_tokens=10",
         "tlru xi_tokens=20",
@@ -79,57 +79,57 @@ def test_runs_are_ordered_and_named_by_what_differs(found: Simulation) -> None:
     ]
 
 
-def test_hindsight_never_wins(found: Simulation) -> None:
+def test_hindsight_never_wins(simulation: Simulation) -> None:
     """The best is among those that do not know the future; of equal ones the first; lru is lru."""
-    runs = found.at(2)
-    who = contest(runs, lambda run: -run.outcome.token_hit_rate)
-    assert who.best is not None
-    assert who.optimum is not None
-    assert not who.best.hindsight
-    assert who.optimum.policy == "belady"
-    assert who.baseline is runs[0]
+    runs = simulation.at(2)
+    best = contest(runs, lambda run: -run.outcome.token_hit_rate)
+    assert best.best is not None
+    assert best.optimum is not None
+    assert not best.best.hindsight
+    assert best.optimum.policy == "belady"
+    assert best.baseline is runs[0]
     assert contest(runs, lambda _: 0.0).best is runs[0]
-    nobody = contest([], lambda _: 0.0)
-    assert (nobody.best, nobody.baseline, nobody.optimum) == (None, None, None)
+    none = contest([], lambda _: 0.0)
+    assert (none.best, none.baseline, none.optimum) == (None, None, None)
 
 
-def test_the_first_section_is_the_summary(found: Simulation) -> None:
+def test_the_first_section_is_the_summary(simulation: Simulation) -> None:
     """Hit rate, p95 and TEL, a row a capacity; TEL only with an SLO."""
-    first = report.sections(found)[0]
+    first = report.sections(simulation)[0]
     assert [table.title.split(" ")[0] for table in first.tables] == ["Hit", "p95", "Tail"]
     assert all(len(table.rows) == 3 for table in first.tables)
-    without = replace(found, setting=replace(found.setting, slo_s=None))
+    without = replace(simulation, setting=replace(simulation.setting, slo_s=None))
     assert len(report.summary(without).tables) == 2
 
 
-def test_every_table_is_rectangular(found: Simulation) -> None:
+def test_every_table_is_rectangular(simulation: Simulation) -> None:
     """As many cells as columns, whatever is shown: exact, sampled, tiers, an engine, kept."""
-    sampled = replace(found.setting, sample_rate=0.5)
+    sampled = replace(simulation.setting, sample_rate=0.5)
     runs: tuple[Run, ...] = tuple(
-        replace(run, setting=sampled, hit_rate_error=0.01) for run in found.runs
+        replace(run, setting=sampled, hit_rate_error=0.01) for run in simulation.runs
     )
-    engine = replace(found.setting, capacity_model="engine", max_num_seqs=2)
-    on_engine = tuple(replace(run, setting=engine, preemptions=1) for run in found.runs[:2])
-    tiers = replace(found.setting, tiers="hbm=2blocks,dram=2blocks", tier_mode="exclusive")
-    in_tiers = tuple(replace(run, setting=tiers, tiers=TIERS) for run in found.runs[:1])
-    told = [
-        *report.sections(found),
-        *report.sections(replace(found, setting=sampled, runs=runs)),
-        *report.sections(replace(found, setting=engine, runs=on_engine, curve=None)),
-        *report.sections(replace(found, setting=tiers, runs=in_tiers, curve=None)),
-        *report.stored(found.trace, [*found.runs, *runs], found.model),
+    engine = replace(simulation.setting, capacity_model="engine", max_num_seqs=2)
+    on_engine = tuple(replace(run, setting=engine, preemptions=1) for run in simulation.runs[:2])
+    tiers = replace(simulation.setting, tiers="hbm=2blocks,dram=2blocks", tier_mode="exclusive")
+    in_tiers = tuple(replace(run, setting=tiers, tiers=TIERS) for run in simulation.runs[:1])
+    sections = [
+        *report.sections(simulation),
+        *report.sections(replace(simulation, setting=sampled, runs=runs)),
+        *report.sections(replace(simulation, setting=engine, runs=on_engine, curve=None)),
+        *report.sections(replace(simulation, setting=tiers, runs=in_tiers, curve=None)),
+        *report.stored(simulation.trace, [*simulation.runs, *runs], simulation.model),
     ]
-    tables = [table for section in told for table in section.tables]
+    tables = [table for section in sections for table in section.tables]
     assert tables
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
 
 
-def test_tiers_have_a_section_of_their_own(found: Simulation) -> None:
+def test_tiers_have_a_section_of_their_own(simulation: Simulation) -> None:
     """A row a tier with its wait by request; without tiers there is no such section."""
-    assert tier_sections(found) == []
-    run = replace(found.runs[0], tiers=TIERS)
-    (section,) = tier_sections(replace(found, model=None, runs=(run,)))
+    assert tier_sections(simulation) == []
+    run = replace(simulation.runs[0], tiers=TIERS)
+    (section,) = tier_sections(replace(simulation, model=None, runs=(run,)))
     requests = run.outcome.requests
     assert requests == 12
     assert section.tables[0].rows == (
@@ -138,11 +138,11 @@ def test_tiers_have_a_section_of_their_own(found: Simulation) -> None:
     )
 
 
-def test_the_optimum_has_a_column_where_it_was_replayed(found: Simulation) -> None:
+def test_the_optimum_has_a_column_where_it_was_replayed(simulation: Simulation) -> None:
     """Without a policy that knows the future nothing is said of what is left."""
-    assert report.summary(found).tables[0].columns[-2:] == ("optimum", "gap")
-    blind = tuple(run for run in found.runs if not run.hindsight)
-    table = report.summary(replace(found, runs=blind)).tables[0]
+    assert report.summary(simulation).tables[0].columns[-2:] == ("optimum", "gap")
+    blind = tuple(run for run in simulation.runs if not run.hindsight)
+    table = report.summary(replace(simulation, runs=blind)).tables[0]
     assert table.columns[-1] == "vs lru"
     assert table.note == ""
 
@@ -157,27 +157,27 @@ def test_a_policy_has_one_colour_and_hindsight_is_dashed() -> None:
     assert policy_line("somebody's own")["color"] in SERIES
 
 
-def test_charts_show_every_run(found: Simulation) -> None:
+def test_charts_show_every_run(simulation: Simulation) -> None:
     """LRU at every capacity, the others where they were replayed."""
-    chart = report.hit_rates_chart(found)
+    chart = report.hit_rates_chart(simulation)
     traces = {line.name: line for line in chart.data}
     assert set(traces) == {"lru", "tlru xi_tokens=10", "tlru xi_tokens=20", "belady*"}
-    gib = found.model.bytes_for(found.trace.block_size) / 2**30
+    gib = simulation.model.bytes_for(simulation.trace.block_size) / 2**30
     assert list(traces["belady*"].x) == [blocks * gib for blocks in (2, 4, 8)]
     assert list(traces["lru"].x) == [blocks * gib for blocks in range(2, 9)]
     assert chart.layout.xaxis.title.text == "capacity (GiB)"
-    blocks = report.hit_rates_chart(replace(found, model=None))
+    blocks = report.hit_rates_chart(replace(simulation, model=None))
     assert blocks.layout.xaxis.title.text == "capacity (blocks)"
     assert list(blocks.data[0].x) == [2, 3, 4, 5, 6, 7, 8]
-    bare = replace(found, model=None)
+    bare = replace(simulation, model=None)
     for figure in (report.ttft_chart(bare, "p95"), report.tail_excess_chart(bare)):
         assert {tuple(line.x) for line in figure.data} == {(2, 4, 8)}
-    assert len(report.over_time_chart(found, 4).data) == 4
+    assert len(report.over_time_chart(simulation, 4).data) == 4
 
 
-def test_the_page_is_whole_and_safe(found: Simulation) -> None:
+def test_the_page_is_whole_and_safe(simulation: Simulation) -> None:
     """Every section and chart stands in one file, and no string of the trace is HTML."""
-    page = report.html_report(found)
+    page = report.html_report(simulation)
     assert page.count('class="figure"') == 6
     assert "<h2>Summary</h2>" in page
     assert HOSTILE not in page

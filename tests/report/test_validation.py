@@ -54,7 +54,7 @@ def _stored(run: RunFacts) -> StoredValidation:
 def test_mismatches_are_listed() -> None:
     """Of the counted requests those with other hits than predicted, the farthest off first."""
     sections = stored(_stored(_run([99, 16, 32, 0], [0, 32, 32, 32], 2)))
-    (table,) = [one for one in sections[1].tables if "other hits" in one.title]
+    (table,) = [table for table in sections[1].tables if "other hits" in table.title]
     assert table.rows == (("lru 1", "3", "0", "32", "+32"), ("lru 1", "1", "16", "32", "+16"))
 
 

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts, Trace
@@ -56,10 +57,10 @@ class _Future:
     a block's depth is its own. Request r's runs are those from starts[r] to starts[r + 1].
     """
 
-    starts: NDArray[np.int64]
-    next: NDArray[np.int32]
-    depth: NDArray[np.int32]
-    blocks: NDArray[np.int32]
+    starts: Int64s
+    next: Int32s
+    depth: Int32s
+    blocks: Int32s
 
 
 def _future(prompts: Prompts) -> _Future:
@@ -97,14 +98,14 @@ def _records(prompts: Prompts, future: _Future, first: int, after: int) -> NDArr
 
 @kernel
 def _find_next_access(
-    starts: NDArray[np.int64],
-    vtime: NDArray[np.int64],
+    starts: Int64s,
+    vtime: Int64s,
     first: int,
-    run_starts: NDArray[np.int64],
-    run_next: NDArray[np.int32],
-    run_depth: NDArray[np.int32],
-    run_blocks: NDArray[np.int32],
-    following: NDArray[np.int64],
+    run_starts: Int64s,
+    run_next: Int32s,
+    run_depth: Int32s,
+    run_blocks: Int32s,
+    following: Int64s,
 ) -> None:
     """Fill `following` with each block's next access; vtime[r] is that of r's first access."""
     for k in range(len(starts) - 1):

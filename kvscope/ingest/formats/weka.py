@@ -2,8 +2,8 @@
 
 The times of a sub-agent's requests count from its own start as kv-cache-tester writes them, and
 from the session's start in the corpora that SemiAnalysis publishes. A session whose nested times
-are all at or after their sub-agent's is read as the latter: a sub-agent asks as soon as it starts,
-so times from its own start begin near 0. Each session is judged by itself.
+are all at or after their sub-agent's is read in the second way: a sub-agent's first request follows
+its start at once, so times from its own start begin near 0. Each session is judged by itself.
 
 Source: callanjfox/kv-cache-tester; the rule is that of ai-dynamo/aisimulate, pull request 115,
 which applies it to a whole corpus.

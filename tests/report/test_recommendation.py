@@ -32,7 +32,7 @@ from kvscope.tuning.tuner import HeldOutTrial, RequiredCapacity, TuningResult
 from tests import small_traces
 from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 
-ALL = tuple(Variant(by_name(one)) for one in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
+ALL = tuple(Variant(by_name(trial)) for trial in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
 SURE, UNSURE = Gain(0.2, 0.1, 0.3), Gain(0.2, -0.1, 0.3)
 
 
@@ -50,13 +50,13 @@ def tuning() -> TuningResult:
 
 
 @pytest.fixture
-def found(trace: Trace, tuning: TuningResult) -> Recommendation:
+def result(trace: Trace, tuning: TuningResult) -> Recommendation:
     """The same with its trace."""
     return Recommendation(trace, None, None, PROFILE, tuning)
 
 
-def _text(found: Recommendation) -> str:
-    return "\n".join(" ".join([section.title, *section.sentences]) for section in sections(found))
+def _text(result: Recommendation) -> str:
+    return "\n".join(" ".join([section.title, *section.sentences]) for section in sections(result))
 
 
 def test_gains_read_as_changes() -> None:
@@ -71,97 +71,97 @@ def test_gains_read_as_changes() -> None:
     assert interval(unknown) == "unknown: fewer than 10 conversations"
 
 
-def test_the_tables_show_what_was_judged(found: Recommendation) -> None:
+def test_the_tables_show_what_was_judged(result: Recommendation) -> None:
     """LRU first, contenders in their order, the infinite cache, then the starred ceilings."""
-    policies = next(one for one in sections(found) if one.title == "Policies")
+    policies = next(trial for trial in sections(result) if trial.title == "Policies")
     table, gains = policies.tables
     names = [row[0].split()[0] for row in table.rows]
-    contenders = [one.policy.name for one in found.tuning.contenders]
+    contenders = [trial.policy.name for trial in result.tuning.contenders]
     assert names == ["lru", *contenders, "infinite", "belady*", "tail-belady*"]
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert [row[0].split()[0] for row in gains.rows] == contenders
-    for row, one in zip(gains.rows, found.tuning.contenders, strict=True):
-        assert row[1] == ("yes" if one.gains["p95"].significant else "no")
-        assert row[2] == change(one.gains["p95"])
-        assert row[3] == interval(one.gains["p95"])
+    for row, trial in zip(gains.rows, result.tuning.contenders, strict=True):
+        assert row[1] == ("yes" if trial.gains["p95"].significant else "no")
+        assert row[2] == change(trial.gains["p95"])
+        assert row[3] == interval(trial.gains["p95"])
 
 
-def test_what_decides_leads(found: Recommendation) -> None:
+def test_what_decides_leads(result: Recommendation) -> None:
     """With a target of violations these are the first column, and no figure stands twice."""
-    target = replace(found.tuning.target, measure="violations")
-    other = replace(found, tuning=replace(found.tuning, target=target))
-    gains = next(one for one in sections(other) if one.title == "Policies").tables[1]
+    target = replace(result.tuning.target, measure="violations")
+    other = replace(result, tuning=replace(result.tuning, target=target))
+    gains = next(trial for trial in sections(other) if trial.title == "Policies").tables[1]
     assert gains.columns[2:4] == ("violations", "violations, 95% CI")
     assert len(set(gains.columns)) == len(gains.columns)
 
 
-def test_sizes_in_every_unit(found: Recommendation) -> None:
+def test_sizes_in_every_unit(result: Recommendation) -> None:
     """With a model also GiB, and multiples of HBM where that is named."""
     model = resolve_model("vicuna-7b")
-    shown = replace(found, model=model, hbm_bytes=2**30)
+    shown = replace(result, model=model, hbm_bytes=2**30)
     assert "at 2.73 GiB (350 blocks)" in _text(shown)
-    (table,) = next(one for one in sections(shown) if one.title == "Capacity").tables
+    (table,) = next(trial for trial in sections(shown) if trial.title == "Capacity").tables
     assert "× 1 GiB HBM" in table.columns
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
 def _least(
-    found: Recommendation, policy: str, blocks: int, judged_s: float, need: int | None
+    result: Recommendation, policy: str, blocks: int, judged_s: float, need: int | None
 ) -> RequiredCapacity:
-    trial: Trial = replace(found.tuning.baseline, policy=by_name(policy)(), capacity_blocks=blocks)
+    trial: Trial = replace(result.tuning.baseline, policy=by_name(policy)(), capacity_blocks=blocks)
     return RequiredCapacity(replace(trial, target_s=0.19), replace(trial, target_s=judged_s), need)
 
 
 def _adding(
-    found: Recommendation, blocks: int, target_s: float, least: RequiredCapacity | None
+    result: Recommendation, blocks: int, target_s: float, least: RequiredCapacity | None
 ) -> Recommendation:
     gains = {"p50": SURE, "p95": SURE}
-    best = replace(found.tuning.baseline, capacity_blocks=blocks, target_s=target_s, gains=gains)
-    made = replace(found.tuning, verdict="add-capacity", recommended=best, least_lru=least)
-    return replace(found, tuning=replace(made, least_any=None))
+    best = replace(result.tuning.baseline, capacity_blocks=blocks, target_s=target_s, gains=gains)
+    other = replace(result.tuning, verdict="add-capacity", recommended=best, least_lru=least)
+    return replace(result, tuning=replace(other, least_any=None))
 
 
-def test_capacity_that_the_judged_requests_need_is_called_so(found: Recommendation) -> None:
+def test_capacity_that_the_judged_requests_need_is_called_so(result: Recommendation) -> None:
     """Where less was enough for the part to choose on, nobody takes the figure for a forecast."""
-    least = _least(found, "lru", 300, 0.3, 500)
-    words = " ".join(verdict_in_words(_adding(found, 500, 0.19, least)))
+    least = _least(result, "lru", 300, 0.3, 500)
+    words = " ".join(verdict_in_words(_adding(result, 500, 0.19, least)))
     assert "lru meets it at 500 blocks: p95 TTFT 190 ms on held-out requests." in words
     assert "Held-out requests need that much" in words
-    as_chosen = _least(found, "lru", 500, 0.19, None)
-    words = " ".join(verdict_in_words(_adding(found, 500, 0.19, as_chosen)))
+    as_chosen = _least(result, "lru", 500, 0.19, None)
+    words = " ".join(verdict_in_words(_adding(result, 500, 0.19, as_chosen)))
     assert "Held-out requests need" not in words
 
 
-def test_capacity_that_was_not_enough_after_all_is_called_so(found: Recommendation) -> None:
+def test_capacity_that_was_not_enough_after_all_is_called_so(result: Recommendation) -> None:
     """Chosen as enough, judged as not: both are said, and what would have been needed."""
-    least = _least(found, "lru", 500, 0.21, 520)
-    adding = _adding(found, 500, 0.21, least)
+    least = _least(result, "lru", 500, 0.21, 520)
+    adding = _adding(result, 500, 0.21, least)
     words = " ".join(verdict_in_words(adding))
     assert "lru meets it at 500 blocks in the training window but not on held-out" in words
     assert "p95 TTFT 210 ms there. Held-out requests would need 520 blocks" in words
-    (table,) = next(one for one in sections(adding) if one.title == "Capacity").tables
+    (table,) = next(trial for trial in sections(adding) if trial.title == "Capacity").tables
     assert table.rows[0][-1] == "no, needs 520 blocks"
 
 
-def test_the_launch_line_names_the_file_that_was_written(found: Recommendation) -> None:
+def test_the_launch_line_names_the_file_that_was_written(result: Recommendation) -> None:
     """Whatever `--output` was, quoted for a shell."""
-    assert "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve" in _text(found)
-    words = _text(replace(found, path="/tmp/my r.toml"))
+    assert "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve" in _text(result)
+    words = _text(replace(result, path="/tmp/my r.toml"))
     assert "KVSCOPE_RECOMMENDATION='/tmp/my r.toml' vllm serve" in words
     assert "recommendation.toml" not in words
 
 
-def test_the_best_that_sglang_has(found: Recommendation) -> None:
+def test_the_best_that_sglang_has(result: Recommendation) -> None:
     """Where it lacks what is recommended: the first surely better one that it has, with flags."""
-    tlru = next(one for one in found.tuning.contenders if one.policy.name == "tlru")
+    tlru = next(trial for trial in result.tuning.contenders if trial.policy.name == "tlru")
 
     def recommending(name: str, gain: Gain) -> Recommendation:
         best: HeldOutTrial = replace(tlru, policy=by_name(name)())
         other = replace(tlru, gains=dict.fromkeys(tlru.gains, gain))
-        made = replace(found.tuning, recommended=best, contenders=(best, other))
-        return replace(found, tuning=made)
+        other = replace(result.tuning, recommended=best, contenders=(best, other))
+        return replace(result, tuning=other)
 
-    assert found.next_best_for_sglang() is not None
+    assert result.next_best_for_sglang() is not None
     words = _text(recommending("etlru", SURE))
     assert "SGLang has no etlru; its best is tlru" in words
     assert "--radix-eviction-policy tlru" in words
@@ -171,30 +171,33 @@ def test_the_best_that_sglang_has(found: Recommendation) -> None:
     assert "--radix-eviction-policy" not in words
 
 
-def test_sensitivity_is_by_xi(found: Recommendation) -> None:
+def test_sensitivity_is_by_xi(result: Recommendation) -> None:
     """Each xi once, ascending, at the present capacity alone; for policies that have one."""
-    by_policy = sensitivity(found)
+    by_policy = sensitivity(result)
     assert set(by_policy) == {"tlru", "etlru"}
     for trials in by_policy.values():
-        xi = [one.policy.values["xi_tokens"] for one in trials]
+        xi = [trial.policy.values["xi_tokens"] for trial in trials]
         assert xi == sorted(set(xi))
-        assert {one.capacity_blocks for one in trials} == {350}
+        assert {trial.capacity_blocks for trial in trials} == {350}
 
 
-def test_the_front_is_not_beaten(found: Recommendation) -> None:
+def test_the_front_is_not_beaten(result: Recommendation) -> None:
     """No trial is better in both the median and the tail; every other is beaten by one of them."""
-    trials = [one for one in found.tuning.explored if one.capacity_blocks == 350]
+    trials = [trial for trial in result.tuning.explored if trial.capacity_blocks == 350]
     points = [
-        Point(one.policy.name, "", one.outcome.ttft_ms.p50, one.target_s * 1e3) for one in trials
+        Point(trial.policy.name, "", trial.outcome.ttft_ms.p50, trial.target_s * 1e3)
+        for trial in trials
     ]
     best = front(points)
     assert best
-    for one in points:
+    for trial in points:
         beaten = any(
-            other is not one and other.median_ms <= one.median_ms and other.tail_ms <= one.tail_ms
+            other is not trial
+            and other.median_ms <= trial.median_ms
+            and other.tail_ms <= trial.tail_ms
             for other in best
         )
-        assert beaten or one in best
+        assert beaten or trial in best
 
 
 @pytest.mark.parametrize("verdict", ["switch", "keep-lru", "unreachable", "add-capacity"])
@@ -202,14 +205,14 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     trace: Trace, tuning: TuningResult, verdict: str
 ) -> None:
     """Figures are JSON, with no NaN, and the page holds them all."""
-    made = {
+    other = {
         "switch": tuning,
         "keep-lru": tuned(in_turn(), 0.2, TLRU, capacity_blocks=1_000),
         "unreachable": tuned(in_turn(), 0.02, TLRU, capacity_blocks=350),
         "add-capacity": tuned(in_turn(), 0.1, (), capacity_blocks=100),
     }[verdict]
-    assert made.verdict == verdict
-    found = Recommendation(trace, None, None, PROFILE, made)
+    assert other.verdict == verdict
+    result = Recommendation(trace, None, None, PROFILE, other)
     drawing = (
         recommendation.distributions_chart,
         recommendation.trade_off_chart,
@@ -217,26 +220,26 @@ def test_every_chart_is_drawn_whatever_the_verdict(
         explanation.capacities_chart,
     )
     for draw in map(partial, drawing):
-        json.loads(draw(found).to_json(), parse_constant=_no_constant)
-    assert f"Recommendation: {verdict}" in html_report(found)
-    assert found.trace.name in html_report(found)
+        json.loads(draw(result).to_json(), parse_constant=_no_constant)
+    assert f"Recommendation: {verdict}" in html_report(result)
+    assert result.trace.name in html_report(result)
 
 
 def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
-def test_the_distribution_is_that_of_the_judged_requests(found: Recommendation) -> None:
+def test_the_distribution_is_that_of_the_judged_requests(result: Recommendation) -> None:
     """LRU's curve ends at its slowest request; the share at the SLO is what keeps it."""
-    chart = recommendation.distributions_chart(found)
+    chart = recommendation.distributions_chart(result)
     (lru, best, infinite) = chart.data
-    assert lru.x[-1] == found.tuning.baseline.ttft_s.max() * 1e3
-    assert best.x[-1] == found.tuning.chosen.ttft_s.max() * 1e3
-    assert infinite.x[0] == found.tuning.infinite.ttft_s.min() * 1e3
+    assert lru.x[-1] == result.tuning.baseline.ttft_s.max() * 1e3
+    assert best.x[-1] == result.tuning.chosen.ttft_s.max() * 1e3
+    assert infinite.x[0] == result.tuning.infinite.ttft_s.min() * 1e3
     assert list(lru.y) == sorted(lru.y)
 
 
-def test_a_target_of_violations_says_what_changed(found: Recommendation) -> None:
+def test_a_target_of_violations_says_what_changed(result: Recommendation) -> None:
     """The change in brackets is that of the figures before it: shares, not milliseconds."""
     tuning = tuned(
         in_turn(),
@@ -244,17 +247,17 @@ def test_a_target_of_violations_says_what_changed(found: Recommendation) -> None
         target=Target(0.2, 0.95, "violations"),
         capacity_blocks=350,
     )
-    words = " ".join(verdict_in_words(replace(found, tuning=tuning)))
+    words = " ".join(verdict_in_words(replace(result, tuning=tuning)))
     assert "100.0% -> 0.0% of the requests over the SLO (-100.0%, 95% CI" in words
 
 
-def test_the_queued_view_is_shown_as_such(found: Recommendation) -> None:
+def test_the_queued_view_is_shown_as_such(result: Recommendation) -> None:
     """All figures are those of the queue, and so the target's p95 is the p95 in the table."""
     tuning = tuned(
         in_turn(), 0.2, target=Target(0.2, view="queued"), capacity_blocks=350, lowest_blocks=300
     )
-    shown = replace(found, tuning=tuning)
-    table = next(one for one in sections(shown) if one.title == "Policies").tables[0]
+    shown = replace(result, tuning=tuning)
+    table = next(trial for trial in sections(shown) if trial.title == "Policies").tables[0]
     assert table.columns[1] == "queued TTFT p50 (ms)"
     queued = tuning.baseline.outcome.queued_ttft_ms
     assert queued is not None

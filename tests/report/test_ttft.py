@@ -33,15 +33,15 @@ SLOWER = replace(LRU, requests=9, ttft_ms=Percentiles(20.0, 20.0, 30.0, 40.0))
 def test_gains_and_prices_are_told_apart() -> None:
     """By percentile; the largest category comes first; no change is neither."""
     before = {"a": LRU, "b": replace(LRU, requests=9), "c": LRU}
-    found = ttft.category_section("both", before, {"a": FASTER, "b": SLOWER, "c": LRU})
-    assert found.sentences == (
+    section = ttft.category_section("both", before, {"a": FASTER, "b": SLOWER, "c": LRU})
+    assert section.sentences == (
         "p50 falls for no category; it rises for b.",
         "p95 falls for a; it rises for no category.",
     )
-    (table,) = found.tables
+    (table,) = section.tables
     assert [row[0] for row in table.rows] == ["b", "a", "c"]
     assert table.rows[1] == ("a", "5", "10.0", "10.0", "30.0", "15.0")
-    p50, p95, p99 = found.figures[0]().data
+    p50, p95, p99 = section.figures[0]().data
     assert (list(p50.x), list(p95.x), list(p99.x)) == ([10, 0, 0], [0, -15, 0], [0, 0, 0])
 
 
