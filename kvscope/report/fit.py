@@ -56,6 +56,11 @@ _MEANING = (
 )
 
 
+def screen(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
+    """Return the one screen: which models to use, and how well ends are predicted where asked."""
+    return [headline(fit), *([returns.section(ends)] if ends is not None else [])]
+
+
 def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
     known = [headline(fit)]
