@@ -68,8 +68,7 @@ ENGINE_TESTS  = tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
 
-test-long: setup $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
-	$(PY) -m pytest -q -n $(WORKERS) -m "long and not engine" $(PYTEST)
+test-long: $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
 
 $(ENGINE)/bin/python:

@@ -11,8 +11,6 @@ from kvscope.app.options import AS_STORED, DEFAULT_EXPORT, FitOptions, Reading
 from kvscope.app.requests import hit_definition
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import standard
-from kvscope.learning.learners import needs_fit, reads_fit
-from kvscope.policies.registry import check_required
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
 
 if TYPE_CHECKING:
@@ -102,6 +100,7 @@ def write_export(
     from kvscope.app.traces import replayable
     from kvscope.latency.file import load_profile
     from kvscope.latency.profile import DEFAULT_PROFILE
+    from kvscope.learning.learners import needs_fit
     from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters
     from kvscope.replay.traffic import traffic
@@ -122,6 +121,8 @@ def write_export(
 
 def _exported(options: FitOptions) -> Variant:
     """Return the policy to write: one that the plugin runs, with one value per parameter."""
+    from kvscope.learning.learners import reads_fit
+    from kvscope.policies.registry import check_required
     from kvscope.vllm_plugin.eviction_controller import lane_policy
 
     name = options.policy or DEFAULT_EXPORT

@@ -18,7 +18,6 @@ from kvscope.core.kv_size import KvDtype, ModelKv, resolve_model
 from kvscope.core.runs import RunSetting
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
-from kvscope.policies.registry import check_required
 from kvscope.replay.policy_options import (
     ALL,
     CONTENDERS,
@@ -148,8 +147,11 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         variants = _with_lru(recommended)
     else:
         variants = parse_variants(policies_for(setting, options.policies), options.param or ())
-        for variant in variants if options.policies not in {None, ALL} else ():
-            check_required(variant.policy, variant.given, "--policies")
+        if options.policies not in {None, ALL}:
+            from kvscope.policies.registry import check_required  # late: loads NumPy
+
+            for variant in variants:
+                check_required(variant.policy, variant.given, "--policies")
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
     capacities = Capacities(

@@ -39,7 +39,7 @@ def fit(
         fitted.trace,
         printing,
         document=lambda: fit_document(fitted, ends),
-        screen=lambda: report.sections(fitted, ends),
+        screen=lambda: report.screen(fitted, ends),
         sections=lambda: report.sections(fitted, ends),
         html=lambda: report.html_report(fitted, ends),
     )

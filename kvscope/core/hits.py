@@ -15,12 +15,12 @@ Outputs = Literal["carried", "ignored"]
 
 @dataclass(frozen=True, slots=True)
 class HitDefinition:
-    """What exactly a hit rate counts: the same trace has as many hit rates as definitions.
+    """What a hit rate counts: a trace has as many hit rates as definitions.
 
     `warmup` is the share of the requests, the first ones, that fill the cache and are not counted.
-    `partial` keeps a partial last block cacheable; `last_token_rule` recomputes the last token as
+    `partial` makes a partial last block cacheable; `last_token_rule` recomputes the last token as
     vLLM does, so at most floor((I - 1) / B) blocks hit; `flat` treats every block as an object of
-    its own, hit or not whatever became of the blocks before it.
+    its own, hit or not whether or not the blocks before it are.
     """
 
     name: str
@@ -47,13 +47,13 @@ LIBCACHESIM = HitDefinition(
     outputs="ignored",
     flat=True,
 )
-COMPATIBLE = {known.name: known for known in (KVCACHE_SIMULATOR, LIBCACHESIM)}
+COMPATIBLE = {tool.name: tool for tool in (KVCACHE_SIMULATOR, LIBCACHESIM)}
 
 
 def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinition:
-    """kvscope's own definition: token-weighted, full blocks, last-token rule on.
+    """Return kvscope's own definition: token-weighted, full blocks, last-token rule on.
 
-    Its name says what is not as by default.
+    Its name says what differs from the default.
     """
     changed = ["outputs ignored"] if outputs == "ignored" else []
     if warmup:
@@ -62,7 +62,7 @@ def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinit
 
 
 def compatible(name: str) -> HitDefinition:
-    """The definition of the other tool called `name`."""
+    """Return the definition of another tool. Raises UsageError for an unknown name."""
     if name not in COMPATIBLE:
         raise UsageError(
             f"unknown tool {name!r}", where="--compat", remedy="take " + " or ".join(COMPATIBLE)
@@ -71,9 +71,9 @@ def compatible(name: str) -> HitDefinition:
 
 
 def side_by_side(chosen: HitDefinition) -> tuple[HitDefinition, ...]:
-    """`chosen`, kvscope's own and its neighbours, each of another name, then the other tools'.
+    """Return `chosen`, kvscope's own definition, its neighbours, and those of other tools.
 
-    Each neighbour changes one thing, but that a partial last block can be kept, and hit, only with
+    Each neighbour changes one thing; but a partial last block can be cached and hit only with
     outputs ignored and the last-token rule off.
     """
     table = (

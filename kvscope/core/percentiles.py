@@ -1,4 +1,4 @@
-"""Nearest-rank percentiles: the value that at least p % of all are not above."""
+"""Nearest-rank percentiles: the least value that at least p % of all do not exceed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PERCENTS = (50, 90, 95, 99)
 
 
 def percentiles(values: NDArray[Any]) -> Percentiles:
-    """The percentiles of at least one value, which need not be in order.
+    """Return the percentiles of at least one value, in any order.
 
     NumPy sorts faster than it partitions by four ranks: its sort uses vector instructions.
     """

@@ -30,11 +30,11 @@ def write_path(
 
 @callable_in_kernels
 def ancestor(block_parent: NDArray[np.int32], block: int, steps: int) -> int:
-    """The block that many steps towards the root; `block` itself for none."""
-    found = block
+    """Return the block that many steps towards the root; `block` itself for none."""
+    above = block
     for _ in range(steps):
-        found = block_parent[found]
-    return found
+        above = block_parent[above]
+    return above
 
 
 class Paths(NamedTuple):
@@ -47,12 +47,12 @@ class Paths(NamedTuple):
 def paths(
     block_parent: NDArray[np.int32], leaf: NDArray[np.int32], blocks: NDArray[np.int32]
 ) -> Paths:
-    """The paths to each of `leaf`; `blocks` are their lengths."""
+    """Return the path to each of `leaf`; `blocks` are their lengths."""
     starts = np.zeros(len(leaf) + 1, dtype=np.int64)
     np.cumsum(blocks, out=starts[1:])
-    found = np.empty(starts[-1], dtype=np.int32)
-    _write_paths(block_parent, leaf, starts, found)
-    return Paths(starts, found)
+    written = np.empty(starts[-1], dtype=np.int32)
+    _write_paths(block_parent, leaf, starts, written)
+    return Paths(starts, written)
 
 
 @kernel
@@ -60,7 +60,7 @@ def _write_paths(
     block_parent: NDArray[np.int32],
     leaf: NDArray[np.int32],
     starts: NDArray[np.int64],
-    found: NDArray[np.int32],
+    written: NDArray[np.int32],
 ) -> None:
     for k in range(len(leaf)):
-        write_path(block_parent, leaf[k], found, starts[k], starts[k + 1])
+        write_path(block_parent, leaf[k], written, starts[k], starts[k + 1])

@@ -1,6 +1,6 @@
-"""One replay of a trace and what came of it: frozen values, field by field those of `--json`.
+"""One replay of a trace and its results, field by field those of `--json`.
 
-Names carry their units. Rates are fractions (0-1); `None` means "this trace cannot say".
+Names carry their units. Rates are fractions (0-1); `None` means that the trace does not tell.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TierMode = Literal["exclusive", "write-through"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a cache made of some requests, as the JSON of `simulate` says it.
+    """Hits and latencies of some requests.
 
-    Rates are 0-1. `violations` are requests with a TTFT above the SLO and `tel_ms` is the tail
-    excess latency, the sum of what they took beyond it; both None without an SLO. What is `queued`
-    is under the trace's load, None where the trace tells no time.
+    `violations` are requests with a TTFT above the SLO and `tel_ms` is the tail excess latency, the
+    sum of their times beyond it; both None without an SLO. What is `queued` is under the trace's
+    load, None where the trace has no times.
     """
 
     requests: int
@@ -48,9 +48,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PartOutcome:
-    """The same of the requests of one category, or of those that arrived from `start_s` on.
+    """The outcome of one category, or of the requests that arrive in `length_s` from `start_s` on.
 
-    Either `category` or both `start_s` and `length_s` are given.
+    Either `category` or both `start_s` and `length_s` are set.
     """
 
     category: str | None
@@ -61,10 +61,10 @@ class PartOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """What became of the tokens that a cache did not give; with the hits they are all there were.
+    """Why input tokens missed; with the hits they add up to all input tokens.
 
-    `evicted` had been written once and were not kept, `diverged` stand where the conversation's
-    history was another one, `cold` were never seen otherwise, `tail` no prefix cache can hit.
+    `evicted` were computed before and no longer cached, `diverged` stand where the conversation's
+    history was another one, `cold` are new otherwise, `tail` no prefix cache can hit.
     """
 
     evicted_tokens: int
@@ -75,13 +75,13 @@ class Misses:
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """All that shapes a run's numbers besides the policy and the capacity.
+    """What a run's numbers depend on besides the policy and the capacity.
 
     Latency is TTFT = base + per_token * u + per_token_pair * u * (c + u / 2), of u uncached and c
     cached tokens. `sample_rate` is the share of the trace that was replayed, 1 is all of it, and
     `coarsen` how many blocks were taken as one. The `engine` capacity model has the two `max_num_`
-    limits of vLLM, the other one None. `tiers` is how the tiers of a cache were asked for, empty
-    where it has one; `tier_mode` and `block_bytes` belong to them.
+    limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one tier;
+    `tier_mode` and `block_bytes` belong to it.
     """
 
     definition: HitDefinition
@@ -109,12 +109,12 @@ class RunSetting:
 
 @dataclass(frozen=True, slots=True)
 class TierOutcome:
-    """What one tier gave to the counted requests, and what left it in the whole replay.
+    """Hits of the counted requests in one tier, and its evictions in the whole replay.
 
-    `token_hit_rate` (0-1) is of all input tokens, so the tiers' add up to that of the cache.
+    `token_hit_rate` is of all input tokens, so the tiers' add up to that of the cache.
     `transfer_ms` is what all counted requests together waited for its blocks; a read takes
     `read_latency_ms`, then its bytes at `read_bytes_per_s` (None: no time at all). `read_bytes` is
-    None where nobody said what a block takes. `evictions` left the tier; `demotions` are those of
+    None where the size of a block is unknown. `evictions` left the tier; `demotions` are those of
     them that moved down.
     """
 
@@ -135,15 +135,15 @@ class TierOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy at one capacity over one trace, and what came of it.
+    """One policy at one capacity over one trace, and its results.
 
-    `params` has every parameter of the policy, `leaves` is which blocks may leave. `hit_rate_error`
-    is None for exact runs; of a sampled one, the rate in the definition's weight is within it 19
-    times of 20. `misses` is None where blocks are objects of their own (flat). `tiers` are there
-    where the cache has several; `capacity_blocks` is then that of all together. Only an engine
-    has `preemptions` (requests sent back to wait, each time counted) and requests that it
-    `turned_away` because they need more than all its blocks. `created_at` (UTC) is None until the
-    run is stored.
+    `params` has every parameter of the policy, `leaves` is which blocks may be evicted.
+    `hit_rate_error` is None for exact runs; of a sampled one, it bounds the error of the rate in
+    the definition's weight with 95 % confidence. `misses` is None where blocks are objects of their
+    own (flat). `tiers` are there where the cache has several; `capacity_blocks` is then the sum of
+    theirs. Only an engine has `preemptions` (every one counted) and requests that it `turned_away`
+    (rejected) because they need more than all its blocks. `created_at` (UTC) is None until the run
+    is stored.
     """
 
     policy: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvscope.learning.lane_heap import Scores
-from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, Segments
+from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, TouchedSegments
 from kvscope.learning.shadow_cache import ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 
@@ -186,7 +186,7 @@ class OnlineGuard:
         self._waiting[match.number] = request
         self._serve()
 
-    def end(self, number: int, output_tokens: int, blocks: int, segments: Segments) -> None:
+    def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
         """Note that a request has been served, and touched so many blocks more."""
         request = self._waiting.get(number)
         if request is None:
@@ -254,7 +254,7 @@ class OnlineGuard:
         return max(prompt_tokens - hit_tokens - self._xi_tokens, 0.0)
 
 
-def _placed(segments: Segments, start: int) -> list[tuple[int, int, int]]:
+def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]:
     """Return segments as (start, end, previous) of a path, the first one from `start` on."""
     placed = []
     for previous, blocks in segments:

@@ -17,7 +17,7 @@ from kvscope.learning.prefixes import Key
 MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
 MOST_REQUESTS = 1 << 16  # a power of 2
 
-Segments = list[tuple[int, int]]
+TouchedSegments = list[tuple[int, int]]
 """The blocks of a path from its head on, as (previous request, blocks): one segment a run."""
 
 
@@ -35,7 +35,7 @@ class PrefixMatch(NamedTuple):
     turns: int
     since_s: float
     followed: int
-    segments: Segments
+    segments: TouchedSegments
     previous: int = -1
 
 
@@ -88,7 +88,7 @@ class RecentBlocks:
             remember(self._ends, keys[-1], number)
         return PrefixMatch(number, known, turns, since_s, followed, segments, previous)
 
-    def end(self, keys: Sequence[Key], number: int) -> tuple[int, Segments]:
+    def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:
         """Touch the full blocks of a request's output; return the number followed, and segments."""
         if number <= self._next - self._slots:
             return 0, []
@@ -103,11 +103,11 @@ class RecentBlocks:
 
     def _touch(
         self, keys: Sequence[Key], number: int, arrival_s: float
-    ) -> tuple[int, int, int, Segments]:
+    ) -> tuple[int, int, int, TouchedSegments]:
         """Touch blocks; return known blocks, previous request, followed blocks and segments."""
         young, old, mask = self._young, self._old, self.every - 1
         oldest, earliest_s = max(self._next - self._slots, -1), arrival_s - self._memory_s
-        segments: Segments = []
+        segments: TouchedSegments = []
         known = followed = count = 0
         deepest = before = -1
         counts = late = False

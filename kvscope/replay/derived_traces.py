@@ -69,9 +69,9 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
     full_leaf = np.where(cut, prompts.block_parent[prompts.leaf], prompts.leaf)
     count, last = np.zeros((2, len(prompts.block_parent)), dtype=np.int32)
     _find_last_of_large(prompts.block_parent, factor, count, last)
-    kept = np.flatnonzero(last == np.arange(len(last)))
+    ends = np.flatnonzero(last == np.arange(len(last)))
     number = np.zeros(len(last), dtype=np.int32)
-    number[kept] = np.arange(len(kept), dtype=np.int32)
+    number[ends] = np.arange(len(ends), dtype=np.int32)
     return replace(
         prompts,
         block_size=prompts.block_size * factor,
@@ -81,7 +81,7 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
         carried_blocks=prompts.carried_blocks // factor,
         leaf=number[last[full_leaf]],
         carried_leaf=number[last[prompts.carried_leaf]],
-        block_parent=number[last[prompts.block_parent[kept]]],
+        block_parent=number[last[prompts.block_parent[ends]]],
     )
 
 

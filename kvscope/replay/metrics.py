@@ -159,9 +159,9 @@ def _groups(
     """Yield each group that has counted requests, and which they are."""
     counted = group[served.first :]
     order = np.argsort(counted, kind="stable")
-    found, starts = np.unique(counted[order], return_index=True)
+    groups, starts = np.unique(counted[order], return_index=True)
     members = np.split(order + served.first, starts[1:])
-    yield from zip(found.tolist(), members, strict=True)
+    yield from zip(groups.tolist(), members, strict=True)
 
 
 def _outcome(

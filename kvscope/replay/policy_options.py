@@ -1,4 +1,4 @@
-"""`--policies` and `--param`: from what is written to policies with their parameters."""
+"""`--policies` and `--param`: policies with parameters, from text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
-REPLAYED = "lru,tlru,wa,belady,tail-belady"  # where nobody says which policies to look at
-CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # nor which may replace LRU
+REPLAYED = "lru,tlru,wa,belady,tail-belady"  # by default
+CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # by default, to replace LRU
 _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 
@@ -27,7 +27,7 @@ Values = dict[type["Policy"], dict[str, list[float | str]]]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy with the parameter values that were chosen; the rest is estimated from the trace."""
+    """A policy with the parameter values that were chosen; others are estimated from the trace."""
 
     policy: type[Policy]
     given: Mapping[str, float] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Variant:
 
 
 def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:
-    """The policies in `lru,tlru,wa`, each once; `all` is every one there is."""
+    """Return the policies in `lru,tlru,wa`, each once; `all` is every policy."""
     from kvscope.policies.registry import POLICIES
 
     if text == ALL:
@@ -44,10 +44,10 @@ def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:
 
 
 def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str]) -> list[Variant]:
-    """Every policy with every combination of the values that `POLICY.NAME=VALUE,...` gives it.
+    """Return every policy with every combination of its values in `POLICY.NAME=VALUE,...`.
 
-    Raises UsageError for what is not of this form, for a policy that is not asked for, and for a
-    parameter or a value that it does not take.
+    Raises UsageError for another form, for a policy that is not replayed, and for a parameter or a
+    value that it does not take.
     """
     values: Values = {policy: {} for policy in policies}
     for assignment in assignments:
@@ -56,13 +56,13 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
 
 
 def refitted(variant: Variant, refit_s: float) -> Variant:
-    """The variant with that time between fits, where its policy fits and was told no other.
+    """Return the variant with that time between fits, where its policy fits and no other is set.
 
     Raises UsageError for less than a policy takes.
     """
     from kvscope.policies.base import REFIT
 
-    if all(one.name != REFIT.name for one in variant.policy.parameters):
+    if all(parameter.name != REFIT.name for parameter in variant.policy.parameters):
         return variant
     if not REFIT.low <= refit_s <= REFIT.high:
         raise UsageError(
@@ -75,7 +75,7 @@ def refitted(variant: Variant, refit_s: float) -> Variant:
 
 
 def parse_value(parameter: Parameter, text: str) -> float:
-    """A parameter's value in the unit that its name says; `inf` where there is no upper bound."""
+    """Return a parameter's value in the unit that its name says; `inf` without an upper bound."""
     name = parameter.name
     if text == "inf" and math.isinf(parameter.high):
         return math.inf
@@ -104,7 +104,7 @@ def format_value(name: str, value: float) -> str:
 
 
 def _assign(values: Values, assignment: str) -> None:
-    """Add what one `--param` says to `values`."""
+    """Add the values of one `--param` to `values`."""
     place, equals, text = assignment.partition("=")
     owner, dot, name = place.partition(".")
     if not (equals and dot and owner and name and text):
@@ -117,7 +117,7 @@ def _assign(values: Values, assignment: str) -> None:
             where=where,
             remedy=f"add {policy.name} to --policies",
         )
-    known = {one.name: one for one in policy.parameters}
+    known = {parameter.name: parameter for parameter in policy.parameters}
     if name not in {_LEAVES, *known}:
         near = get_close_matches(name, [*known, _LEAVES], n=1)
         raise UsageError(
@@ -144,7 +144,7 @@ def _policy(name: str, where: str) -> type[Policy]:
 
 def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> list[Variant]:
     variants = []
-    for chosen in product(*(dict.fromkeys(of_one) for of_one in values.values())):
+    for chosen in product(*(dict.fromkeys(choices) for choices in values.values())):
         given = dict(zip(values, chosen, strict=True))
         leaves = given.pop(_LEAVES, None)
         variant = Variant(policy, given, leaves)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Compile kernels before they are asked for: `python -m kvscope.replay.precompile [POLICY...]`.
+"""Compile kernels before they are needed: `python -m kvscope.replay.precompile [POLICY...]`.
 
 Numba compiles one kernel at a time in a process. The first commands after an installation, which
-find none compiled, therefore have half of it done by a second process. Without a name it is the
-policies that commands take where nobody names any.
+find none compiled, therefore have half of it done by a second process. Without a name it compiles
+the default policies of commands.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from kvscope.replay.traffic import Traffic
 
 
 def uncompiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
-    """Those whose kernel is not in the cache folder, one of each that share a kernel."""
+    """Return policies whose kernel is not in the cache folder, one of those that share a kernel."""
     kernels = {kernel_of(policy, policy.leaves == "leaf"): policy for policy in policies}
     return [policy for kernel, policy in kernels.items() if not is_compiled(kernel)]
 
 
 @contextmanager
 def compiling_in_background(policies: Sequence[type[Policy]]) -> Iterator[None]:
-    """While the block runs, a second process compiles what these policies lack.
+    """Compile the missing kernels of these policies in a second process while the block runs.
 
     It begins where the block will come to last: with the policies that have keys, which take
-    longest, and from the end. Whoever needs a kernel that is not done yet compiles it; the process
+    longest, and from the end. The block compiles a kernel itself that is not there yet; the process
     ends with the block.
     """
     last_first = uncompiled(policies)[::-1]
     if cores() == 1 or len(last_first) < 2:
         yield
         return
-    last_first.sort(key=lambda one: not issubclass(one, KeyPolicy))
+    last_first.sort(key=lambda policy: not issubclass(policy, KeyPolicy))
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, *(one.name for one in last_first)],
+        [sys.executable, "-m", __name__, *(policy.name for policy in last_first)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ def compiling_in_background(policies: Sequence[type[Policy]]) -> Iterator[None]:
 
 
 def compile_for(policies: Sequence[type[Policy]]) -> None:
-    """Have the kernels of these policies in the cache folder, if they are not there yet."""
+    """Compile the kernels of these policies into the cache folder, unless they are there."""
     few = tiny_traffic()
     past = touch_history(few)
     for policy in policies:
@@ -65,7 +65,7 @@ def compile_for(policies: Sequence[type[Policy]]) -> None:
 
 
 def tiny_traffic() -> Traffic:
-    """Two requests that share a block: what has to be compiled for them is so for any."""
+    """Return two requests that share a block: any traffic needs what is compiled for them."""
     counts = np.array([2, 2], dtype=np.int32)
     none = np.zeros(2, dtype=np.int32)
     tokens = np.array([40, 40], dtype=np.int64)

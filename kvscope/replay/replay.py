@@ -1,4 +1,4 @@
-"""One policy at one capacity over one trace: which leading blocks each request found cached."""
+"""One policy at one capacity over one trace: the leading blocks that each request hits."""
 
 from __future__ import annotations
 

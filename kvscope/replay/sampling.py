@@ -44,14 +44,14 @@ class Sample:
     rate_blocks: float
 
     def capacity(self, capacity_blocks: int) -> int:
-        """The capacity, in blocks, that stands in the miniature for this one of the whole."""
+        """Return the capacity of the sample, in blocks, that stands for this one of the trace."""
         return round(self.rate * capacity_blocks / self.coarsen)
 
 
 def sampled(
     prompts: Prompts, rate: float = 1.0, *, seed: int = 0, part: int = 0, coarsen: int = 1
 ) -> Sample:
-    """A share `rate` of the trace by subtrees, chosen by a seeded hash, `coarsen` blocks as one.
+    """Sample a share `rate` of the trace by subtrees, by a seeded hash, `coarsen` blocks as one.
 
     Samples of the same rate and seed and another `part` (0 to 1 / rate - 1) are disjoint. Raises
     UsageError for a rate or part that cannot be, and where nothing is left in the sample.
@@ -87,7 +87,7 @@ def sampled(
 def subtrees(
     block_parent: NDArray[np.int32], leaf: NDArray[np.int32], limit: int
 ) -> NDArray[np.int64]:
-    """The subtree of each request: the first block of its path that at most `limit` requests share.
+    """Return the subtree of each request: its first block that at most `limit` requests share.
 
     A request that ends in a shared head, or has no blocks, stands for itself, as a number beyond
     all blocks.
@@ -118,7 +118,7 @@ def _find_roots(
 
 
 def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each, the same for the same number and seed.
+    """Return a number in [0, 1) for each, the same for the same number and seed.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
     """
@@ -136,7 +136,7 @@ LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are to
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A rate (0-1) and how far the exact one may be: within `error` of it, 19 times of 20."""
+    """A rate (0-1) and its error: the exact rate is within it with 95 % confidence."""
 
     rate: float
     error: float
@@ -144,9 +144,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """LRU's exact curve of the `whole` trace beside what the sample makes of LRU.
+    """LRU's exact curve of the `whole` trace, and LRU on the sample.
 
-    `total` is what each sampled request asks for, in the weight of `definition`; those from `first`
+    `total` is what each sampled request looks up, in the weight of `definition`; those from `first`
     on are counted.
     """
 
@@ -158,7 +158,7 @@ class Anchor:
     first: int
 
     def estimate(self, hit_blocks: NDArray[np.int32], capacity_blocks: int) -> Estimate:
-        """The whole trace's hit rate at `capacity_blocks`, from a policy's replay of the sample.
+        """Return the whole trace's hit rate at `capacity_blocks`, from a replay of the sample.
 
         `hit_blocks` is what each sampled request hit at `sample.capacity(capacity_blocks)`. The
         error is twice that of the lead over LRU, by the spread of the subtrees, and of the most
@@ -198,7 +198,7 @@ class Anchor:
         return self._weighted(lru_hit_blocks(self.runs, len(self.sample.requests), capacity))
 
     def _wrong(self, capacity_blocks: int, counted: slice, asked: int) -> float:
-        """LRU's rate in the miniature less its exact one."""
+        """Return LRU's rate in the miniature minus its exact one."""
         hits = float(self._lru_hits(capacity_blocks)[counted].sum())
         return hits / asked - float(self.whole.rate(capacity_blocks))
 
@@ -212,7 +212,7 @@ class Anchor:
 
 
 def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anchor:
-    """What makes rates of `sample`, which was drawn from `prompts`, rates of the whole trace.
+    """Return the anchor that turns rates of `sample` into rates of the whole trace, `prompts`.
 
     Raises UsageError for a flat definition, whose blocks are not in subtrees, and for one that
     keeps partial blocks where blocks were coarsened.
@@ -246,7 +246,7 @@ def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anc
 
 
 def _standard_error(group: NDArray[np.int64], residual: NDArray[np.float64], rate: float) -> float:
-    """Standard error of a sum over subtrees that were chosen at this rate."""
+    """Return the standard error of a sum over subtrees that were sampled at this rate."""
     _, subtree = np.unique(group, return_inverse=True)
     by_subtree = np.bincount(subtree, residual)
     if len(by_subtree) < 2:

@@ -8,12 +8,13 @@ whose place in that list is d hits at every capacity of at least d.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.hits import HitDefinition
-from kvscope.core.jit import kernel
+from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.prefix import write_path
 from kvscope.core.trace import PromptPaths
 from kvscope.replay.traffic import Walk, walk
@@ -61,6 +62,25 @@ def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistanc
         distance = np.concatenate((distance, np.empty_like(distance)))
 
 
+@callable_in_kernels
+def _count_to(tree: NDArray[Any], place: int) -> int:
+    """Return the sum of a Fenwick tree's places from 0 to `place`."""
+    node, total = place + 1, 0
+    while node > 0:
+        total += tree[node]
+        node -= node & -node
+    return total
+
+
+@callable_in_kernels
+def _add(tree: NDArray[Any], place: int, amount: int) -> None:
+    """Add to one place of a Fenwick tree."""
+    node = place + 1
+    while node < len(tree):
+        tree[node] += amount
+        node += node & -node
+
+
 @kernel
 def _stack(
     steps: Walk,
@@ -92,11 +112,7 @@ def _stack(
                 last[path[at]] = request
                 at += 1
             if start < look[request]:
-                older = 0
-                node = owner + 1
-                while node > 0:
-                    older += owned[node]
-                    node -= node & -node
+                older = _count_to(owned, owner)
                 runs[0, count] = request
                 runs[1, count] = start
                 runs[2, count] = min(at, look[request]) - start
@@ -104,22 +120,13 @@ def _stack(
                 # theirs already, so nothing of `owner` stands before it.
                 distance[count] = live - older + 1
                 count += 1
-            node = owner + 1
-            while node <= requests:
-                owned[node] -= at - start
-                node += node & -node
-            node = request + 1
-            while node <= requests:
-                owned[node] += at - start
-                node += node & -node
+            _add(owned, owner, start - at)
+            _add(owned, request, at - start)
         fresh = end - at + anonymous[request]
         for i in range(at, end):
             last[path[i]] = request
         live += fresh
-        node = request + 1
-        while node <= requests:
-            owned[node] += fresh
-            node += node & -node
+        _add(owned, request, fresh)
     return requests, count, live
 
 
@@ -136,10 +143,10 @@ def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistan
     present = np.zeros(accesses + 1, dtype=np.int32)
     last = np.full(len(prompts.block_parent), -1, dtype=np.int64)
     path = np.empty(int(steps.length.max(initial=0)) + 1, dtype=np.int32)
-    found = np.empty((2, accesses), dtype=np.int32)
+    places = np.empty((2, accesses), dtype=np.int32)
     distance = np.empty(accesses, dtype=np.int64)
-    count, live = _flat_stack(steps, present, last, path, found, distance)
-    request, depth = found[:, :count].copy()
+    count, live = _flat_stack(steps, present, last, path, places, distance)
+    request, depth = places[:, :count].copy()
     ones = np.ones(count, dtype=np.int32)
     return LruDistances(request, depth, ones, distance[:count].copy(), live)
 
@@ -150,15 +157,14 @@ def _flat_stack(
     present: NDArray[np.int32],
     last: NDArray[np.int64],
     path: NDArray[np.int32],
-    found: NDArray[np.int32],
+    places: NDArray[np.int32],
     distance: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Fill `found` and `distance`; return their number and that of distinct blocks.
+    """Fill `places` and `distance`; return their number and that of distinct blocks.
 
     `present` is a Fenwick tree of the accesses that were some block's last.
     """
     block_parent, leaf, length, look, anonymous = steps
-    accesses = len(distance)
     count, live, now = 0, 0, 0
     for request in range(len(leaf)):
         end = length[request]
@@ -167,26 +173,16 @@ def _flat_stack(
             before = last[path[at]] if at < end else -1
             if before >= 0:
                 if at < look[request]:
-                    older = 0
-                    node = before + 1
-                    while node > 0:
-                        older += present[node]
-                        node -= node & -node
-                    found[0, count] = request
-                    found[1, count] = at
+                    older = _count_to(present, before)
+                    places[0, count] = request
+                    places[1, count] = at
                     distance[count] = live - older + 1
                     count += 1
-                node = before + 1
-                while node <= accesses:
-                    present[node] -= 1
-                    node += node & -node
+                _add(present, before, -1)
             else:
                 live += 1
             if at < end:
                 last[path[at]] = now
+            _add(present, now, 1)
             now += 1
-            node = now
-            while node <= accesses:
-                present[node] += 1
-                node += node & -node
     return count, live

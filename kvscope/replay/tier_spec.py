@@ -1,12 +1,12 @@
-"""Tiers of cache memory, from what people write to what is replayed.
+"""Tiers of cache memory, from text.
 
     hbm=40GiB,dram=128GiB:ttl=10m,ssd=1TiB:policy=tlru:read=12GB/s:latency=80us
 
-One tier is NAME=CAPACITY with options behind colons; the first is where the engine computes. What a
-lower tier takes to read follows from its name, where nothing else is said:
+One tier is NAME=CAPACITY with options behind colons; the first is where the engine computes. By
+default, the time of a read from a lower tier follows from its name:
 
 - dram: 25 GB/s and 10 us. PCIe 4.0 x16 carries 31.5 GB/s (16 GT/s a lane, 128b/130b coding); that
-  copies reach 80 % of it is an assumption, and so is what it takes to start one.
+  copies reach 80 % of it is an assumption, and so is the time to start one.
 - ssd: 6.5 GB/s, one data-centre drive (Samsung PM9A3, sequential reads as announced at the OCP
   Virtual Summit 2020), and 100 us to the first byte of flash, an assumption.
 - remote: 10 GB/s and 1 ms, an assumption: four fifths of 100 Gbit/s Ethernet, and a store that
@@ -37,7 +37,7 @@ _OPTIONS = ("ttl", "policy", "read", "latency")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What it takes to bring blocks to where the engine computes: so long, then so fast."""
+    """The time to read blocks to where the engine computes: a latency, then a bandwidth."""
 
     latency_s: float
     bytes_per_s: float
@@ -53,7 +53,7 @@ READS: Mapping[str, Read] = {
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One tier: so many blocks, the policy that says which leave it, and what a read takes."""
+    """One tier: its capacity, its eviction policy, and the time of a read."""
 
     name: str
     capacity_blocks: int
@@ -74,13 +74,13 @@ def parse_tiers(
     default: type[Policy] = Lru,
     where: str = "--tiers",
 ) -> tuple[Tier, ...]:
-    """The tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
+    """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
     A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). Options
     are ttl, policy (else `default`), read (bytes a second, `25GB/s`) and latency. `bind` gives a
     policy its parameters; a tier's ttl overrides the one among them.
     Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
-    not say what a read takes.
+    not say how long a read takes.
     """
     tiers: list[Tier] = []
     for part in text.split(","):
@@ -138,7 +138,7 @@ def _options(rest: list[str], place: str) -> dict[str, str]:
 
 
 def _at(place: str, parse: Callable[[str], T], text: str) -> T:
-    """What `parse` reads; its refusal then names the tier."""
+    """Return what `parse` reads; let its error name the tier."""
     try:
         return parse(text)
     except UsageError as error:

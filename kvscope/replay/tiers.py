@@ -46,7 +46,7 @@ class TieredReplay:
 
     @property
     def hit_blocks(self) -> NDArray[np.int32]:
-        """The leading blocks that each request found in any tier."""
+        """The leading blocks that each request hits in any tier."""
         blocks: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
         return blocks
 
@@ -56,8 +56,8 @@ def replay_tiers(
 ) -> TieredReplay:
     """Replay `traffic` over at least one tier, first one first: exact, request by request.
 
-    Of each request: look up, take up what was found, then every tier from the first on evicts down
-    to its capacity. `history` saves work where one trace is replayed many times.
+    Each request is looked up, its hits move to the first tier, then every tier from the first on
+    evicts down to its capacity. `history` saves work where one trace is replayed many times.
 
     `exclusive` takes policies of queues whose order does not change with time (lru, ttl, tlru and
     its variants). Where one evicts leaves only, a block leaves a tier only if no child of it is in
@@ -200,7 +200,7 @@ def _places(
 def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float64]:
     """Return the seconds that each request waits for blocks from slower tiers (R entries).
 
-    A tier that gives something takes its latency once a request, then its bandwidth; reads of one
+    A tier with hits takes its latency once a request, then its bandwidth; reads of one
     request follow each other and its prefill follows them. Requests do not slow each other down.
     Raises UsageError if a tier's bandwidth matters and `block_bytes` is None.
     """

@@ -32,7 +32,7 @@ from kvscope.reuse_models.results import (
     NextTurnFit,
     StabilityFit,
     WindowFit,
-    Windows,
+    WindowFits,
 )
 from kvscope.tuning.end_gain import EndsFit
 
@@ -54,6 +54,11 @@ _MEANING = (
     "A touched block is reused with probability p, after a wait with distribution F: the share"
     " not yet reused after t is S(t) = 1 - p F(t)."
 )
+
+
+def screen(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
+    """Return the one screen: which models to use, and how well ends are predicted where asked."""
+    return [headline(fit), *([returns.section(ends)] if ends is not None else [])]
 
 
 def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
@@ -115,7 +120,7 @@ def _names(rows: Sequence[CategoryFit]) -> str:
     return listed([row.category for row in sorted(rows, key=lambda row: -row.n)], _SEVERAL)
 
 
-def _stable(windows: Windows | None) -> list[str]:
+def _stable(windows: WindowFits | None) -> list[str]:
     if windows is None or not windows.stability:
         return ["The trace is too short to tell how stable that is."]
     length = units.duration_in_words(windows.length_s)
@@ -241,7 +246,7 @@ def _distribution(model: ModelFit) -> str:
     return ", ".join(parts)
 
 
-def _stability(fit: Fit, windows: Windows) -> Section:
+def _stability(fit: Fit, windows: WindowFits) -> Section:
     """Return how far windows differ, and by how much more than by chance."""
     words = (
         f"Windows of {units.duration_in_words(windows.length_s)}, one every"
@@ -375,7 +380,7 @@ def reuse_chart(row: CategoryFit) -> style.Figure:
     return style.lines(title, "time since the touch (s)", y, series)
 
 
-def by_window_chart(windows: Windows, category: str) -> style.Figure:
+def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
     """Build a category's observed reuse, a line a window."""
     rows = [row for row in windows.fits if row.category == category]
     step = max(-(-len(rows) // SHOWN_WINDOWS), 1)
@@ -390,21 +395,21 @@ def by_window_chart(windows: Windows, category: str) -> style.Figure:
     )
 
 
-def probability_over_time_chart(windows: Windows, categories: Sequence[str]) -> style.Figure:
+def probability_over_time_chart(windows: WindowFits, categories: Sequence[str]) -> style.Figure:
     """Build the probability that a touched block is reused, window by window."""
     series = _over_time(windows, categories, "reuse_probability")
     title = "Reuse probability over time"
     return style.lines(title, "start of the window (h)", "probability", series, log="")
 
 
-def gap_over_time_chart(windows: Windows, categories: Sequence[str]) -> style.Figure:
+def gap_over_time_chart(windows: WindowFits, categories: Sequence[str]) -> style.Figure:
     """Build the mean wait of the exponential, window by window."""
     x, y = "start of the window (h)", "mean reuse gap (s)"
     series = _over_time(windows, categories, "rate_per_s")
     return style.lines("Mean reuse gap over time", x, y, series, log="", shares="")
 
 
-def _over_time(windows: Windows, categories: Sequence[str], of: str) -> list[style.Series]:
+def _over_time(windows: WindowFits, categories: Sequence[str], of: str) -> list[style.Series]:
     """Return a line a category: the attribute `of` of its windows, a rate as the mean wait (s)."""
 
     def value(row: WindowFit) -> float:

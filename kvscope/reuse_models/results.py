@@ -72,7 +72,7 @@ class WindowFit:
 
     `ks` is the exponential's distance from the window's own reuse, `next_ks` from that of the next
     window that shares no time with it; `distance` that of the two windows' observed curves.
-    `observed` follows the grid of `Windows.at_s`. None where the window has too little evidence.
+    `observed` follows the grid of `WindowFits.at_s`. None where the window has too little evidence.
     """
 
     category: str
@@ -114,7 +114,7 @@ class StabilityFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class WindowFits:
     """Fits over sliding windows of `length_s`, one every `step_s`; curves are given at `at_s`."""
 
     length_s: float
@@ -183,7 +183,7 @@ class Fit:
     end_s: float
     categories: tuple[CategoryFit, ...]
     models: tuple[ModelFit, ...]
-    windows: Windows | None
+    windows: WindowFits | None
     conversation: Conversation | None
     next_turns: tuple[NextTurnFit, ...]
     next_prompts: tuple[NextPromptFit, ...]

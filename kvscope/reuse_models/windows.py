@@ -15,7 +15,7 @@ from kvscope.reuse_models.evidence import Evidence, Span
 from kvscope.reuse_models.exponential import Exponential
 from kvscope.reuse_models.kaplan_meier import KaplanMeier
 from kvscope.reuse_models.observations import Floats, Observations
-from kvscope.reuse_models.results import StabilityFit, WindowFit, Windows
+from kvscope.reuse_models.results import StabilityFit, WindowFit, WindowFits
 from kvscope.reuse_models.selection import MODELS, enough
 
 DEFAULT_LENGTH_S = 3_600.0
@@ -64,7 +64,7 @@ def over_windows(
     length_s: float,
     use: Mapping[str, str],
     step: Callable[[str], None] = lambda _: None,
-) -> Windows:
+) -> WindowFits:
     """Fit every window on its own; `use` names the model of each category that has one.
 
     `step` is called before each window. A window is fitted to the touches in it, censored at its
@@ -86,7 +86,7 @@ def over_windows(
     for name, row in samples.items():
         fits += _fits(name, row, ahead, grid)
         stability += _stability(name, row, ahead, step_s)
-    return Windows(length_s, step_s, tuple(grid.tolist()), tuple(fits), tuple(stability))
+    return WindowFits(length_s, step_s, tuple(grid.tolist()), tuple(fits), tuple(stability))
 
 
 def _sample(span: Span, waits: Observations, use: str) -> _WindowSample | None:

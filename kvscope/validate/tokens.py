@@ -8,7 +8,6 @@ occur nowhere else. So an engine hits what the trace hits, in blocks of any size
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 from kvscope.core.errors import InputError
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts
+from kvscope.ingest.lineage import conversations
+from kvscope.ingest.trie import Trie
 from kvscope.replay.derived_traces import select
 
 FIRST, BEHIND = 100, 1000
@@ -99,6 +100,7 @@ class TokenTrace:
 
     def __init__(self, prompts: Prompts, *, forced: bool, seed: int = 0) -> None:
         self.prompts, self.forced, self.seed = prompts, forced, seed
+        _, self.turns = conversations(prompts.parent)
         self._paths = [paths(prompts.block_parent, prompts.leaf, prompts.blocks)]
         if forced:  # what is carried contains more of the prompt's last block, too
             self._paths.append(
@@ -107,15 +109,6 @@ class TokenTrace:
 
     def __len__(self) -> int:
         return len(self.prompts.leaf)
-
-    @cached_property
-    def turns(self) -> NDArray[np.int32]:
-        """Return each request's turn of its conversation, from 1."""
-        turns = np.ones(len(self), dtype=np.int32)
-        for request, parent in enumerate(self.prompts.parent):
-            if 0 <= parent < request:
-                turns[request] = turns[parent] + 1
-        return turns
 
     def kind(self, request: int) -> str:
         """Return the type of a request."""
@@ -131,38 +124,32 @@ class TokenTrace:
 
     def sent(self, block_size: int) -> Prompts:
         """Return the same requests as an engine with blocks of `block_size` tokens sees them."""
-        nodes: dict[tuple[int, bytes], int] = {}
-        parents = [0]
-        leaf, carried_leaf = [], []
         inputs = self.prompts.input_tokens
         outputs = np.maximum(self.prompts.output_tokens, 1).astype(np.int32)
         full = (inputs // block_size).astype(np.int32)
         cached = np.maximum((inputs + outputs - 1) // block_size, full).astype(np.int32)
-        for request in range(len(self)):
-            count = int((cached if self.forced else full)[request])
-            tokens = self._sequence(request)[: count * block_size].reshape(count, block_size)
-            node, prompt_node = 0, 0
-            for depth in range(count):
-                key = (node, blake2b(tokens[depth].tobytes(), digest_size=16).digest())
-                if key not in nodes:
-                    nodes[key] = len(parents)
-                    parents.append(node)
-                node = nodes[key]
-                if depth + 1 == full[request]:
-                    prompt_node = node
-            leaf.append(prompt_node)
-            carried_leaf.append(node)
+        known = cached if self.forced else full
+        digests = b"".join(
+            blake2b(block.tobytes(), digest_size=8).digest()
+            for request, count in enumerate(known.tolist())
+            for block in self._sequence(request)[: count * block_size].reshape(count, block_size)
+        )
+        trie = Trie()
+        starts = np.concatenate(([0], np.cumsum(known, dtype=np.int64)))
+        leaf = carried_leaf = trie.intern(starts, np.frombuffer(digests, dtype=np.int64))
+        for beyond in range(int((known - full).max())):  # up to the prompt's last full block
+            leaf = np.where(known - full > beyond, trie.parent[leaf], leaf)
         return replace(
             self.prompts,
             block_size=block_size,
             output_tokens=outputs,
             blocks=full,
             full_blocks=full,
-            leaf=np.array(leaf, dtype=np.int32),
+            leaf=leaf,
             cached_blocks=cached,
-            carried_leaf=np.array(carried_leaf, dtype=np.int32),
+            carried_leaf=carried_leaf,
             carried_blocks=cached if self.forced else full,
-            block_parent=np.array(parents, dtype=np.int32),
+            block_parent=trie.parent.copy(),
         )
 
     def _sequence(self, request: int) -> Tokens:

@@ -117,7 +117,7 @@ def test_data_on_stdout_talk_on_stderr(trace: Path, capsys: pytest.CaptureFixtur
     """The report goes to stdout; what was inferred is said on stderr."""
     assert run(["analyze", str(trace), "--db", ":memory:"]) == 0
     written = capsys.readouterr()
-    assert "An infinite cache would hit 28.57%" in written.out
+    assert "An infinite cache would hit 28.6%" in written.out
     assert "conversations are inferred" in written.err
     assert "note:" not in written.out
 
@@ -143,7 +143,7 @@ def test_one_request_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """A trace of one request has no span and no reuse, and is analyzed all the same."""
     path = mooncake(tmp_path / "one.jsonl", [(0, 700, 5, [1, 2])])
     assert run(["analyze", str(path), "--db", ":memory:"]) == 0
-    assert "An infinite cache would hit 0.00%" in capsys.readouterr().out
+    assert "An infinite cache would hit 0.0%" in capsys.readouterr().out
 
 
 def test_a_new_trace_and_a_stored_one_are_told_alike(

@@ -13,6 +13,7 @@ from kvscope.cli import output
 from kvscope.cli.app import run
 from kvscope.core import errors
 from kvscope.core.errors import ExitCode
+from tests.cli.replayed import write_trace
 from tests.cli.shell import Streams, python, raising, show
 
 HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]
@@ -105,6 +106,64 @@ def test_analyze_imports_no_more_than_it_needs(tmp_path: Path) -> None:
         """
     python(analysis)
     assert json.loads(python(analysis).stderr.splitlines()[-1]) == [0, []]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "tinny"], "tinny: neither a file nor a stored trace; did you mean 'tiny'?"),
+        (["tune", "tinny", "--slo", "1s"], "did you mean 'tiny'?"),
+        (["analyze", "tinny"], "did you mean 'tiny'?"),
+        (["fit", "tinny"], "did you mean 'tiny'?"),
+        (["analyze", "tiny", "--model", "llama3-8"], "no model preset 'llama3-8'"),
+        (["simulate", "tiny", "--latency", "a100"], "no latency profile 'a100'"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_heavy_loads(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    """A wrong name needs neither NumPy nor kernels, so it takes a fraction of a second."""
+    db = str(tmp_path / "k.duckdb")
+    assert run(["ingest", str(write_trace(tmp_path)), "--db", db]) == 0
+    done = python(
+        f"""
+        import sys
+        from kvscope.cli.app import run
+        run({[*arguments, "--db", db]!r})
+        print([name for name in ("numpy", "numba", "polars", "scipy") if name in sys.modules])
+        """
+    )
+    assert said in done.stderr
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ([], ["Summary"]),
+        (["--section", "CAPACITY,skew"], ["Capacity", "Skew"]),
+        (["--full"], ["Summary", "Capacity", "Categories", "Skew", "Lifetimes"]),
+    ],
+)
+def test_sections_are_chosen_by_name(
+    tmp_path: Path, capsys: Streams, arguments: list[str], shown: list[str]
+) -> None:
+    """One screen, every section, or those of these names in any case."""
+    trace = str(write_trace(tmp_path))
+    assert run(["analyze", trace, "--db", ":memory:", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line.split(" ─")[0].split(":")[0] for line in lines if line.endswith("────")]
+    titles = [title for title in titles if title.strip("─ ")]
+    assert [title for title in titles if title in shown] == shown
+    assert "--full" in arguments or titles == shown
+
+
+def test_an_unknown_section_is_refused_first(tmp_path: Path, capsys: Streams) -> None:
+    """Before the trace is read, with the names that there are."""
+    trace = str(write_trace(tmp_path))
+    assert run(["analyze", trace, "--db", ":memory:", "--section", "reuse"]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert error.startswith("error: --section: there is no section 'reuse'; name one of summary,")
 
 
 def test_interrupted_while_it_loads() -> None:

@@ -62,7 +62,7 @@ def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFix
         if row["model"] is None:
             assert row["verdict"].startswith("too few gaps: ")
     assert run(["fit", CHATS, "--db", ":memory:"]) == 0
-    assert "Too few gaps to tell: text 7+, " in capsys.readouterr().out
+    assert "Too few gaps to fit: text 7+, " in capsys.readouterr().out
 
 
 def test_the_generators_parameters_come_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
     first = written.out.split("Models ──")[0]
     assert "Reuse clearly follows an exponential after text 2, text 4-6." in first
     assert "After text 1: too heavy a tail: use hyperexponential." in first
-    assert "From window to window (20.3m)" in first
+    assert "Between windows of 20 min 17 s" in first
     assert "Conversations begin at " in first
     assert "note:" not in written.out
 
@@ -114,7 +114,7 @@ def test_lengths_alone_get_one_helpful_line(
     path.write_text(LENGTHS)
     assert run(["fit", str(path), "--db", ":memory:"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "without block hashes there is no reuse to fit; take a trace with hashes" in printed
+    assert "there is no reuse to fit. Use a trace with hashes." in printed
     document = fitted(capsys, str(path))
     assert (document["models"], document["windows"], document["conversation"]) == ([], None, None)
 
@@ -212,11 +212,11 @@ def test_returns_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     page = tmp_path / "fit.html"
     assert run(["fit", CHATS, "--db", ":memory:", "--returns", "--html", str(page)]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "Whether another turn comes within 10m, foreseen for" in words
+    assert "does another turn follow within 10 min?" in words
     assert "tlru-learned reaches" in words
     assert "Calibration" in words
     assert "AUC over time" in words
-    assert "probability said" in page.read_text()
+    assert "predicted" in page.read_text()
 
 
 @pytest.mark.parametrize("option", [("--horizon", "5m"), ("--xi", "8k")])

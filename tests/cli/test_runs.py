@@ -69,8 +69,8 @@ def test_the_table_puts_settings_apart(db: str, capsys: Streams) -> None:
     )
     assert run(["runs", "tiny", "--db", db, "--model", "vicuna-7b"]) == 0
     told = capsys.readouterr().out
-    assert "tiny, SLO 1s" in told
-    assert told.count("Hit rates: token-weighted") == 2
+    assert "tiny, SLO 1 s" in told
+    assert told.count("Counted: token-weighted") == 2
     assert "belady*" in told
     assert "0.5 GiB" in told
 

@@ -38,7 +38,7 @@ KVCACHE_SIMULATOR = HitDefinition(
 
 
 def hits_at(curve: HitCurve, capacity: int) -> int:
-    """The curve's hits at one capacity, which are a whole number."""
+    """Return the curve's hits at one capacity, which are a whole number."""
     exact = float(np.interp(capacity, curve.knots, curve.hits))
     assert exact == pytest.approx(round(exact), abs=1e-9)
     return round(exact)

@@ -18,7 +18,7 @@ from tests import small_traces
 
 
 def walked(prompts: Prompts, leaf: int) -> list[int]:
-    """The blocks from the head to `leaf`."""
+    """Return the blocks from the head to `leaf`."""
     path = []
     while leaf:
         path.append(int(leaf))

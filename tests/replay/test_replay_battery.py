@@ -26,7 +26,7 @@ QUICK = settings(deadline=None, max_examples=12)
 
 
 def _whole(traffic_: Traffic) -> Traffic:
-    """The same requests with nothing anonymous, every block looked up."""
+    """Return the same requests with nothing anonymous, every block looked up."""
     return traffic_._replace(look=traffic_.length, anonymous=np.zeros_like(traffic_.length))
 
 
@@ -37,7 +37,7 @@ def _up_to(traffic_: Traffic, requests: int) -> Traffic:
 
 
 def _lasting(policy: type[Policy], bound: Policy) -> Policy:
-    """The same policy, under which nothing expires."""
+    """Return the same policy, under which nothing expires."""
     values = dict(bound.values)
     return policy(values | ({"ttl_s": float("inf")} if "ttl_s" in values else {}), bound.evicts)
 

@@ -64,7 +64,7 @@ def test_tables_that_lack_a_category_are_refused() -> None:
 
 
 def _chains(wanted: list[list[int]], history: list[int]) -> Traffic:
-    """Requests for paths over one chain of blocks 1, 2, 3, …, all of one category."""
+    """Return requests for paths over one chain of blocks 1, 2, 3, …, all of one category."""
     length = np.array([len(path) for path in wanted], dtype=np.int32)
     nothing = np.zeros(len(wanted), dtype=np.int32)
     return Traffic(

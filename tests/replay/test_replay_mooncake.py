@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def prompts() -> Prompts:
-    """The trace, ingested once."""
+    """Return the trace, ingested once."""
     with open_store(MEMORY) as store:
         return load_prompts(store, ingest(store, str(FILE)).trace)
 

@@ -35,7 +35,7 @@ DEFINITIONS = st.builds(
 
 
 def _table(*row: float) -> Tables:
-    """The same row for every category, from the first request on."""
+    """Return the same row for every category, from the first request on."""
     return Tables(np.zeros(1, dtype=np.int64), np.array([[row] * CATEGORIES], dtype=float))
 
 
@@ -109,7 +109,7 @@ def test_gittins_without_memory_is_tlru(of: Traffic, xi: int, mean: int) -> None
 
 
 def _alike(index: NDArray[np.float64]) -> Tables:
-    """The same index for every class."""
+    """Return the same index for every class."""
     return Tables(np.zeros(1, dtype=np.int64), np.tile(index, (1, 2 * CATEGORIES, 1)))
 
 

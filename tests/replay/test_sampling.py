@@ -54,7 +54,7 @@ def prompts() -> Prompts:
 
 
 def lru_hits(prompts: Prompts, capacity: int) -> NDArray[np.int32]:
-    """The blocks that each request hits under LRU."""
+    """Return the blocks that each request hits under LRU."""
     return lru_hit_blocks(lru_distances(prompts, IGNORED), len(prompts.leaf), capacity)
 
 

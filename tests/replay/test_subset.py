@@ -12,7 +12,7 @@ from tests import small_traces
 
 
 def path(prompts: Prompts, leaf: int) -> list[int]:
-    """The blocks from the head to `leaf`."""
+    """Return the blocks from the head to `leaf`."""
     found = []
     while leaf:
         found.append(int(leaf))

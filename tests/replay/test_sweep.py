@@ -37,14 +37,14 @@ SIZE = 2
 def workload(
     trace: Sequence[Request], definition: HitDefinition | None = None, **changes: object
 ) -> Workload:
-    """The trace, ready to be replayed."""
+    """Return the trace, ready to be replayed."""
     setting = run_setting(definition or standard(), PROFILE, slo_s=0.02)
     prompts = small_traces.prompts(small_traces.built(trace, SIZE))
     return Workload(prompts, replace(setting, **changes), Windows(2.0, 3))  # type: ignore[arg-type]
 
 
 def ordered(runs: Sequence[Run]) -> list[Run]:
-    """Runs in an order that does not depend on which finished first."""
+    """Return runs in an order that does not depend on which finished first."""
     return sorted(runs, key=lambda run: (run.policy, run.capacity_blocks))
 
 

@@ -43,7 +43,7 @@ GOLDEN = {
 
 @pytest.fixture(scope="module")
 def sample() -> Workload:
-    """The sample of a chat product, ready to be replayed."""
+    """Return the sample of a chat product, ready to be replayed."""
     with open_store(MEMORY) as store:
         path = str(data_folder("sample_traces") / "to-c.jsonl.gz")
         prompts = load_prompts(store, ingest(store, path).trace)
@@ -126,7 +126,7 @@ def test_samples_and_flat_caches_are_refused() -> None:
 def tiered(
     workload: Workload, tiers: Sequence[Tier], mode: TierMode, *, block_bytes: int | None = None
 ) -> ServedReplay:
-    """The workload served from these tiers."""
+    """Return the workload served from these tiers."""
     other = copy(workload)
     other.setting = replace(workload.setting, tier_mode=mode, block_bytes=block_bytes)
     return serve_replay(other, ReplayRequest(Lru(), 0, tuple(tiers)))

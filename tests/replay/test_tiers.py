@@ -54,7 +54,7 @@ def hierarchies(
 
 
 def contents(done: TieredReplay) -> list[set[int]]:
-    """The named blocks that each tier held at the end."""
+    """Return the named blocks that each tier held at the end."""
     return [set(np.flatnonzero(row).tolist()) for row in done.cached]
 
 

@@ -17,7 +17,7 @@ REQUESTS = 30
 
 
 def crowded(random: np.random.Generator) -> Traffic:
-    """Requests that branch off anywhere, with histories that make any of their blocks safe."""
+    """Return requests that branch off anywhere, with histories that make any block safe."""
     parents, depth, leaves = [0], [0], []
     for _ in range(REQUESTS):
         block = int(random.integers(len(parents)))

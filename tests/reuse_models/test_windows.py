@@ -11,7 +11,7 @@ from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.evidence import Span
 from kvscope.reuse_models.fit import fit
-from kvscope.reuse_models.results import Windows
+from kvscope.reuse_models.results import WindowFits
 from kvscope.reuse_models.windows import default_length_s, sliding
 from kvscope.store.db import MEMORY, open_store
 from kvscope.synth.base import ROOT
@@ -31,7 +31,7 @@ def test_where_windows_lie() -> None:
     assert default_length_s(Span(0, 1e6)) == 3_600
 
 
-def windows_of(sample: str, length_s: float) -> Windows:
+def windows_of(sample: str, length_s: float) -> WindowFits:
     with open_store(MEMORY) as store:
         path = str(data_folder("sample_traces") / f"{sample}.jsonl.gz")
         found = fit(store, ingest(store, path).trace, window_s=length_s).windows

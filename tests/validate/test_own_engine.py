@@ -84,7 +84,7 @@ def test_a_policy_that_no_engine_runs_is_refused_in_a_line(
     more = recommending(tmp_path, "etlru")
     assert run(asked(trace, *own(tmp_path, "--server-log", str(log)), *more)) == 2
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
-    assert "neither vLLM nor kvscope's plugin runs etlru; tune with --policies tlru" in line
+    assert "neither vLLM nor kvscope's plugin runs etlru; tune with --policies lru," in line
     assert not log.exists()
 
 

@@ -117,7 +117,7 @@ class Engine:
         )
         self.now_s = 0.0
         for observer in self.scheduler.kvscope:
-            if hasattr(observer, "score"):
+            if hasattr(observer, "policy"):
                 observer._start_s, observer.clock = 0.0, lambda: self.now_s
         update = self.scheduler.update_from_output
 

@@ -21,12 +21,12 @@ FOREVER = 10**6
 
 
 def asks(path: str, tokens: int, outputs: int = 1, at: float = 0.0) -> Request:
-    """A request whose blocks are called by the letters of `path`."""
+    """Return a request whose blocks are called by the letters of `path`."""
     return Request(input_tokens=tokens, output_tokens=outputs, arrival_s=at, hash_ids=list(path))
 
 
 def told(*requests: Request) -> Prompts:
-    """The trace of these requests, in blocks of four tokens."""
+    """Return the trace of these requests, in blocks of four tokens."""
     return prompts(built(requests, SIZE))
 
 
@@ -37,7 +37,7 @@ def engine(
     cost: StepCost = SECONDS,
     **settings: float,
 ) -> Machine:
-    """An idle engine that waits for the requests."""
+    """Return an idle engine that waits for the requests."""
     return idle_machine(known, policy or Lru(), EngineSettings(blocks, **settings), cost)
 
 
@@ -49,12 +49,12 @@ def run(machine: Machine, policy: LanePolicy | None = None, steps: int = FOREVER
 
 
 def served(*requests: Request, blocks: int, **settings: float) -> Machine:
-    """The engine after all requests."""
+    """Return the engine after all requests."""
     return run(engine(told(*requests), blocks, **settings))
 
 
 def queue(machine: Machine, number: int) -> list[int]:
-    """The blocks of one queue, the next to be taken first."""
+    """Return the blocks of one queue, the next to be taken first."""
     blocks, usable = machine.blocks, int(machine.state[0].blocks)
     at, found = int(blocks[usable + number].after), []
     while at < usable:

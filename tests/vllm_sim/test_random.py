@@ -39,7 +39,7 @@ SETTINGS = st.fixed_dictionaries(
 
 @st.composite
 def traces(draw: st.DrawFn) -> tuple[list[Request], int]:
-    """A trace and its block size."""
+    """Return a trace and its block size."""
     size = draw(SIZES)
     return draw(requests(size, most=10, chats=draw(st.booleans()))), size
 

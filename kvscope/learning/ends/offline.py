@@ -48,18 +48,18 @@ class TurnFeatures(NamedTuple):
     next_s: Floats
 
 
-def turn_features(traffic: Traffic, moved: Segments, memory_s: float) -> TurnFeatures:
+def turn_features(traffic: Traffic, segments: Segments, memory_s: float) -> TurnFeatures:
     """Return the features by shared blocks; blocks not touched for `memory_s` count as new."""
     requests, arrival_s = len(traffic.leaf), traffic.arrival_s
-    prefixes = prefix_features(traffic, moved, memory_s)
-    goes_on = _goes_on(traffic, moved, prefixes)
+    prefixes = prefix_features(traffic, segments, memory_s)
+    goes_on = _goes_on(traffic, segments, prefixes)
     next_s = np.full(requests, np.inf)
     np.minimum.at(next_s, prefixes.previous[goes_on], prefixes.wait_s[goes_on])
 
     known, before = prefixes.known(), prefixes.before(goes_on)
     head = np.full(requests, -1)
-    first = prefixes.seen & (moved.start == 0)
-    head[prefixes.taker[first]] = prefixes.previous[first]
+    first = prefixes.recent & (segments.start == 0)
+    head[prefixes.request[first]] = prefixes.previous[first]
 
     turns, began = chained(before)
     later = turns > 0
@@ -79,7 +79,7 @@ def turn_features(traffic: Traffic, moved: Segments, memory_s: float) -> TurnFea
     return TurnFeatures(stacked, next_s)
 
 
-def _goes_on(traffic: Traffic, moved: Segments, prefixes: PrefixFeatures) -> Bools:
+def _goes_on(traffic: Traffic, segments: Segments, prefixes: PrefixFeatures) -> Bools:
     """Return which segments are turns: all of a prompt before, and no shared head.
 
     The ways in which the path to a segment's end had gone on are the requests before that branched
@@ -87,16 +87,18 @@ def _goes_on(traffic: Traffic, moved: Segments, prefixes: PrefixFeatures) -> Boo
     """
     requests, whole = len(prefixes.full), np.minimum(prefixes.full, traffic.length)
     deepest = prefixes.deepest
-    own = deepest[prefixes.end[deepest] < whole[prefixes.taker[deepest]]]
-    branched = np.sort(moved.block[own].astype(np.int64) * (requests + 1) + prefixes.taker[own])
+    own = deepest[prefixes.end[deepest] < whole[prefixes.request[deepest]]]
+    branched = np.sort(
+        segments.block[own].astype(np.int64) * (requests + 1) + prefixes.request[own]
+    )
     goes_on = prefixes.whole.copy()
     some = np.flatnonzero(goes_on)
-    block, above = moved.block[some], (moved.end - prefixes.end)[some]
+    block, above = segments.block[some], (segments.end - prefixes.end)[some]
     while len(far := np.flatnonzero(above)):  # up from an output to the prompt's end
         block[far] = traffic.block_parent[block[far]]
         above[far] -= 1
     at = block.astype(np.int64) * (requests + 1)
-    ways = np.searchsorted(branched, at + prefixes.taker[some]) - np.searchsorted(branched, at)
+    ways = np.searchsorted(branched, at + prefixes.request[some]) - np.searchsorted(branched, at)
     goes_on[some] = ways < SHARED_HEAD
     return goes_on
 
@@ -164,19 +166,18 @@ class EndPredictor:
         return self._predicted[horizon_s]
 
     def _predict(self, horizon_s: float) -> TurnPredictions:
-        known, returned = self.turns.known, self.turns.next_s <= horizon_s
-        arrival_s, since = self.traffic.arrival_s, self._refits.since
+        known, arrival_s, since = self.turns.known, self.traffic.arrival_s, self._refits.since
         chance = np.full(len(arrival_s), np.nan)
         fits: list[FittedTrees | None] = []
         learned = 0
         for number, first, end in zip(
             self._refits.number.tolist(), since, [*since[1:], len(arrival_s)], strict=True
         ):
-            low, high = self._known_by(number * self.refit_s, horizon_s)
+            now_s = number * self.refit_s
+            low, high = self._known_by(now_s, horizon_s)
             fit = fits[-1] if fits else None
             if high - low >= FEWEST_REQUESTS and high - learned >= _NEWS * (high - low):
-                some = slice(low, high)
-                fit, learned = FittedTrees(boosted(known[some], returned[some]), high - low), high
+                fit, learned = self.fitted_at(now_s, horizon_s), high
             fits.append(fit)
             if fit is not None:
                 chance[first:end] = chances(fit.trees, known[first:end])

@@ -23,24 +23,25 @@ class PrefixFeatures(NamedTuple):
     """The prefixes of R prompts, in the K last-touch segments of the traffic, in their order.
 
     A prompt has `full` (R) full blocks. A segment was touched last by request `previous`, `wait_s`
-    before `taker` came, and ends in front of depth `end`, or with the taker's prompt. Of those that
-    begin in that prompt some reach as far as the `whole` prompt of the previous request, and some
-    were `seen`: they did not wait for too long. `deepest` numbers each request's last one seen.
+    before `request` came, and ends in front of depth `end`, or with the request's prompt. Of those
+    that begin in that prompt some reach as far as the `whole` prompt of the previous request, and
+    some are `recent`: they did not wait for too long. `deepest` numbers each request's last recent
+    one.
     """
 
     full: Ints
     previous: Ints
-    taker: Ints
+    request: Ints
     end: Ints
     wait_s: Floats
     whole: Bools
-    seen: Bools
+    recent: Bools
     deepest: Ints
 
     def of_deepest(self, values: _Numbers, none: float) -> _Numbers:
-        """Return each request's value (of K) in its deepest segment seen; `none` without one."""
+        """Return each request's value (of K) in its deepest recent segment; `none` without one."""
         per_request = np.full(len(self.full), none, dtype=values.dtype)
-        per_request[self.taker[self.deepest]] = values[self.deepest]
+        per_request[self.request[self.deepest]] = values[self.deepest]
         return per_request
 
     def known(self) -> Ints:
@@ -52,18 +53,18 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 
-def prefix_features(traffic: Traffic, moved: Segments, memory_s: float) -> PrefixFeatures:
+def prefix_features(traffic: Traffic, segments: Segments, memory_s: float) -> PrefixFeatures:
     """Return what prompts begin with, where blocks not touched for `memory_s` are forgotten."""
-    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
-    wait_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
+    previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
+    wait_s = traffic.arrival_s[request] - traffic.arrival_s[previous]
     full = traffic.input_tokens.astype(np.int64) // traffic.block_size
-    end = np.minimum(moved.end, full[taker])
-    in_prompt = moved.start < full[taker]
+    end = np.minimum(segments.end, full[request])
+    in_prompt = segments.start < full[request]
     whole = in_prompt & (end >= np.minimum(full, traffic.length)[previous])
-    seen = in_prompt & (wait_s <= memory_s)
-    some = np.flatnonzero(seen)
-    deepest = some[np.append(np.diff(taker[some]) > 0, True)] if len(some) else some
-    return PrefixFeatures(full, previous, taker, end, wait_s, whole, seen, deepest)
+    recent = in_prompt & (wait_s <= memory_s)
+    some = np.flatnonzero(recent)
+    deepest = some[np.append(np.diff(request[some]) > 0, True)] if len(some) else some
+    return PrefixFeatures(full, previous, request, end, wait_s, whole, recent, deepest)
 
 
 def chained(before: Ints) -> tuple[Ints, Ints]:

@@ -69,10 +69,10 @@ class WindowCells(NamedTuple):
     def rows(self, requests: Ints, ahead: int) -> Cells:
         """Return the refits that see `requests` when they are `ahead` refits old."""
         number = self.refits.bin[requests] + ahead
-        held = self.refits.number
-        row = np.minimum(np.searchsorted(held, number), len(held) - 1)
-        inside = held[row] == number
-        return Cells(row[inside], inside, len(held))
+        refits = self.refits.number
+        row = np.minimum(np.searchsorted(refits, number), len(refits) - 1)
+        inside = refits[row] == number
+        return Cells(row[inside], inside, len(refits))
 
     def cells(self, requests: Ints, ahead: int, slot: Ints | int = 0, slots: int = 1) -> Cells:
         """Return the cells of `requests`, with these slots, when they are `ahead` refits old."""

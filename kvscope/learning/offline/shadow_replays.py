@@ -43,7 +43,7 @@ class _ShadowSample:
     rate: float
     requests: Ints
     traffic: Traffic
-    moved: Segments
+    segments: Segments
 
 
 class ShadowReplays:
@@ -83,7 +83,7 @@ class ShadowReplays:
         if capacity_blocks < 1:
             return costs
         sample = self._sample(capacity_blocks)
-        past = TouchHistory(sample.moved, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes need
+        past = TouchHistory(sample.segments, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes need
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, candidate in enumerate(self.candidates):
@@ -116,15 +116,15 @@ class ShadowReplays:
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
-def first_turns(traffic: Traffic, moved: Segments) -> Ints:
+def first_turns(traffic: Traffic, segments: Segments) -> Ints:
     """Return the request that began each one's conversation, as far as blocks show.
 
     A request continues the latest one that is the whole beginning of it. One that leaves another
     half-way, as behind a shared head, begins anew.
     """
     first = np.arange(len(traffic.leaf))
-    whole = moved.end == traffic.length[moved.previous]
-    first[moved.request[whole]] = moved.previous[whole]
+    whole = segments.end == traffic.length[segments.previous]
+    first[segments.request[whole]] = segments.previous[whole]
     while not np.array_equal(first, first[first]):
         first = first[first]
     return first

@@ -150,11 +150,11 @@ def class_set_tables(
     A refit sees the blocks touched within `WINDOW_REFITS` times `refit_s` before it. Blocks not
     touched for as long are forgotten: they count as new, as in an engine that remembers no more.
     """
-    moved, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
+    segments, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
     candidates = []
-    for steps, classes in zip(STEPS, _classes(traffic, moved, refit_s), strict=True):
+    for steps, classes in zip(STEPS, _classes(traffic, segments, refit_s), strict=True):
         window = WindowCells(refits, classes, math.prod(steps))
-        counts = count_returns(traffic, moved, window, refit_s)
+        counts = count_returns(traffic, segments, window, refit_s)
         candidates.append(Candidate(refits.since, return_table(counts, steps), classes))
     return tuple(candidates)
 
@@ -169,21 +169,21 @@ def fit_at_end(
     traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
     at_end = Refits(bins, np.array([ends]), np.array([len(bins)]))
-    steps, moved = STEPS[class_set], last_touch_segments(traffic)
-    classes = _classes(traffic, moved, refit_s)[class_set]
+    steps, segments = STEPS[class_set], last_touch_segments(traffic)
+    classes = _classes(traffic, segments, refit_s)[class_set]
     window = WindowCells(at_end, classes, math.prod(steps))
-    counts = count_returns(traffic, moved, window, refit_s)
+    counts = count_returns(traffic, segments, window, refit_s)
     index = return_table(counts, steps)[0, ::2]
     return FittedReturns(class_set, index, WINDOW_REFITS * refit_s, int(counts.requests[0]))
 
 
-def _classes(traffic: Traffic, moved: Segments, refit_s: float) -> tuple[NDArray[np.int32], ...]:
-    return classes_of(request_features(traffic, moved, WINDOW_REFITS * refit_s))
+def _classes(traffic: Traffic, segments: Segments, refit_s: float) -> tuple[NDArray[np.int32], ...]:
+    return classes_of(request_features(traffic, segments, WINDOW_REFITS * refit_s))
 
 
-def request_features(traffic: Traffic, moved: Segments, memory_s: float) -> RequestFeatures:
+def request_features(traffic: Traffic, segments: Segments, memory_s: float) -> RequestFeatures:
     """Return what is known of each request, by its blocks that were touched within `memory_s`."""
-    prefixes = prefix_features(traffic, moved, memory_s)
+    prefixes = prefix_features(traffic, segments, memory_s)
     turns, _ = chained(prefixes.before(prefixes.whole))
     new_tokens = (prefixes.full - prefixes.known()) * traffic.block_size
     output_tokens = traffic.history_tokens - traffic.input_tokens
@@ -193,16 +193,16 @@ def request_features(traffic: Traffic, moved: Segments, memory_s: float) -> Requ
 
 
 def count_returns(
-    traffic: Traffic, moved: Segments, window: WindowCells, refit_s: float
+    traffic: Traffic, segments: Segments, window: WindowCells, refit_s: float
 ) -> ReturnCounts:
     """Return the counts of every refit's window, by (refits, classes, AGES).
 
     A touch is in the windows of the next `WINDOW_REFITS` refits.
     """
     refits = window.refits
-    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
-    blocks = (moved.end - moved.start).astype(np.float64)
-    gap_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
+    previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
+    blocks = (segments.end - segments.start).astype(np.float64)
+    gap_s = traffic.arrival_s[request] - traffic.arrival_s[previous]
     touched = (traffic.length + traffic.anonymous).astype(np.float64)
     everyone = np.arange(len(touched))
     requests = np.zeros(len(refits.number))
@@ -218,7 +218,7 @@ def count_returns(
         age_s = np.maximum((refits.bin + ahead) * refit_s - traffic.arrival_s, 0.0)
         requests += window.rows(everyone, ahead).sums(np.ones(len(everyone)))
         add(waiting, everyone, ahead, age_s, touched)
-        in_time = refits.bin[taker] < refits.bin[previous] + ahead
+        in_time = refits.bin[request] < refits.bin[previous] + ahead
         returning, count = previous[in_time], blocks[in_time]
         add(waiting, returning, ahead, age_s[returning], -count)
         add(returned, returning, ahead, gap_s[in_time], count)

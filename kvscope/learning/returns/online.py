@@ -19,7 +19,7 @@ from kvscope.learning.lane_heap import Scores
 from kvscope.learning.learners import OnlineLearner, computed_blocks
 from kvscope.learning.observer import Request, log
 from kvscope.learning.prefixes import Key
-from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, RecentBlocks, Segments
+from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, RecentBlocks, TouchedSegments
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
     CLASS_SETS,
@@ -73,7 +73,7 @@ class ReturnEstimator:
         return True
 
     def arrive(
-        self, number: int, arrival_s: float, blocks: float, segments: Segments, every: int
+        self, number: int, arrival_s: float, blocks: float, segments: TouchedSegments, every: int
     ) -> None:
         """Count a request's touch of `blocks`; each block of its `segments` stands for `every`."""
         at = number % self._slots
@@ -81,7 +81,9 @@ class ReturnEstimator:
         self._next = number + 1
         self._count_returns(arrival_s, segments, every)
 
-    def end(self, number: int, kind: int, blocks: float, segments: Segments, every: int) -> None:
+    def end(
+        self, number: int, kind: int, blocks: float, segments: TouchedSegments, every: int
+    ) -> None:
         """Count a served request, which is of class `kind` and has touched more blocks."""
         early = self._early.pop(number, ())
         if number <= self._next - self._slots:
@@ -97,7 +99,7 @@ class ReturnEstimator:
         """Drop a request that will not be served to its end."""
         self._early.pop(number, None)
 
-    def _count_returns(self, arrival_s: float, segments: Segments, every: int) -> None:
+    def _count_returns(self, arrival_s: float, segments: TouchedSegments, every: int) -> None:
         for previous, blocks in segments:
             at = previous % self._slots
             if previous <= self._next - self._slots:

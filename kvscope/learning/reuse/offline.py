@@ -28,10 +28,10 @@ def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[Reuse
     By (refits, categories). A touch is in the windows of the next `WINDOW_REFITS` refits. Blocks
     not touched for so long are forgotten: when they come again they are new.
     """
-    moved = last_touch_segments(traffic)
-    previous, taker = moved.previous.astype(np.int64), moved.request.astype(np.int64)
-    blocks = (moved.end - moved.start).astype(np.float64)
-    gap_s = traffic.arrival_s[taker] - traffic.arrival_s[previous]
+    segments = last_touch_segments(traffic)
+    previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
+    blocks = (segments.end - segments.start).astype(np.float64)
+    gap_s = traffic.arrival_s[request] - traffic.arrival_s[previous]
     touched = (traffic.length + traffic.anonymous).astype(np.float64)
     longest_s = WINDOW_REFITS * refit_s
     known = gap_s <= longest_s
@@ -39,7 +39,7 @@ def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[Reuse
     reused, waited_s, again = np.zeros((3, window.size()))
     waiting, since_s = np.zeros((2, window.size(SLOTS)))
     for ahead in range(1, WINDOW_REFITS + 1):
-        in_time = refits.bin[taker] < refits.bin[previous] + ahead
+        in_time = refits.bin[request] < refits.bin[previous] + ahead
         reused_by, count, wait_s = previous[in_time], blocks[in_time], gap_s[in_time]
         for requests, more in ((np.arange(len(touched)), touched), (reused_by, -count)):
             refit_time_s = (refits.bin[requests] + ahead) * refit_s
@@ -50,7 +50,7 @@ def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[Reuse
         cells = window.cells(reused_by, ahead)
         reused += cells.sums(count)
         waited_s += cells.sums(count * wait_s)
-        again += window.cells(taker[known], ahead).sums(blocks[known])
+        again += window.cells(request[known], ahead).sums(blocks[known])
     waiting = np.maximum(waiting, 0.0)
     since_s = np.maximum(since_s, 0.0) / np.where(waiting > 0, waiting, 1.0)
     shape = len(refits.number), window.classes

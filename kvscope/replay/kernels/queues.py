@@ -16,7 +16,7 @@ from kvscope.replay.traffic import Traffic
 
 
 class Queues(NamedTuple):
-    """What a queue policy and its kernel keep up.
+    """The state of a queue policy.
 
     `cached` has an entry a block of the trie, the root first, then one a block without a number.
     """
@@ -27,7 +27,7 @@ class Queues(NamedTuple):
 
 
 def empty_queues(policy: type[QueuePolicy], traffic: Traffic, capacity: int) -> Queues:
-    """An empty cache of `capacity` blocks."""
+    """Return an empty cache of `capacity` blocks."""
     blocks = len(traffic.block_parent) + int(traffic.anonymous.sum())
     request = int((traffic.length + traffic.anonymous).max(initial=0))
     return Queues(
@@ -40,7 +40,7 @@ def empty_queues(policy: type[QueuePolicy], traffic: Traffic, capacity: int) -> 
 
 
 def empty_lists(lists: int, blocks: int) -> Ints:
-    """So many empty lists that can hold blocks 0 to `blocks` - 1."""
+    """Return empty lists that can hold blocks 0 to `blocks` - 1."""
     links = np.zeros((blocks + lists, 4), dtype=np.int32)
     links[:, WHERE] = NOWHERE
     for queue in range(lists):
@@ -50,7 +50,7 @@ def empty_lists(lists: int, blocks: int) -> Ints:
 
 
 def empty_rings(rings: int, blocks: int, most: int) -> Ints:
-    """So many empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
+    """Return empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
 
     They have at least twice the room, so that a queue that forgets is seldom closed up.
     """
@@ -62,7 +62,7 @@ def empty_rings(rings: int, blocks: int, most: int) -> Ints:
 
 @once
 def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
-    """The kernel that replays a queue policy.
+    """Return the kernel that replays a queue policy.
 
     Anonymous blocks get numbers beyond the trie's, each its own.
     """
@@ -86,12 +86,12 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
         size, evictions, nameless = 0, 0, len(traffic.block_parent)
         for request in range(len(hits)):
             start, named = starts[request], starts[request + 1]
-            found = start
-            while found < named and cached[blocks[found]]:
-                hit(blocks[found], links, numbers, capacity, p)
-                found += 1
-            hits[request] = min(found - start, traffic.look[request])
-            for at in range(found, named + traffic.anonymous[request]):
+            leading = start
+            while leading < named and cached[blocks[leading]]:
+                hit(blocks[leading], links, numbers, capacity, p)
+                leading += 1
+            hits[request] = min(leading - start, traffic.look[request])
+            for at in range(leading, named + traffic.anonymous[request]):
                 if at < named:
                     block = blocks[at]
                     if cached[block]:

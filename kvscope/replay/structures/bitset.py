@@ -1,8 +1,8 @@
 """Sets of requests whose least member is found in three steps, many sets side by side.
 
 A set is a row of 64-bit words on three levels, one behind the other: a bit of a higher level says
-that the word below is not empty. The last word is one more than the least member, once somebody has
-asked for it. Members count from 0; the least is the oldest request.
+that the word below is not empty. The last word caches one more than the least member, once it was
+looked up. Members count from 0; the least is the oldest request.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _UNKNOWN, _NONE = np.uint64(0), np.uint64(2**64 - 1)  # in place of one more tha
 
 @callable_in_kernels
 def words_for(members: int) -> int:
-    """How many words the lowest level of a set of 0 to `members` - 1 has."""
+    """Return how many words the lowest level of a set of 0 to `members` - 1 has."""
     return (members >> 6) + 1
 
 
 def empty_sets(sets: int, members: int) -> NDArray[np.uint64]:
-    """`sets` empty sets, one a row."""
+    """Return `sets` empty sets, one a row."""
     words = words_for(members)
     upper = words_for(words)
     empty = np.zeros((sets, words + upper + words_for(upper) + 1), dtype=np.uint64)
@@ -34,7 +34,7 @@ def empty_sets(sets: int, members: int) -> NDArray[np.uint64]:
 
 @callable_in_kernels
 def add(sets: NDArray[np.uint64], words: int, row: int, member: int) -> None:
-    """Put `member` into set `row`."""
+    """Add `member` to set `row`."""
     word = member >> 6
     upper = word >> 6
     top = words + words_for(words)
@@ -47,7 +47,7 @@ def add(sets: NDArray[np.uint64], words: int, row: int, member: int) -> None:
 
 @callable_in_kernels
 def discard(sets: NDArray[np.uint64], words: int, row: int, member: int) -> None:
-    """Take `member` out of set `row`, if it is there."""
+    """Remove `member` from set `row`, if it is there."""
     word = member >> 6
     sets[row, word] &= ~(_ONE << (np.uint64(member) & _WORD))
     if sets[row, word] == 0:
@@ -63,7 +63,7 @@ def discard(sets: NDArray[np.uint64], words: int, row: int, member: int) -> None
 
 @callable_in_kernels
 def least(sets: NDArray[np.uint64], words: int, row: int) -> int:
-    """The least member of set `row`, -1 if it is empty."""
+    """Return the least member of set `row`, -1 if it is empty."""
     last = sets.shape[1] - 1
     if sets[row, last] == _UNKNOWN:
         sets[row, last] = _NONE

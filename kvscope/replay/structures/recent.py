@@ -1,4 +1,4 @@
-"""What the latest requests had to compute, for policies that adapt to it."""
+"""Uncached tokens of the latest requests, for policies that adapt to them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Tokens = NDArray[np.int64]
 
 
 def nothing_recent() -> Tokens:
-    """No requests yet: room for the latest, in turn, and as much to sort them in."""
+    """Return room for the latest requests, in turn, and as much to sort them in."""
     return np.zeros(2 * RECENT, dtype=np.int64)
 
 
 @callable_in_kernels
 def note_recent(recent: Tokens, request: int, uncached_tokens: int) -> None:
-    """Note the uncached tokens of a request, in place of the one that is no longer recent."""
+    """Note the uncached tokens of a request, in place of those of the oldest recent one."""
     recent[request % RECENT] = uncached_tokens
 
 
 @callable_in_kernels
 def sort_recent(recent: Tokens, requests: int) -> int:
-    """Sort what was noted of the latest of so many requests to recent[RECENT:end]; that end.
+    """Sort the notes of the latest of so many requests to recent[RECENT:end]; return that end.
 
     A shell sort: without memory of its own.
     """

