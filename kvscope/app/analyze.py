@@ -97,13 +97,13 @@ class Caching:
         )
 
     def rate(self, point: CurvePoint) -> float:
-        """The hit rate at `point` in the weight of the headline."""
+        """Return the hit rate at `point` in the weight of the headline."""
         return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A trace characterized; `caching` is None for a trace that tells only lengths."""
+    """A trace characterized; `caching` is None for a trace of lengths."""
 
     trace: Trace
     model: ModelKv | None
@@ -172,43 +172,43 @@ def analyze_source(
     return analyze(store, trace, request, started=started[0] if started else None)
 
 
-def resized(found: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:
-    """An analysis that was made without a model, with what this one makes of all sizes."""
+def resized(analysis: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:
+    """Return an analysis that was made without a model, with all sizes by this model."""
     request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
-    block_size = found.trace.block_size
+    block_size = analysis.trace.block_size
 
-    def point(one: CurvePoint) -> CurvePoint:
+    def sized(point: CurvePoint) -> CurvePoint:
         return _point(
-            block_size, request, one.capacity_blocks, one.token_hit_rate, one.block_hit_rate
+            block_size, request, point.capacity_blocks, point.token_hit_rate, point.block_hit_rate
         )
 
-    given = found.caching
+    known = analysis.caching
     return replace(
-        found,
+        analysis,
         model=model,
         hbm_bytes=hbm_bytes,
-        characterization=_sized(found.characterization, request),
-        caching=given
+        characterization=_sized(analysis.characterization, request),
+        caching=known
         and replace(
-            given,
-            curve=tuple(point(one) for one in given.curve),
-            landmarks=tuple(replace(one, point=point(one.point)) for one in given.landmarks),
-            asked=tuple(point(one) for one in given.asked),
+            known,
+            curve=tuple(map(sized, known.curve)),
+            landmarks=tuple(replace(mark, point=sized(mark.point)) for mark in known.landmarks),
+            asked=tuple(map(sized, known.asked)),
         ),
     )
 
 
-def _sized(found: Characterization, request: AnalyzeRequest) -> Characterization:
-    """The same, with what the model makes of sizes in blocks and tokens."""
+def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization:
+    """Return the facts with sizes in bytes, where a model is named."""
     if request.model is None:
-        return found
+        return facts
     sizes = tuple(
-        _request_size(size, request.model, request.hbm_bytes) for size in found.request_sizes
+        _request_size(size, request.model, request.hbm_bytes) for size in facts.request_sizes
     )
-    alive = found.working_set
+    alive = facts.working_set
     if alive is not None:
-        alive = _working_set(alive, request.model, found.trace.block_size, request.hbm_bytes)
-    return replace(found, request_sizes=sizes, working_set=alive)
+        alive = _working_set(alive, request.model, facts.trace.block_size, request.hbm_bytes)
+    return replace(facts, request_sizes=sizes, working_set=alive)
 
 
 def _request_size(size: RequestSize, model: ModelKv, hbm_bytes: int | None) -> RequestSize:
@@ -223,20 +223,20 @@ def _times(summary: Summary, factor: float) -> Summary:
 
 
 def _working_set(
-    found: WorkingSet, model: ModelKv, block_size: int, hbm_bytes: int | None
+    alive: WorkingSet, model: ModelKv, block_size: int, hbm_bytes: int | None
 ) -> WorkingSet:
-    peak = model.bytes_for(found.peak_blocks * block_size)
+    peak = model.bytes_for(alive.peak_blocks * block_size)
     return replace(
-        found,
+        alive,
         peak_bytes=peak,
-        mean_bytes=found.mean_blocks * block_size * model.bytes_per_token,
-        p99_bytes=model.bytes_for(found.p99_blocks * block_size),
+        mean_bytes=alive.mean_blocks * block_size * model.bytes_per_token,
+        p99_bytes=model.bytes_for(alive.p99_blocks * block_size),
         peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
     )
 
 
 def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
-    """LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
+    """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
     definition = request.definition
     named = request.capacities.in_blocks(request.model, prompts.block_size)
     ideal = cache(partial(ideal_blocks, prompts))

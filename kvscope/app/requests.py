@@ -59,7 +59,7 @@ class Capacities:
                     f" {units.format_size(model.bytes_for(block_size))}"
                 ),
             )
-        return sorted({*self.blocks, *fitting, *(one // block_size for one in self.tokens)})
+        return sorted({*self.blocks, *fitting, *(tokens // block_size for tokens in self.tokens)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def replay(
     if runs:
         monitor.note(f"{len(runs):,} of {pending.count:,} runs were in the store already")
     with monitor.steps("compiling and preparing"):
-        workload.prepare([one.policy for one in pending.missing])
+        workload.prepare([request.policy for request in pending.missing])
     busy: StoreBusyError | None = None
     with monitor.steps("replaying", len(pending.missing)) as advance:
         for run in sweep(workload, pending.missing, stop=monitor.stop):

@@ -38,7 +38,7 @@ from kvscope.tuning.tuner import tune as tune_policies
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A value that nobody gave, and why it was taken."""
+    """A value that was assumed, and why."""
 
     name: str
     value: str
@@ -58,7 +58,7 @@ class Recommendation:
     path: str = "recommendation.toml"
 
     def size(self, blocks: int) -> str:
-        """A capacity in every unit that is known."""
+        """Return a capacity in every unit that is known."""
         return units.blocks_tokens_bytes(
             blocks,
             block_size=self.trace.block_size,
@@ -66,28 +66,29 @@ class Recommendation:
         )
 
     def bytes_in(self, blocks: int) -> int | None:
-        """The bytes of so many blocks, where a model is named."""
+        """Return the bytes of so many blocks, None without a model."""
         return self.model.bytes_for(blocks * self.trace.block_size) if self.model else None
 
     def flags_at(self, trial: Trial) -> Flags:
-        """The flags for a policy at its capacity."""
+        """Return the engine flags of a policy at its capacity."""
         return flags(trial.policy, trial.capacity_blocks * self.trace.block_size)
 
     def flags_for(self, other: HeldOutTrial) -> Flags:
-        """The flags for another policy at the capacity that is recommended."""
+        """Return the engine flags of another policy at the recommended capacity."""
         blocks = self.tuning.recommended.capacity_blocks
         return self.flags_at(replace(other, capacity_blocks=blocks))
 
     @property
     def flags(self) -> Flags:
-        """The flags for what is recommended."""
+        """Engine flags of what is recommended."""
         return self.flags_for(self.tuning.recommended)
 
     def next_best_for_sglang(self) -> HeldOutTrial | None:
-        """The first contender that is surely better than LRU and that SGLang has."""
-        for one in self.tuning.contenders:
-            if one.gains[self.tuning.target.objective].significant and self.flags_for(one).sglang:
-                return one
+        """Return the first contender that is significantly better than LRU and runs in SGLang."""
+        objective = self.tuning.target.objective
+        for contender in self.tuning.contenders:
+            if contender.gains[objective].significant and self.flags_for(contender).sglang:
+                return contender
         return None
 
     @property
@@ -101,20 +102,21 @@ class Recommendation:
         return f"{units.format_percentile(self.tuning.target.percentile)} {self.ttft}"
 
     def times_ms(self, outcome: Outcome) -> Percentiles:
-        """The percentiles of TTFT in the target's view."""
+        """Return the percentiles of TTFT in the target's view."""
         return times_ms(outcome, self.tuning.target.view)
 
     def called(self, policy: Policy) -> str:
-        """A policy with those of its parameters that neither come with it nor from the trace."""
-        usual = {one.name: one.default for one in policy.parameters}
-        usual |= {name: one.value for name, one in self.tuning.estimates.items() if name != XI}
-        told = [
+        """Return a policy's name, with the parameters that are neither defaults nor estimates."""
+        usual = {parameter.name: parameter.default for parameter in policy.parameters}
+        estimates = self.tuning.estimates.items()
+        usual |= {name: estimate.value for name, estimate in estimates if name != XI}
+        chosen = [
             f"{name}={format_value(name, value)}"
             for name, value in policy.values.items()
             if value != usual[name]
         ]
         star = FORESEEING if policy.hindsight else ""
-        return " ".join([policy.name + star, *told])
+        return " ".join([policy.name + star, *chosen])
 
 
 def kernels(request: TuneRequest) -> list[type[Policy]]:

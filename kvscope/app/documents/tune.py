@@ -157,8 +157,8 @@ def tune_document(tuned: Recommendation) -> TuneDocument:
             flags=tuned.flags,
             next_best_for_sglang=_next_best(tuned),
         ),
-        contenders=tuple(JudgedFigures(**_judged(tuned, one)) for one in tuning.contenders),
-        ceilings=tuple(JudgedFigures(**_judged(tuned, one)) for one in tuning.oracles),
+        contenders=tuple(JudgedFigures(**_judged(tuned, trial)) for trial in tuning.contenders),
+        ceilings=tuple(JudgedFigures(**_judged(tuned, trial)) for trial in tuning.oracles),
         infinite=JudgedFigures(**_judged(tuned, tuning.infinite)),
         least_capacity=LeastCapacities(
             lru=_least(tuned, tuning.least_lru), best=_least(tuned, tuning.least_any)
