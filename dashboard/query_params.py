@@ -33,8 +33,10 @@ def initialize(
         value = [item for item in value if item in allowed] or (default if value else [])
     elif allowed is not None and value not in allowed:
         value = default
-    if key not in st.session_state or st.session_state[key] != value:
+    unsent = _unsent()
+    if key not in st.session_state or st.session_state[key] != value or key in unsent:
         st.session_state[key] = value
+        unsent.add(key)
 
 
 @contextmanager
@@ -77,6 +79,7 @@ def written_once() -> Iterator[None]:
     st.session_state["address"] = changes
     try:
         yield
+        _unsent().clear()
     finally:
         st.session_state.pop("address", None)
         _apply(changes)
@@ -128,6 +131,15 @@ def _apply(texts: Mapping[str, str]) -> None:
         st.query_params.from_dict(
             {key: text for key, text in (st.query_params.to_dict() | new).items() if text}
         )
+
+
+def _unsent() -> set[str]:
+    """Return the widgets whose value may not have reached the browser.
+
+    Streamlit sends a value only in the run that sets it, and drops what an interrupted run sent.
+    """
+    keys: set[str] = st.session_state.setdefault("unsent", set())
+    return keys
 
 
 def _memory() -> dict[str, str]:
