@@ -116,20 +116,20 @@ def lru_for(job: Job, trace: Trace) -> LruAnywhere:
 
 def analysis(trace: Trace) -> Analysis:
     """Return the analysis without a model; the page ends here with progress if it takes long."""
-    found: Analysis = _finding(trace, "analysis")
-    return found
+    finding: Analysis = _finding(trace, "analysis")
+    return finding
 
 
 def lru(trace: Trace) -> LruAnywhere:
     """Return LRU at every capacity, and the prompts; the page may end here, as in `analysis`."""
-    found: LruAnywhere = _finding(trace, "lru")
-    return found
+    finding: LruAnywhere = _finding(trace, "lru")
+    return finding
 
 
 def prefixes(trace: Trace) -> tuple[Prefix, ...]:
     """Return the prefixes that are reused most; the page may end here, as in `analysis`."""
-    found: tuple[Prefix, ...] = _finding(trace, "prefixes")
-    return found
+    finding: tuple[Prefix, ...] = _finding(trace, "prefixes")
+    return finding
 
 
 def _finding(trace: Trace, name: str) -> Any:

@@ -44,8 +44,8 @@ def validations(trace: Trace) -> tuple[StoredValidation, ...]:
 
 def known_fit(trace: Trace) -> Fit | None:
     """Return the fit of a trace, if one was made since it was cached."""
-    found: Fit | None = background_cache.findings(trace).get("fit")
-    return found
+    fit: Fit | None = background_cache.findings(trace).get("fit")
+    return fit
 
 
 def fit(job: Job, trace: Trace) -> None:

@@ -113,7 +113,7 @@ def _compare(trace: Trace, request: SimulateRequest) -> None:
             key="policies",
             format_func=lambda name: f"{name} (oracle)" if by_name(name).hindsight else name,
         )
-    variants = tuple(one for one in request.variants if one.policy.name in selected)
+    variants = tuple(v for v in request.variants if v.policy.name in selected)
     request = replace(request, variants=variants)
     clicked = st.button("Run", type="primary", key="run", disabled=not variants)
     question = (trace, request) if variants else None

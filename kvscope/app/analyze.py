@@ -286,7 +286,7 @@ def _distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
 
 
 def _walked(definition: HitDefinition) -> HitDefinition:
-    """What all definitions that differ in weight and window alone have in common: one pass."""
+    """Return what definitions that differ only in weight and window share, in one pass."""
     return replace(definition, name="", weight="block", warmup=0.0)
 
 

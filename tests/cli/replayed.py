@@ -47,7 +47,7 @@ def write_profile(folder: Path) -> Path:
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The JSON document of `kvscope simulate` with these arguments."""
+    """Return the JSON document of `kvscope simulate` with these arguments."""
     code = run(["simulate", *arguments, "--json"])
     written = capsys.readouterr()
     assert code == 0, written.err

@@ -14,7 +14,7 @@ BLOCK = 512
 
 
 def mooncake(path: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:
-    """A mooncake trace of (timestamp ms, input, output, hash ids)."""
+    """Return a mooncake trace of (timestamp ms, input, output, hash ids)."""
     lines = [
         json.dumps(
             dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), row, strict=True))
@@ -39,7 +39,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The JSON document of `kvscope analyze` with these arguments."""
+    """Return the JSON document of `kvscope analyze` with these arguments."""
     code = run(["analyze", *arguments, "--db", ":memory:", "--json"])
     written = capsys.readouterr()
     assert code == 0, written.err

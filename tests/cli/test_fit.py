@@ -23,7 +23,7 @@ LENGTHS = (
 
 
 def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The JSON document of `kvscope fit` with these arguments."""
+    """Return the JSON document of `kvscope fit` with these arguments."""
     code = run(["fit", *arguments, "--db", ":memory:", "--json"])
     written = capsys.readouterr()
     assert code == 0, written.err

@@ -24,7 +24,7 @@ CHATS = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 
 
 def exported(path: Path, *more: str) -> int:
-    """The exit code of an export to `path`."""
+    """Return the exit code of an export to `path`."""
     return run(["fit", CHATS, "--db", ":memory:", "--export", str(path), *more])
 
 

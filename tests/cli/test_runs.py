@@ -16,7 +16,7 @@ Streams = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def db(tmp_path: Path, capsys: Streams) -> str:
-    """A store with two traces; over the first, lru and belady at two capacities."""
+    """Return a store with two traces; over the first, lru and belady at two capacities."""
     path = str(tmp_path / "store.duckdb")
     other = str(write_trace(tmp_path, "other"))
     assert run(["ingest", other, "--db", path]) == 0
@@ -29,7 +29,7 @@ def db(tmp_path: Path, capsys: Streams) -> str:
 
 
 def listed(capsys: Streams, *arguments: str) -> list[dict[str, Any]]:
-    """The runs in the JSON document of `kvscope runs` with these arguments."""
+    """Return the runs in the JSON document of `kvscope runs` with these arguments."""
     code = run(["runs", *arguments, "--json"])
     written = capsys.readouterr()
     assert code == 0, written.err

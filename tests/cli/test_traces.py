@@ -28,14 +28,14 @@ def line(at: int) -> str:
 
 
 def trace_file(path: Path, lines: list[str] | None = None) -> str:
-    """A trace of ten lines, or of these."""
+    """Return a trace of ten lines, or of these."""
     path.write_text("".join(f"{one}\n" for one in lines or map(line, range(10))))
     return str(path)
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> str:
-    """A store that does not exist yet."""
+    """Return a store that does not exist yet."""
     return str(tmp_path / "store.duckdb")
 
 

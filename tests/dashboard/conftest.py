@@ -15,7 +15,7 @@ from tests.dashboard.chats import write_chats
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    """What one test's store gave must not be another's."""
+    """Keep what one test's store gave from another test."""
     import streamlit as st
 
     st.cache_resource.clear()
@@ -33,7 +33,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def db(tmp_path: Path, trace: Path) -> str:
-    """A store with that trace."""
+    """Return a store with that trace."""
     path = str(tmp_path / "store.duckdb")
     with open_store(path) as store:
         ingest(store, str(trace))

@@ -21,7 +21,7 @@ _PATIENCE_S = 240  # kernels may have to be compiled
 
 
 def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: str) -> AppTest:
-    """The app on this store at this page."""
+    """Return the app on this store at this page."""
     monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
     app = AppTest.from_file(str(DASHBOARD / "app.py"), default_timeout=_PATIENCE_S)
     for name, value in address.items():
@@ -33,7 +33,7 @@ def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: s
 
 
 def drawn(app: AppTest) -> AppTest:
-    """The app once all is found that its page, or another, needs of the trace."""
+    """Return the app once all is found that its page, or another, needs of the trace."""
     background_cache.settle()
     return app.run() if waits(app) else app
 
@@ -49,22 +49,22 @@ def words(app: AppTest) -> str:
 
 
 def metrics(app: AppTest) -> dict[str, str]:
-    """The large numbers by their labels."""
+    """Return the large numbers by their labels."""
     return {one.label: one.value for one in app.metric}
 
 
 def titles(app: AppTest) -> list[str]:
-    """The titles of the sections."""
+    """Return the titles of the sections."""
     return [one.value for one in app.header]
 
 
 def table_with(app: AppTest, *columns: str) -> Any:
-    """The first table that has these columns."""
+    """Return the first table that has these columns."""
     return next(one.value for one in app.dataframe if {*columns} <= {*one.value.columns})
 
 
 def told(capsys: Streams, *arguments: str) -> dict[str, Any]:
-    """The document that the command prints."""
+    """Return the document that the command prints."""
     capsys.readouterr()
     assert run([*arguments, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -72,7 +72,7 @@ def told(capsys: Streams, *arguments: str) -> dict[str, Any]:
 
 
 def worked(app: AppTest) -> AppTest:
-    """The app once no job of its page is under way."""
+    """Return the app once no job of its page is under way."""
     until = time.monotonic() + _PATIENCE_S
     while any(one.key.startswith("stop ") for one in app.button if one.key):
         assert time.monotonic() < until
@@ -82,7 +82,7 @@ def worked(app: AppTest) -> AppTest:
 
 
 def settled(app: AppTest, done: str) -> AppTest:
-    """The app once its job has ended and a section whose title begins so is there."""
+    """Return the app once its job has ended and a section whose title begins so is there."""
     until = time.monotonic() + _PATIENCE_S
     while not any(title.startswith(done) for title in titles(app)):
         assert not app.exception

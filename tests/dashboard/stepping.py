@@ -9,7 +9,7 @@ from kvscope.core.errors import InputError
 
 
 def squares(count: int, *, step: Callable[[str], None]) -> list[int]:
-    """A step a square."""
+    """Report a step per square."""
     found = []
     for number in range(count):
         step(f"square {number}")
@@ -19,7 +19,7 @@ def squares(count: int, *, step: Callable[[str], None]) -> list[int]:
 
 
 def refuses(what: str, *, step: Callable[[str], None]) -> None:
-    """Ends in an error."""
+    """End in an error."""
     raise InputError("cannot be squared", where=what)
 
 

@@ -25,12 +25,12 @@ _PATIENCE_S = 240.0
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch, db: str) -> None:
-    """The dashboard's store is `db`."""
+    """Make `db` the dashboard's store."""
     monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
 
 
 def _read(db: Path, prompts: list[list[int]]) -> Trace:
-    """A new store with one request a second, each with such blocks."""
+    """Return a new store with one request a second, each with such blocks."""
     db.unlink(missing_ok=True)
     path = db.parent / "alike.jsonl"
     rows = [

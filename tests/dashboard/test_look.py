@@ -81,7 +81,7 @@ _FOCUSED = """() => {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A dashboard on a store with a small trace."""
+    """Return a dashboard on a store with a small trace."""
     folder = tmp_path_factory.mktemp("look")
     db = str(folder / "store.duckdb")
     with open_store(db) as store:
@@ -92,13 +92,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["light", "dark"])
 def scheme(request: pytest.FixtureRequest) -> str:
-    """What the browser asks for."""
+    """Return what the browser asks for."""
     return str(request.param)
 
 
 @pytest.fixture
 def page(address: str, scheme: str) -> Iterator[Page]:
-    """The first page at 1280 x 800, on a machine that is light or dark."""
+    """Return the first page at 1280 x 800, on a machine that is light or dark."""
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
@@ -130,7 +130,7 @@ def test_every_page_is_legible(page: Page, scheme: str) -> None:
 
 
 def legible_charts(page: Page) -> set[str]:
-    """The alternative texts of the charts that are drawn, on a page where all can be read."""
+    """Return the alternative texts of the drawn charts, on a page where all can be read."""
     page.wait_for_selector(READY)
     page.wait_for_function(_ALL_DRAWN)
     assert page.evaluate(_PALE, _ENOUGH) == []

@@ -16,7 +16,7 @@ from tests.dashboard.shown import shown
 
 
 def _sent(figure: go.Figure) -> tuple[str, dict[str, Any]]:
-    """The title, and what `st.plotly_chart` would send."""
+    """Return the title, and what `st.plotly_chart` would send."""
     title, made = ready(figure)
     return title, json.loads(plotly.io.to_json(made, validate=False))
 

@@ -80,7 +80,7 @@ def test_overview_fills_an_empty_store(
 
 @pytest.fixture
 def empty(db: str) -> str:
-    """A store from which the only trace was removed."""
+    """Return a store from which the only trace was removed."""
     with open_store(db) as store:
         traces.remove(store, traces.find(store, None))
     return db
@@ -142,7 +142,7 @@ def test_looking_changes_nothing(db: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def write_odd(path: Path, kind: str) -> Path:
-    """A trace of one request, of requests that share nothing, or all of one moment."""
+    """Return a trace of one request, of requests that share nothing, or all of one moment."""
     rows = [
         {
             "timestamp": 0.0 if kind == "one moment" else at * 1.0,

@@ -33,7 +33,7 @@ ONE_ROW = ROWS[:1]
 
 
 def stored(folder: Path, rows: list[dict[str, object]], store: Store) -> Trace:
-    """These rows, a second apart, as a stored trace."""
+    """Return these rows, a second apart, as a stored trace."""
     path = folder / "three.jsonl"
     lines = [
         row | {"timestamp": at, "output_length": 1, "type": "chat", "block_size": 4}
@@ -45,19 +45,19 @@ def stored(folder: Path, rows: list[dict[str, object]], store: Store) -> Trace:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
-    """The three requests in a store."""
+    """Return the three requests in a store."""
     with open_store(MEMORY) as store:
         yield store, stored(tmp_path_factory.mktemp("three"), ROWS, store)
 
 
 def section(analysis: Analysis, title: str) -> Section:
-    """The section of this title."""
+    """Return the section of this title."""
     (result,) = [each for each in overview.sections(analysis) if each.title == title]
     return result
 
 
 def caching_of(three: Stored, definition: HitDefinition) -> Caching:
-    """What caching gives under `definition`."""
+    """Return what caching gives under `definition`."""
     result = analyze(*three, AnalyzeRequest(definition=definition)).caching
     assert result is not None
     return result

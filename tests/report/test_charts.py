@@ -15,7 +15,7 @@ TURN = NextTurn(1, 0.5, 1, 0.5)
 
 
 def next_turns(*settled: bool) -> NextTurns:
-    """A window of an hour each, settled or not."""
+    """Return a window of an hour each, settled or not."""
     windows = (
         WindowNextTurn(3600.0 * at, "chat 1", 1, 0.5, each) for at, each in enumerate(settled)
     )

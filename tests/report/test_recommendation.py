@@ -38,20 +38,20 @@ SURE, UNSURE = Gain(0.2, 0.1, 0.3), Gain(0.2, -0.1, 0.3)
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """What is known of the trace as a whole."""
+    """Return what is known of the trace as a whole."""
     with open_store(MEMORY) as store:
         return small_traces.stored(store, in_turn(), BLOCK)
 
 
 @pytest.fixture(scope="module")
 def tuning() -> TuningResult:
-    """A switch to tlru, all contenders beside it."""
+    """Return a switch to tlru, all contenders beside it."""
     return tuned(in_turn(), 0.2, ALL, capacity_blocks=350)
 
 
 @pytest.fixture
 def result(trace: Trace, tuning: TuningResult) -> Recommendation:
-    """The same with its trace."""
+    """Return the same with its trace."""
     return Recommendation(trace, None, None, PROFILE, tuning)
 
 

@@ -16,5 +16,5 @@ def trace(tmp_path: Path) -> str:
 
 @pytest.fixture
 def options(tmp_path: Path) -> tuple[str, ...]:
-    """A store of its own, and the profile of 10 ms and 1 ms a token."""
+    """Return a store of its own, and the profile of 10 ms and 1 ms a token."""
     return ("--db", str(tmp_path / "store.duckdb"), "--latency", str(write_profile(tmp_path)))

@@ -15,7 +15,7 @@ Streams = pytest.CaptureFixture[str]
 
 
 def by_policy(document: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:
-    """The results of one policy by capacity."""
+    """Return the results of one policy by capacity."""
     return {one["capacity_blocks"]: one for one in document["results"] if one["policy"] == name}
 
 

@@ -17,7 +17,7 @@ HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
 
 
 def write_trace(path: Path, trace: list[Request], kind: str = "text") -> Path:
-    """The requests as JSONL in the Bailian form."""
+    """Return the requests as JSONL in the Bailian form."""
     rows = [
         {
             "chat_id": one.chat_id,
@@ -36,7 +36,7 @@ def write_trace(path: Path, trace: list[Request], kind: str = "text") -> Path:
 
 
 def write_untold(path: Path, trace: list[Request]) -> Path:
-    """The requests as JSONL in the Mooncake form, which knows no conversations."""
+    """Return the requests as JSONL in the Mooncake form, which knows no conversations."""
     rows = [
         {
             "timestamp": round((one.arrival_s or 0) * 1e3),
@@ -51,7 +51,7 @@ def write_untold(path: Path, trace: list[Request]) -> Path:
 
 
 def told(capsys: Streams, *arguments: str) -> str:
-    """What `kvscope tune` prints, in one line."""
+    """Return what `kvscope tune` prints, in one line."""
     code = run(["tune", *arguments])
     written = capsys.readouterr()
     assert code == 0, written.err
@@ -59,7 +59,7 @@ def told(capsys: Streams, *arguments: str) -> str:
 
 
 def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
-    """The JSON document of `kvscope tune`."""
+    """Return the JSON document of `kvscope tune`."""
     code = run(["tune", *arguments, "--json"])
     written = capsys.readouterr()
     assert code == 0, written.err

@@ -19,7 +19,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """A store of its own, 10 ms and 1 ms a token, tlru alone; files go to a folder of the test."""
+    """Return a store of its own, 10 ms and 1 ms a token, tlru alone, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
     profile = str(write_profile(tmp_path))
     return ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policies", "tlru")
