@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import kvscope
+from benchmarks.same_documents import differences
 from kvscope import api
 from kvscope.app.options import (
     AnalyzeOptions,
@@ -67,7 +68,8 @@ def test_documents_are_those_of_the_command_line(
     result = getattr(kvscope, command)(trace, **_arguments(RESULTS[command]))
     assert run([command, SAMPLE, *RESULTS[command], "--db", ":memory:", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert _without(result.to_dict()) == _without(printed)
+    # Sums over columns are taken in parallel, so their last digit may differ.
+    assert list(differences(_without(result.to_dict()), _without(printed))) == []
     frame = result.to_polars()
     assert isinstance(frame, pl.DataFrame)
     assert len(frame)

@@ -22,7 +22,7 @@ def squeezed(line: str) -> str:
 def test_the_excerpts_stand_in_the_output(capsys: pytest.CaptureFixture[str]) -> None:
     """Each row of the page is printed for one of its two samples."""
     for sample in ("to-c", "birth-death"):
-        assert run(["fit", str(FOLDER / f"{sample}.jsonl.gz"), "--db", ":memory:"]) == 0
+        assert run(["fit", str(FOLDER / f"{sample}.jsonl.gz"), "--full", "--db", ":memory:"]) == 0
     printed = {squeezed(line) for line in capsys.readouterr().out.splitlines()}
     blocks = re.findall(r"^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     rows = [squeezed(line) for block in blocks for line in block.splitlines() if "──" not in line]

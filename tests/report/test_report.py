@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-from tests.dashboard.chromium import FLAGS, chromium
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.requests import AnalyzeRequest
@@ -16,6 +15,7 @@ from kvscope.core.kv_size import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.store.db import MEMORY, open_store
+from tests.dashboard.browsing import FLAGS, chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import ViewportSize
