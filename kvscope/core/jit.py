@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
+from importlib import import_module
+from threading import Thread
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -41,8 +43,13 @@ def _hidden(package: str) -> Iterator[None]:
 
 
 # Numba loads scipy as it starts, only to look at its version: 20 MiB that a small analysis does
-# without. A later import of scipy works as usual.
+# without. A later import of scipy works as usual. The first import runs in a thread of its own
+# because its speed depends on the depth of the stack: where CPython 3.11 starts a new chunk of it
+# within one of numba's loops, every call there maps and unmaps memory, for 0.2 s.
 with _hidden("scipy"):
+    _import = Thread(target=import_module, args=("numba",))
+    _import.start()
+    _import.join()
     import numba
     import numpy as np
     from numba import types
