@@ -121,7 +121,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     )
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
-        served = replace(served, queued_ttft_s=done.ttft_s)
+        served = replace(served, queued_ttft_s=done.ttft_s, tpot_s=done.tpot_s)
     counted = slice(served.first, None)
     return ServedReplay(
         served,

@@ -50,8 +50,9 @@ class ServedRequests:
 
     `looked_up` is how many blocks count as looked up, `hit_blocks` how many were cached. TTFT is in
     seconds: `ttft_s` on an idle engine, `queued_ttft_s` behind the requests before it (None where
-    the trace has no times; nan for a request that an engine rejects). The requests from `first`
-    on are counted.
+    the trace has no times; nan for a request that an engine rejects), `tpot_s` from the first
+    output token to the last one, per token (None but for an engine; nan for fewer than two). The
+    requests from `first` on are counted.
     """
 
     prompts: Prompts
@@ -62,6 +63,7 @@ class ServedRequests:
     uncached_tokens: NDArray[np.int64]
     ttft_s: NDArray[np.float64]
     queued_ttft_s: NDArray[np.float64] | None
+    tpot_s: NDArray[np.float64] | None = None
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""How certain a gain is: held-out requests are resampled, with the same draws for all policies.
+"""How certain a gain is: a window's requests are resampled, with the same draws for all policies.
 
 Conversations are drawn whole, since their turns depend on each other; and, separately, so are
 stretches of time, since concurrent requests compete for one cache. The wider interval counts. The
@@ -11,6 +11,7 @@ Davison & Hinkley, "Bootstrap Methods", section 2.4 (clusters), section 8.2.3 (b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.units import format_percentile
 from kvscope.tuning.target import Target
+
+Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -32,10 +35,11 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The share (0-1) by which a figure is below the baseline's, and its 95 % interval.
+    """How far a figure is below the baseline's, and its 95 % interval; negative where it is above.
 
-    Negative where it is above. 0 where the baseline has nothing to reduce. The interval is infinite
-    where there are too few conversations.
+    A share of the baseline's figure, or a difference where the field that holds it says so. Minus
+    infinity where the baseline is 0 and the figure is not. The interval is infinite where there are
+    too few conversations.
     """
 
     value: float
@@ -46,6 +50,11 @@ class Gain:
     def significant(self) -> bool:
         """Return whether it is a gain: its interval lies above 0."""
         return self.low > 0
+
+    @property
+    def degenerate(self) -> bool:
+        """Return whether all resamples agree, so that the interval says nothing of the spread."""
+        return self.low == self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +69,11 @@ class Resampled:
 
 
 class Bootstrap:
-    """Resamples of the held-out requests with replacement, the same ones for every policy.
+    """Resamples of a window's requests with replacement, the same ones for every policy.
 
     `conversation` has an entry a request, in order of arrival. Figures are p50, p90, p95, p99, the
-    target's percentile, `violations` (a share) and `tel` (a mean).
+    target's percentile, `violations` (a share) and `tel` (a mean; requests without a token are
+    violations and add nothing to it).
     """
 
     def __init__(
@@ -82,13 +92,13 @@ class Bootstrap:
         self._ranks = np.array(sorted({*_PERCENTILES, target.percentile}))
         self._target, self._resamples, self._seed = target, resamples, seed
         percentiles = [format_percentile(float(rank)) for rank in self._ranks]
-        self._names = (*percentiles, "violations", "tel")
+        self.names = (*percentiles, "violations", "tel")
 
     def figures(self, ttft_s: NDArray[np.float64]) -> Resampled:
         """Return the figures of latencies in seconds, one a request."""
         order = np.argsort(ttft_s, kind="stable")
         ascending, seed = ttft_s[order], np.uint64(self._seed)
-        figures = np.empty((len(self._clusterings), 1 + self._resamples, len(self._names)))
+        figures = np.empty((len(self._clusterings), 1 + self._resamples, len(self.names)))
         for cluster, rows in zip(self._clusterings, figures, strict=True):
             weight = np.ones(int(cluster.max()) + 1, dtype=np.int32)
             slo_s = self._target.slo_s
@@ -97,42 +107,44 @@ class Bootstrap:
 
     def gains(self, baseline: Resampled, candidate: Resampled) -> dict[str, Gain]:
         """Return the share by which each of the candidate's figures is below the baseline's."""
-        less = np.sort(_less(baseline.resamples, candidate.resamples), axis=1)
+        return self._compared(_less, baseline, candidate)
+
+    def attainment_gain(self, baseline: Resampled, candidate: Resampled) -> Gain:
+        """Return the change of the share (0-1) of requests within the SLO, a difference."""
+        return self._compared(np.subtract, baseline, candidate)["violations"]
+
+    def _compared(
+        self, less: Callable[[Floats, Floats], Floats], baseline: Resampled, candidate: Resampled
+    ) -> dict[str, Gain]:
+        with np.errstate(invalid="ignore"):  # inf - inf
+            resamples = np.sort(less(baseline.resamples, candidate.resamples), axis=1)
+            value = less(baseline.value, candidate.value)
         ends = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) * self._resamples
-        ends = less[:, np.ceil(ends - 1e-9).astype(np.int64) - 1]  # nearest rank
+        ends = resamples[:, np.ceil(ends - 1e-9).astype(np.int64) - 1]  # nearest rank
         low, high = ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)
-        value = _less(baseline.value, candidate.value)
         if self.conversations < FEWEST:
             low, high = np.full_like(value, -np.inf), np.full_like(value, np.inf)
         return {
             name: Gain(float(value[at]), float(low[at]), float(high[at]))
-            for at, name in enumerate(self._names)
+            for at, name in enumerate(self.names)
         }
-
-    def significantly_better(self, baseline: Resampled, candidate: Resampled) -> bool:
-        """Return whether the candidate's gain in the target's objective is significant."""
-        return self.gains(baseline, candidate)[self._target.objective].significant
 
     def meeting_share(self, figures: Resampled) -> float:
         """Return the share (0-1) of resamples that meet the target, the smaller of both kinds."""
-        at = self._names.index(format_percentile(self._target.percentile))
+        at = self.names.index(format_percentile(self._target.percentile))
         return float((figures.resamples[..., at] <= self._target.slo_s).mean(axis=1).min())
 
     def interval(self, figures: Resampled, name: str) -> tuple[float, float]:
         """Return the 95 % interval of a figure, the wider ends of both kinds of resamples."""
-        values = figures.resamples[..., self._names.index(name)]
+        values = figures.resamples[..., self.names.index(name)]
         low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
         return float(low.min()), float(high.max())
 
 
-def _less(baseline: NDArray[np.float64], candidate: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (baseline - candidate) / baseline, 0 where the baseline has nothing to reduce.
-
-    An infinite baseline is reduced by all of itself, or by nothing.
-    """
-    some = (baseline > 0) & np.isfinite(baseline)
-    less = np.where(some, 1 - candidate / np.where(some, baseline, 1.0), 0.0)
-    return np.where(np.isinf(baseline) & np.isfinite(candidate), 1.0, less)
+def _less(baseline: Floats, candidate: Floats) -> Floats:
+    """Return 1 - candidate / baseline; 0 where they are equal, both 0 or both infinite included."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(candidate == baseline, 0.0, 1 - candidate / baseline)
 
 
 @kernel
@@ -196,6 +208,7 @@ def _figures(
             at += 1
         if ascending[k] > slo_s:
             late += count
-            excess += count * (ascending[k] - slo_s)
+            if ascending[k] < np.inf:
+                excess += count * (ascending[k] - slo_s)
     figures[len(ranks)] = late / total
     figures[len(ranks) + 1] = excess / total

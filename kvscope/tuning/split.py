@@ -1,4 +1,4 @@
-"""A trace cut by time: warm-up, training window, held-out window."""
+"""A trace cut by time: warm-up, then training, validation and held-out window."""
 
 from __future__ import annotations
 
@@ -26,42 +26,52 @@ _FIRST_TURNS = (2, 3, 4, 7)  # of the buckets after the first one
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The number of requests, in order of arrival, in each window.
+    """The number of requests, in order of arrival, in each window, and when the last two begin.
 
-    Every replay starts at the trace's first request, so that the cache is warm; no choice sees a
-    held-out request.
+    Every replay starts at the trace's first request, so that the cache is warm. Parameters are
+    searched on the training window; what is eligible and what is chosen follows from the validation
+    window; the held-out window accepts or rejects that one choice. No step sees a later window.
     """
 
     warmup_requests: int
-    chosen_on_requests: int
-    judged_requests: int
-    judged_from_s: float
+    training_requests: int
+    validation_requests: int
+    held_out_requests: int
+    validation_from_s: float
+    held_out_from_s: float
 
 
-def split_windows(prompts: Prompts, warmup: float, held_out: float, percentile: float) -> Split:
-    """Split off the first share `warmup` and the last share `held_out` of the requests.
+def split_windows(
+    prompts: Prompts, warmup: float, validation: float, held_out: float, percentile: float
+) -> Split:
+    """Split off the first share `warmup` and the last shares `validation` and `held_out`.
 
-    Raises UsageError for shares that leave no training or held-out window, InputError where one of
-    them has too few requests.
+    Raises UsageError for shares that leave a window empty, InputError where one of them has too few
+    requests.
     """
-    if not (held_out > 0 and 0 <= warmup < 1 - held_out):
+    if not (held_out > 0 and validation > 0 and 0 <= warmup < 1 - held_out - validation):
         raise UsageError(
-            f"{warmup:.3g} and {held_out:.3g} of the requests leave no training or held-out window",
-            where="--warmup, --judge",
-            remedy="take for example 20% and 40%",
+            f"{warmup:.3g}, {validation:.3g} and {held_out:.3g} of the requests leave a window"
+            " empty",
+            where="--warmup, --validation, --judge",
+            remedy="take for example 20%, 25% and 25%",
         )
     requests = len(prompts.leaf)
     first, last = int(requests * warmup), int(requests * (1 - held_out))
+    middle = int(requests * (1 - held_out - validation))
     split = Split(
         warmup_requests=first,
-        chosen_on_requests=last - first,
-        judged_requests=requests - last,
-        judged_from_s=float(prompts.arrival_s[last]) if last < requests else float("nan"),
+        training_requests=middle - first,
+        validation_requests=last - middle,
+        held_out_requests=requests - last,
+        validation_from_s=float(prompts.arrival_s[middle]) if middle < requests else float("nan"),
+        held_out_from_s=float(prompts.arrival_s[last]) if last < requests else float("nan"),
     )
     fewest = max(FEWEST, math.ceil(BEYOND / (1 - percentile) - 1e-9))
-    if min(split.chosen_on_requests, split.judged_requests) < fewest:
+    windows = (split.training_requests, split.validation_requests, split.held_out_requests)
+    if min(windows) < fewest:
         raise InputError(
-            f"{requests:,} requests are too few for a training and a held-out window",
+            f"{requests:,} requests are too few for a training, a validation and a held-out window",
             remedy=f"take a longer trace: for {format_percentile(percentile)} each window needs"
             f" {fewest:,} requests",
         )
@@ -70,16 +80,26 @@ def split_windows(prompts: Prompts, warmup: float, held_out: float, percentile: 
 
 def window_workloads(
     prompts: Prompts, split: Split, setting: RunSetting, windows: Windows, lineage: Lineage
-) -> tuple[Workload, Workload]:
-    """Return the training workload, which ends where the held-out window begins, and the whole."""
-    early = split.warmup_requests + split.chosen_on_requests
+) -> tuple[Workload, Workload, Workload]:
+    """Return the workloads that end with the training, the validation and the held-out window.
+
+    Each counts the requests of that window alone.
+    """
+    training = split.warmup_requests + split.training_requests
+    validation = training + split.validation_requests
+    whole = validation + split.held_out_requests
     return (
         Workload(
-            first_requests(prompts, early, lineage),
-            _counted_from(setting, split.warmup_requests, early),
+            first_requests(prompts, training, lineage),
+            _counted_from(setting, split.warmup_requests, training),
             windows,
         ),
-        Workload(prompts, _counted_from(setting, early, len(prompts.leaf)), windows),
+        Workload(
+            first_requests(prompts, validation, lineage),
+            _counted_from(setting, training, validation),
+            windows,
+        ),
+        Workload(prompts, _counted_from(setting, validation, whole), windows),
     )
 
 

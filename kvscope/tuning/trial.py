@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from threading import Event
 from typing import TypeVar
@@ -15,10 +16,10 @@ from kvscope.core.errors import InputError, Stopped
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
-from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.metrics import ServedRequests, summarize
 from kvscope.replay.sweep import cores
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.tuning.replicas import serve_replicas, split_over, together
 from kvscope.tuning.target import Target, View
 
 PolicyAt = tuple[Policy, int]
@@ -32,8 +33,10 @@ class Trial:
     """One policy at one capacity, and the results of a window's counted requests.
 
     `target_s` is the nearest-rank TTFT at the target's percentile; it, `violation_share` (0-1) and
-    `tel_s` (summed over requests) are in the target's view. `served_per_s` is the number of
-    requests that an engine could prefill per second, a proxy for throughput.
+    `tel_s` (summed over requests that got a token) are in the target's view. `tpot_s` is the time
+    per output token at that percentile, None but for an engine. `served_per_s` is the number of
+    requests that an engine could prefill per second, a proxy for throughput. `rejected` requests
+    are longer than the pool; they violate every SLO.
     """
 
     policy: Policy
@@ -42,11 +45,21 @@ class Trial:
     target_s: float
     violation_share: float
     tel_s: float
+    tpot_s: float | None
     served_per_s: float
+    rejected: int
+
+    @property
+    def attainment(self) -> float:
+        """Return the share (0-1) of requests with a TTFT within the SLO."""
+        return 1 - self.violation_share
 
     def meets(self, target: Target) -> bool:
-        """Return whether the SLO is met, as the target counts."""
-        return self.target_s <= target.slo_s
+        """Return whether the SLO is met, as the target counts; that of output tokens too."""
+        slow = target.tpot_slo_s is not None and not (
+            self.tpot_s is not None and self.tpot_s <= target.tpot_slo_s
+        )
+        return self.target_s <= target.slo_s and not slow
 
     def rank(self, target: Target) -> tuple[float, float, float]:
         """Return the sort key of trials, best first: the target's measure, TEL, the hit rate."""
@@ -79,32 +92,61 @@ def ttft_s(served: ServedRequests, target: Target) -> NDArray[np.float64]:
 def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, target: Target) -> Trial:
     """Return the trial of a replay."""
     times = ttft_s(served, target)
-    rank = int(np.ceil(target.percentile * len(times) - 1e-9)) - 1
     late = times[times > target.slo_s]
+    answered = np.isfinite(served.ttft_s if served.queued_ttft_s is None else served.queued_ttft_s)
     return Trial(
         policy=policy,
         capacity_blocks=capacity_blocks,
         outcome=summarize(served, target.slo_s),
-        target_s=float(np.partition(times, rank)[rank]),
+        target_s=_at_rank(times, target.percentile),
         violation_share=len(late) / len(times),
-        tel_s=float((late - target.slo_s).sum()),
+        tel_s=float((late[np.isfinite(late)] - target.slo_s).sum()),
+        tpot_s=_tpot_s(served, target.percentile),
         served_per_s=len(times) / float(served.ttft_s[served.first :].sum()),
+        rejected=int(np.count_nonzero(~answered[served.first :])),
     )
+
+
+def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
+    """Return the time per output token at the percentile, over requests with two tokens or more."""
+    if served.tpot_s is None:
+        return None
+    counted = served.tpot_s[served.first :]
+    counted = counted[np.isfinite(counted)]
+    return _at_rank(counted, percentile) if len(counted) else None
+
+
+def _at_rank(times: NDArray[np.float64], percentile: float) -> float:
+    """Return the nearest-rank percentile."""
+    rank = int(np.ceil(percentile * len(times) - 1e-9)) - 1
+    return float(np.partition(times, rank)[rank])
 
 
 class Evaluator:
     """Replays policies at capacities over one workload, on all cores.
 
+    The workload's conversations are served by `replicas`, each with the capacity to itself.
     `trials` keeps every trial in the order of the first request for it. Once `stop` is set, replays
     raise Stopped. To be closed.
     """
 
-    def __init__(self, workload: Workload, target: Target, *, stop: Event | None = None) -> None:
+    def __init__(
+        self, workload: Workload, target: Target, *, replicas: int = 1, stop: Event | None = None
+    ) -> None:
         self.workload = workload
         self.target = target
         self.trials: dict[object, Trial] = {}
+        self._replicas = split_over(workload, replicas)
         self._stop = stop or Event()
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="tune")
+
+    def over(self, *, replicas: int, workload: Workload | None = None) -> Evaluator:
+        """Return an evaluator of other replicas, or of another workload; it closes with this one."""
+        other = copy(self)  # the target, the pool and the stop are shared
+        other.workload = workload or self.workload
+        other.trials = {}
+        other._replicas = split_over(other.workload, replicas)  # noqa: SLF001 - one class
+        return other
 
     def close(self) -> None:
         """Drop the replays that have not begun."""
@@ -119,10 +161,15 @@ class Evaluator:
         new = {
             key: point for key, point in zip(keys, points, strict=True) if key not in self.trials
         }
-        self.workload.prepare([policy for policy, _ in new.values()])
+        self.prepare([policy for policy, _ in new.values()])
         trials = self.each(lambda point: self._trial(*point), list(new.values()), advance)
         self.trials |= zip(new, trials, strict=True)
         return [self.trials[key] for key in keys]
+
+    def prepare(self, policies: Sequence[Policy]) -> None:
+        """Compute and compile what replays of `policies` share, before threads need it."""
+        for replica in self._replicas:
+            replica.workload.prepare(policies)
 
     def each(
         self, work: Callable[[T], R], items: Sequence[T], advance: Advance | None = None
@@ -144,7 +191,8 @@ class Evaluator:
         """Replay and return the result of each request, which trials do not keep."""
         if self._stop.is_set():
             raise Stopped("stopped before the search was finished")
-        return serve_replay(self.workload, ReplayRequest(policy, capacity_blocks)).served
+        parts = serve_replicas(self._replicas, ReplayRequest(policy, capacity_blocks))
+        return together(self.workload, self._replicas, parts)
 
     def _trial(self, policy: Policy, capacity_blocks: int) -> Trial:
         return trial_of(policy, capacity_blocks, self.served(policy, capacity_blocks), self.target)

@@ -1,91 +1,73 @@
-"""Choose on the training window, measure on the held-out one, decide what to run.
-
-1. Every policy's parameters are searched at the user's capacity, on the training window.
-2. So is the least capacity that meets the SLO, for LRU and for the policies that beat it.
-3. The choice is replayed once over the whole trace and measured by the held-out requests, next to
-   LRU, an infinite cache and the oracles.
-4. Gains get intervals by the bootstrap; one whose interval contains 0 is none.
-
-Source: Tail-Optimized Caching for LLM Inference, section 6 (the comparison, and the choice of xi).
-"""
+"""The tuning itself: search, choose, judge, and the least capacity that meets the SLO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from threading import Event
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
-from kvscope.core.runs import PartOutcome, RunSetting
+from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
-from kvscope.policies.tlru import TLru
-from kvscope.replay.curve import first_counted
-from kvscope.replay.metrics import by_category
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
-from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled
+from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
-from kvscope.tuning.ranking import rank_contenders
+from kvscope.tuning.comparison import Limits, Window, WindowTrial
+from kvscope.tuning.load import Load, load_of
 from kvscope.tuning.search import Contender, search, xi_hints
 from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Target
-from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
+from kvscope.tuning.trial import Advance, Evaluator, Trial
+from kvscope.tuning.verdict import Judged, Verdict, decide
+from kvscope.vllm_sim.state import engine_traffic
 
-Verdict = Literal["switch", "keep-lru", "add-capacity", "unreachable"]
 Progress = Callable[[str], AbstractContextManager[Advance]]
 
 ORACLES = (Belady, TailBelady)
-WARMUP, HELD_OUT = 0.2, 0.4
-SCALES = (0.5, 2.0)  # prefill that takes half and twice as long as assumed
-
-_KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
+WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
 _HALF = 0.5
+_COMPARED = 3  # settings of each policy: so many by the target's measure, and by throughput
+_KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of what is not known exactly: the capacity, and how long prefill takes."""
+
+    name: str
+    prefill_times: float = 1.0
+    capacity_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
     """The target, the variants that compete with LRU, and the capacities.
 
-    `capacity_blocks` is the user's; None: where LRU gets half of the possible hits. The least
+    `capacity_blocks` is that of each of `replicas`, which share the trace by whole conversations;
+    None: where LRU gets half of the possible hits, and at least the longest prompt. The least
     capacity is searched from `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
-    `warmup` and `held_out` are shares of the requests. `scales` are factors of prefill time to
-    repeat the tuning for.
+    `warmup`, `validation` and `held_out` are shares of the requests. The verdict is repeated at
+    each of `ends`.
     """
 
     target: Target
     variants: tuple[Variant, ...]
     capacity_blocks: int | None = None
+    replicas: int = 1
     lowest_blocks: int = 0
     highest_blocks: int | None = None
     warmup: float = WARMUP
+    validation: float = VALIDATION
     held_out: float = HELD_OUT
-    scales: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutTrial(Trial):
-    """A trial on the held-out window, its parameters chosen before.
-
-    `gains` are over LRU at the user's capacity, by the names of kvscope.tuning.bootstrap; empty for
-    LRU there. They follow from `resampled`; `meeting_share` (0-1) of its resamples meet the target.
-    `ttft_s` are the latencies in order of arrival, in the target's view.
-    """
-
-    gains: Mapping[str, Gain]
-    resampled: Resampled
-    meeting_share: float
-    ttft_s: NDArray[np.float64]
-    categories: tuple[PartOutcome, ...]
+    limits: Limits = field(default_factory=Limits)
+    ends: tuple[End, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,197 +84,230 @@ class RequiredCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillScenario:
-    """The answer if prefill took `times` as long: what to run, and what it would give.
+class EndVerdict:
+    """The verdict at one end, the choice being the same; both trials are of the held-out window."""
 
-    Latencies are at the target's percentile, of LRU at the user's capacity and of what to run.
-    """
-
-    times: float
+    end: End
     verdict: Verdict
-    policy: str
-    params: Mapping[str, float]
-    capacity_blocks: int
-    baseline_s: float
-    expected_s: float
+    baseline: Trial
+    choice: Trial | None
 
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """The recommendation and all that it rests on.
+    """The verdict and all that it rests on.
 
-    `chosen` is the policy that ranked first on the training window, measured at the user's
-    capacity; `recommended` is what to run, which may be LRU, or have another capacity. `contenders`
-    are the best of each policy, in the order of the training window; `explored` are all trials on
-    that window, `infinite_training` is that of an infinite cache.
+    `lru` and `choice` are judged on the validation and the held-out window; `choice` is None where
+    no contender may be recommended. `recommended` is what to run: the choice, LRU, or either at a
+    larger capacity, on the held-out window. `contenders` are the best of each policy, the preferred
+    one first, and `infinite` an infinite cache, both on the validation window, as the `oracles`
+    are, which know the future. `explored` are all trials on the training window.
     """
 
     target: Target
     setting: RunSetting
     split: Split
     capacity_blocks: int
+    replicas: int
     estimates: Estimates
     verdict: Verdict
-    recommended: HeldOutTrial
-    baseline: HeldOutTrial
-    chosen: HeldOutTrial
-    contenders: tuple[HeldOutTrial, ...]
-    infinite: HeldOutTrial
-    infinite_training: Trial
+    recommended: WindowTrial
+    lru: Judged
+    choice: Judged | None
+    contenders: tuple[WindowTrial, ...]
+    infinite: WindowTrial
+    load: Load
     least_lru: RequiredCapacity | None
     least_any: RequiredCapacity | None
     explored: tuple[Trial, ...]
     capacity_origin: str = ""
-    oracles: tuple[HeldOutTrial, ...] = ()
-    scenarios: tuple[PrefillScenario, ...] = ()
+    oracles: tuple[WindowTrial, ...] = ()
+    ends: tuple[EndVerdict, ...] = ()
+    canary: Canary | None = None
 
+    @property
+    def baseline(self) -> WindowTrial:
+        """LRU at the present capacity, on the held-out window."""
+        return self.lru.held_out
 
-def decide(
-    target: Target,
-    lru: HeldOutTrial,
-    best: HeldOutTrial,
-    larger: Callable[[], HeldOutTrial | None],
-    *,
-    reachable: bool,
-) -> tuple[Verdict, HeldOutTrial]:
-    """Return the verdict and what to run: `lru`, the `best` contender, or one with more capacity.
-
-    `reachable`: an infinite cache meets the SLO. `larger` is called for `add-capacity` alone; it
-    returns None where no larger capacity is known to help.
-    """
-    if lru.meets(target):
-        return "keep-lru", lru
-    better = target.objective in best.gains and best.gains[target.objective].significant
-    choice = best if better else lru
-    if not reachable:
-        return "unreachable", choice
-    if better and best.meets(target):
-        return "switch", best
-    return "add-capacity", larger() or choice
+    @property
+    def certain(self) -> bool:
+        """Whether the verdict is the same at all ends."""
+        return all(end.verdict == self.verdict for end in self.ends)
 
 
 class Tuner:
-    """The workloads of both windows, and the search for a recommendation."""
+    """The three windows of a trace, and the search for a recommendation."""
 
     def __init__(
         self,
-        training: Workload,
-        whole: Workload,
+        workloads: tuple[Workload, Workload, Workload],
         options: TuningOptions,
         progress: Progress,
         stop: Event,
     ) -> None:
-        target = options.target
-        self.options, self.target, self.progress, self.stop = options, target, progress, stop
-        self.training = Evaluator(training, target, stop=stop)
-        self.held_out = Evaluator(whole, target, stop=stop)
-        first = first_counted(whole.prompts, whole.setting.definition)
-        self.bootstrap = Bootstrap(whole.prompts.conversation[first:], target)
+        self.options, self.target, self.progress = options, options.target, progress
+        self.training, validation, held_out = (
+            Evaluator(workload, options.target, replicas=options.replicas, stop=stop)
+            for workload in workloads
+        )
+        self.validation = Window(validation, options.limits)
+        self.held_out = Window(held_out, options.limits)
+        training = self.training.workload
         self.estimates = estimate_parameters(
-            training.request_traffic, training.profile, target.slo_s, share=1.0
+            training.request_traffic, training.profile, options.target.slo_s, share=1.0
         )
 
     def close(self) -> None:
         """Drop the replays that have not begun."""
-        self.training.close()
-        self.held_out.close()
+        for evaluator in (self.training, self.validation.evaluator, self.held_out.evaluator):
+            evaluator.close()
 
-    def run(self, capacity: int, variants: Sequence[Variant], split: Split) -> TuningResult:
+    def run(self, capacity: int, split: Split) -> TuningResult:
         """Return what to run at `capacity` blocks or more, and what that rests on."""
+        target, options = self.target, self.options
+        with self.progress("replaying LRU") as advance:
+            lru = self._judged(Lru(), capacity)
+            load = (
+                load_of(self.validation.evaluator, capacity, options.replicas, advance)
+                if target.view == "queued"
+                else Load(0.0, overloaded=False)
+            )
+            lossless = _lossless(self.validation.evaluator)
+            infinite = self.validation.measure(Lru(), lossless, lru.validation)
+        # Where even an infinite cache does not keep up, no policy does.
+        variants = options.variants if infinite.keeps_up else ()
         names = ", ".join(variant.policy.name for variant in variants)
         with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
             hints = xi_hints(self.training, capacity)
-            contenders = search(self.training, variants, self.estimates, hints, capacity, advance)
-            contenders = rank_contenders(self.training, contenders, advance)
-        with self.progress("searching the least capacity") as advance:
-            low, high = self.options.lowest_blocks, self._highest(self.training)
-            lru = least_for_lru(self.training, low, high, advance)
-            best = self._least_for_any(contenders, lru, capacity, advance)
-        with self.progress("replaying the held-out window") as advance:
-            baseline = self.measure(Lru(), capacity)
-            *measured, infinite = self.measure_all(
-                [
-                    *((contender.best.policy, capacity) for contender in contenders),
-                    (Lru(), _lossless(self.held_out)),
-                ],
-                baseline,
-                advance,
-            )
-            infinite_training = self.training.trial(Lru(), _lossless(self.training))
-            least_lru, least_any = self._required(lru), self._required(best)
-        chosen = measured[0] if measured else baseline
-        verdict, recommended = decide(
-            self.target,
-            baseline,
-            chosen,
-            lambda: self._larger(baseline, least_any, least_lru),
-            reachable=infinite.meets(self.target) and infinite_training.meets(self.target),
-        )
+            searched = search(self.training, variants, self.estimates, hints, capacity, advance)
+        with self.progress("replaying the validation window") as advance:
+            contenders = self._compared(searched, lru.validation, capacity, advance)
+        choice = None
+        if contenders and contenders[0].recommendable(target):
+            choice = self._judged(contenders[0].policy, capacity, lru)
+        verdict = decide(target, lru, choice, infinite)
+        least_lru = least_any = None
+        if verdict != "overloaded":
+            with self.progress("searching the least capacity") as advance:
+                low, high = options.lowest_blocks, self._highest(self.training)
+                training_lru = least_for_lru(self.training, low, high, advance)
+                training_any = self._least_for_any(searched, training_lru, capacity, advance)
+                least_lru, least_any = self._required(training_lru), self._required(training_any)
+        recommended = lru.held_out
+        if verdict == "switch" and choice is not None:
+            recommended = choice.held_out
+        elif verdict == "add-capacity":
+            recommended = self._larger(lru, least_any, least_lru) or recommended
         return TuningResult(
-            target=self.target,
-            setting=self.held_out.workload.setting,
+            target=target,
+            setting=self.held_out.evaluator.workload.setting,
             split=split,
             capacity_blocks=capacity,
+            replicas=options.replicas,
             estimates=self.estimates,
             verdict=verdict,
             recommended=recommended,
-            baseline=baseline,
-            chosen=chosen,
-            contenders=tuple(measured),
+            lru=lru,
+            choice=choice,
+            contenders=tuple(contenders),
             infinite=infinite,
-            infinite_training=infinite_training,
+            load=load,
             least_lru=least_lru,
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
+            canary=self._canary(lru, choice) if verdict == "switch" and choice else None,
         )
 
-    def measure(
-        self, policy: Policy, capacity: int, baseline: HeldOutTrial | None = None
-    ) -> HeldOutTrial:
-        """Replay the whole trace and return its held-out requests; gains are over `baseline`."""
-        self.held_out.workload.prepare([policy])
-        served = self.held_out.served(policy, capacity)
-        trial = trial_of(policy, capacity, served, self.target)
-        times = ttft_s(served, self.target)
-        resampled = self.bootstrap.figures(times)
-        return HeldOutTrial(
-            **{field.name: getattr(trial, field.name) for field in fields(Trial)},
-            gains=self.bootstrap.gains(baseline.resampled, resampled) if baseline else {},
-            resampled=resampled,
-            meeting_share=self.bootstrap.meeting_share(resampled),
-            ttft_s=times,
-            categories=by_category(served, self.target.slo_s),
+    def oracles(self, capacity: int, lru: Judged) -> list[WindowTrial]:
+        """Return the oracles on the validation window; none where an engine cannot run them."""
+        if self.training.workload.setting.capacity_model == "engine":
+            return []
+        points = [(bind(Variant(policy), self.estimates), capacity) for policy in ORACLES]
+        with self.progress("replaying the oracles") as advance:
+            return self.validation.measure_all(points, lru.validation, advance)
+
+    def at(self, end: End, result: TuningResult) -> EndVerdict:
+        """Return the verdict at one end, for the policy that was chosen."""
+        capacity = end.capacity_blocks or result.capacity_blocks
+        validation, held_out = (
+            Window(
+                window.evaluator.over(
+                    replicas=self.options.replicas,
+                    workload=window.evaluator.workload.with_prefill(end.prefill_times),
+                ),
+                self.options.limits,
+            )
+            for window in (self.validation, self.held_out)
+        )
+        with self.progress(f"judging with {end.name}"):
+            lru = _judged(validation, held_out, Lru(), capacity)
+            choice = None
+            if result.choice is not None:
+                policy = result.choice.validation.policy
+                choice = _judged(validation, held_out, policy, capacity, lru)
+                if not choice.validation.recommendable(self.target):
+                    choice = None
+            infinite = validation.measure(Lru(), _lossless(validation.evaluator), lru.validation)
+        return EndVerdict(
+            end,
+            decide(self.target, lru, choice, infinite),
+            lru.held_out,
+            choice.held_out if choice else None,
         )
 
-    def measure_all(
-        self, points: Sequence[PolicyAt], baseline: HeldOutTrial, advance: Advance
-    ) -> list[HeldOutTrial]:
-        """Return `measure` of each policy and capacity, computed on all cores."""
-        self.held_out.workload.prepare([policy for policy, _ in points])
-        return self.held_out.each(lambda point: self.measure(*point, baseline), points, advance)
+    def _judged(self, policy: Policy, capacity: int, lru: Judged | None = None) -> Judged:
+        return _judged(self.validation, self.held_out, policy, capacity, lru)
+
+    def _compared(
+        self,
+        searched: Sequence[Contender],
+        baseline: WindowTrial,
+        capacity: int,
+        advance: Advance,
+    ) -> list[WindowTrial]:
+        """Return the preferred setting of each policy on the validation window, the best first.
+
+        The settings compared were the best in training by the target's measure, and the cheapest of
+        those that meet the SLO there.
+        """
+        leading = [self._leading(contender) for contender in searched]
+        points = [(trial.policy, capacity) for trials in leading for trial in trials]
+        measured = iter(self.validation.measure_all(points, baseline, advance))
+        best = [
+            min((next(measured) for _ in trials), key=lambda trial: trial.preference(self.target))
+            for trials in leading
+        ]
+        return sorted(best, key=lambda trial: trial.preference(self.target))
+
+    def _leading(self, contender: Contender) -> list[Trial]:
+        meeting = [trial for trial in contender.trials[_COMPARED:] if trial.meets(self.target)]
+        meeting.sort(key=lambda trial: -trial.served_per_s)
+        return [*contender.trials[:_COMPARED], *meeting[:_COMPARED]]
 
     def _larger(
         self,
-        baseline: HeldOutTrial,
+        lru: Judged,
         least_any: RequiredCapacity | None,
         least_lru: RequiredCapacity | None,
-    ) -> HeldOutTrial | None:
+    ) -> WindowTrial | None:
         """Return what meets the SLO in both windows at the least capacity beyond the present one.
 
-        Another policy counts only if it is significantly better than LRU at that capacity. That the
-        held-out window is looked at here favours no policy: it is what traffic turned out to need.
+        Another policy counts only if it may be recommended over LRU at that capacity. That the
+        held-out window is looked at for the capacity favours no policy.
         """
         for least in (least_any, least_lru):
             if least is None:
                 continue
+            policy = least.training.policy
             needed = least.would_need_blocks or least.training.capacity_blocks
-            if needed <= baseline.capacity_blocks:
+            if needed <= lru.held_out.capacity_blocks:
                 continue
-            measured = self.measure(least.training.policy, needed, baseline)
-            if least is least_lru or self.bootstrap.significantly_better(
-                self.measure(Lru(), needed).resampled, measured.resampled
-            ):
-                return measured
+            if least is not least_lru:
+                there = self.validation.measure(Lru(), needed)
+                if not self.validation.measure(policy, needed, there).recommendable(self.target):
+                    continue
+            return self.held_out.measure(policy, needed, lru.held_out)
         return None
 
     def _least_for_any(
@@ -302,7 +317,7 @@ class Tuner:
         capacity: int,
         advance: Advance,
     ) -> Trial | None:
-        """Search with the settings that did best at the user's capacity, up to what LRU needs."""
+        """Search with the settings that did best at the present capacity, up to what LRU needs."""
         settings = [
             trial.policy
             for contender in contenders[:_KEPT_POLICIES]
@@ -319,10 +334,11 @@ class Tuner:
         if training is None:
             return None
         policy, blocks = training.policy, training.capacity_blocks
-        held_out = self.held_out.trial(policy, blocks)
+        evaluator = self.held_out.evaluator
+        held_out = evaluator.trial(policy, blocks)
         if held_out.meets(self.target):
             return RequiredCapacity(training, held_out, None)
-        more = least_for_any(self.held_out, [policy], blocks, self._highest(self.held_out))
+        more = least_for_any(evaluator, [policy], blocks, self._highest(evaluator))
         return RequiredCapacity(training, held_out, more.capacity_blocks if more else None)
 
     def _highest(self, evaluator: Evaluator) -> int:
@@ -330,11 +346,37 @@ class Tuner:
         limit = self.options.highest_blocks
         return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
 
+    def _canary(self, lru: Judged, choice: Judged) -> Canary:
+        figure, workload = self.target.objective, self.held_out.evaluator.workload
+        arrival_s = workload.prompts.arrival_s[-len(choice.held_out.ttft_s) :]
+        return canary(
+            figure,
+            self.held_out.bootstrap.names.index(figure),
+            lru.held_out.resampled,
+            choice.held_out.resampled,
+            requests=len(arrival_s),
+            span_s=float(arrival_s[-1] - arrival_s[0]) / workload.setting.rate_scale,
+            replicas=self.options.replicas,
+        )
+
+
+def _judged(
+    validation: Window, held_out: Window, policy: Policy, capacity: int, lru: Judged | None = None
+) -> Judged:
+    """Return a policy on both windows, compared with LRU there where that is given."""
+    return Judged(
+        validation.measure(policy, capacity, lru and lru.validation),
+        held_out.measure(policy, capacity, lru and lru.held_out),
+    )
+
 
 def _lossless(evaluator: Evaluator) -> int:
-    """Return the least capacity at which LRU evicts nothing that is reused."""
-    curve = evaluator.workload.curve
-    return max(curve.capacity_for(curve.ideal), 1)
+    """Return a capacity at which nothing that is reused is evicted: for a cache, the least one."""
+    workload = evaluator.workload
+    if workload.setting.capacity_model == "engine":
+        known = engine_traffic(workload.prompts)
+        return len(known.block_parent) + len(known.leaf)  # a partial block a request at most
+    return max(workload.curve.capacity_for(workload.curve.ideal), 1)
 
 
 def tune(
@@ -353,54 +395,26 @@ def tune(
     short to be split, or lacks the times that queues need; UsageError for shares that cannot split
     it.
     """
-    split = split_windows(prompts, options.warmup, options.held_out, options.target.percentile)
+    target = options.target
+    split = split_windows(
+        prompts, options.warmup, options.validation, options.held_out, target.percentile
+    )
     with progress("preparing"):
-        early, whole = window_workloads(
-            prompts, split, replace(setting, slo_s=options.target.slo_s), windows, lineage
+        workloads = window_workloads(
+            prompts, split, replace(setting, slo_s=target.slo_s), windows, lineage
         )
-        capacity, origin = options.capacity_blocks, "as asked"
+        capacity, origin = options.capacity_blocks, "as stated"
         if capacity is None:
-            capacity = max(early.curve.capacity_for(_HALF * early.curve.ideal), 1)
-            origin = "where LRU gets half of the hits that there are, since none was named"
-    tuner = Tuner(early, whole, options, progress, stop or Event())
+            curve, early = workloads[0].curve, workloads[0].prompts
+            longest = int(early.carried_blocks.max(initial=1))
+            capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
+            origin = "where LRU gets half of the possible hits, at least the longest prompt"
+    tuner = Tuner(workloads, options, progress, stop or Event())
     with closing(tuner):
-        result = tuner.run(capacity, options.variants, split)
-        with progress("replaying the oracles") as advance:
-            points = [(bind(Variant(policy), tuner.estimates), capacity) for policy in ORACLES]
-            oracles = tuner.measure_all(points, result.baseline, advance)
+        result = tuner.run(capacity, split)
         return replace(
             result,
             capacity_origin=origin,
-            oracles=tuple(oracles),
-            scenarios=tuple(_scenario(tuner, result, times) for times in options.scales),
+            oracles=tuple(tuner.oracles(capacity, result.lru)),
+            ends=tuple(tuner.at(end, result) for end in options.ends),
         )
-
-
-def _scenario(tuner: Tuner, result: TuningResult, times: float) -> PrefillScenario:
-    """Return the answer if prefill took `times` as long, the chosen policy being searched again."""
-    training, whole = (
-        evaluator.workload.with_prefill(times) for evaluator in (tuner.training, tuner.held_out)
-    )
-    policy = result.chosen.policy
-    variants = (variant for variant in tuner.options.variants if _covers(variant, policy))
-    variant = next(variants, Variant(TLru))
-    scaled = Tuner(training, whole, tuner.options, tuner.progress, tuner.stop)
-    with closing(scaled):
-        other = scaled.run(result.capacity_blocks, (variant,), result.split)
-    best = other.recommended
-    return PrefillScenario(
-        times=times,
-        verdict=other.verdict,
-        baseline_s=other.baseline.target_s,
-        policy=best.policy.name,
-        params=best.policy.values,
-        capacity_blocks=best.capacity_blocks,
-        expected_s=best.target_s,
-    )
-
-
-def _covers(variant: Variant, policy: Policy) -> bool:
-    """Return whether a search of the variant may have found the policy."""
-    return variant.policy is type(policy) and (
-        variant.given.items() <= policy.values.items() and variant.leaves in {None, policy.evicts}
-    )

@@ -25,9 +25,10 @@ class EngineReplay:
     """What an engine did with R requests; every array has R entries.
 
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits. `queue_s` is
-    the time from its arrival until then, `ttft_s` until its first token. `oversized` requests need
-    more than all blocks: they were rejected, have no hits, and nan for times. `steps` counts
-    those that computed something.
+    the time from its arrival until then, `ttft_s` until its first token, `tpot_s` the time per
+    output token after the first one, nan without a second one. `oversized` requests need more than
+    all blocks: they were rejected, have no hits, and nan for times. `steps` counts those that
+    computed something.
     """
 
     policy: str
@@ -36,6 +37,7 @@ class EngineReplay:
     hit_blocks: NDArray[np.int32]
     queue_s: NDArray[np.float64]
     ttft_s: NDArray[np.float64]
+    tpot_s: NDArray[np.float64]
     finish_s: NDArray[np.float64]
     preemptions: NDArray[np.int32]
     oversized: NDArray[np.bool_]
@@ -74,6 +76,11 @@ def replay_engine(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
         queue_s=requests.admitted_s - requests.arrival_s,
         ttft_s=requests.first_token_s - requests.arrival_s,
+        tpot_s=np.where(
+            requests.outputs > 1,
+            (requests.finished_s - requests.first_token_s) / np.maximum(requests.outputs - 1, 1),
+            np.nan,
+        ),
         finish_s=requests.finished_s.copy(),
         preemptions=requests.preemptions.astype(np.int32),
         oversized=requests.oversized > 0,

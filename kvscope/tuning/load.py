@@ -1,0 +1,112 @@
+"""Load: whether replicas keep up with the arrivals, how many would, and what share fits.
+
+A queue that grows over the whole window has no percentile worth quoting: a longer window has a
+worse one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvscope.policies.lru import Lru
+from kvscope.replay.metrics import ServedRequests
+from kvscope.tuning.replicas import thinned
+from kvscope.tuning.trial import Advance, Evaluator, Trial
+
+GROWTH = 0.05
+"""Seconds of TTFT gained per second of the window from which on replicas do not keep up."""
+MOST_REPLICAS = 64  # times those of the deployment
+_PART = 5  # the first and the last fifth of a window are compared
+_SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
+
+
+def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
+    """Return the seconds by which the queued TTFT grows per second of the counted window.
+
+    Mean of the last fifth of the requests less that of the first fifth, over the time between their
+    mean arrivals; 0 without times or with too few requests that got a token. An engine that serves
+    a share 1/(1 + g) of the work that arrives has a growth of g.
+    """
+    if served.queued_ttft_s is None:
+        return 0.0
+    counted = slice(served.first, None)
+    times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s[counted] / rate_scale
+    answered = np.isfinite(times)
+    times, arrival_s = times[answered], arrival_s[answered]
+    part = len(times) // _PART
+    if not part:
+        return 0.0
+    between_s = float(arrival_s[-part:].mean() - arrival_s[:part].mean())
+    return float(times[-part:].mean() - times[:part].mean()) / between_s if between_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How the replicas of a deployment bear the arrivals of one window, under LRU.
+
+    `growth` is that of `ttft_growth`. The rest is set where they are `overloaded`: the least number
+    of replicas that keep up, None where MOST_REPLICAS times as many do not; the largest share of
+    the conversations that the present ones carry, and LRU's trial on that share.
+    """
+
+    growth: float
+    overloaded: bool
+    replicas_at_least: int | None = None
+    carried_share: float | None = None
+    carried: Trial | None = None
+
+
+def keeps_up(served: ServedRequests, slo_s: float, rate_scale: float = 1.0) -> bool:
+    """Return whether a queue does not grow: the TTFT by GROWTH, and at the end beyond the SLO."""
+    if ttft_growth(served, rate_scale) <= GROWTH or served.queued_ttft_s is None:
+        return True
+    times = served.queued_ttft_s[served.first :]
+    times = times[np.isfinite(times)]
+    return bool(times[-(len(times) // _PART) :].mean() <= slo_s)
+
+
+def least_replicas(good: Callable[[int], bool], present: int) -> int | None:
+    """Return the least number of replicas above `present` that is `good`, by doubling and halving.
+
+    None where MOST_REPLICAS times as many as at present are not.
+    """
+    failing, enough = present, 2 * present
+    while not good(enough):
+        if enough >= present * MOST_REPLICAS:
+            return None
+        failing, enough = enough, 2 * enough
+    while enough - failing > 1:
+        middle = (failing + enough) // 2
+        failing, enough = (failing, middle) if good(middle) else (middle, enough)
+    return enough
+
+
+def load_of(
+    evaluator: Evaluator, capacity_blocks: int, replicas: int, advance: Advance | None = None
+) -> Load:
+    """Return how `replicas` with this capacity bear the evaluator's window under LRU."""
+    workload, target = evaluator.workload, evaluator.target
+    scale = workload.setting.rate_scale
+
+    def keeps(other: Evaluator) -> bool:
+        if advance is not None:
+            advance(1)
+        return keeps_up(other.served(Lru(), capacity_blocks), target.slo_s, scale)
+
+    growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
+    if keeps(evaluator):
+        return Load(growth, overloaded=False)
+    needed = least_replicas(lambda count: keeps(evaluator.over(replicas=count)), replicas)
+    carried, failing = 0.0, 1.0
+    for _ in range(_SHARE_STEPS):
+        middle = (carried + failing) / 2
+        part = evaluator.over(workload=thinned(workload, middle), replicas=replicas)
+        carried, failing = (middle, failing) if keeps(part) else (carried, middle)
+    if not carried:
+        return Load(growth, overloaded=True, replicas_at_least=needed)
+    part = evaluator.over(workload=thinned(workload, carried), replicas=replicas)
+    trial = part.trial(Lru(), capacity_blocks)
+    return Load(growth, True, needed, carried, trial)

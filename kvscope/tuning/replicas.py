@@ -1,0 +1,112 @@
+"""One trace over several replicas, each with a cache of its own, by whole conversations.
+
+Stands for a router with session affinity. The replica of a conversation is drawn by a hash of the
+number of its first request, so it stays the same when the trace grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.trace import Prompts
+from kvscope.replay.capacity_models import serve_replay
+from kvscope.replay.curve import first_counted
+from kvscope.replay.derived_traces import select
+from kvscope.replay.metrics import ServedRequests
+from kvscope.replay.workload import ReplayRequest, Workload
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
+    """Return a number from 0 to 1 for each request, the same for all of a conversation.
+
+    Source: splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
+    OOPSLA 2014).
+    """
+    with np.errstate(over="ignore"):
+        x = (prompts.conversation.astype(np.uint64) + np.uint64(seed + 1)) * _STEP
+        x = (x ^ (x >> np.uint64(30))) * _FIRST
+        x = (x ^ (x >> np.uint64(27))) * _SECOND
+        x ^= x >> np.uint64(31)
+    return np.asarray((x >> np.uint64(11)) * 2.0**-53)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The numbers of the requests that one replica serves, and the workload that they make."""
+
+    requests: NDArray[np.int64]
+    workload: Workload
+
+
+def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
+    """Return the replicas of a workload that serve any requests at all."""
+    prompts = workload.prompts
+    if replicas == 1:
+        return (Replica(np.arange(len(prompts.leaf)), workload),)
+    number = (conversation_draws(prompts) * replicas).astype(np.int64)
+    chosen = (np.flatnonzero(number == replica) for replica in range(replicas))
+    return tuple(
+        Replica(requests, _part(workload, requests)) for requests in chosen if len(requests)
+    )
+
+
+def thinned(workload: Workload, share: float) -> Workload:
+    """Return the workload of a share (0-1) of the conversations.
+
+    A smaller share is part of a larger one. At least one conversation stays.
+    """
+    draws = conversation_draws(workload.prompts, seed=1)
+    return _part(workload, np.flatnonzero(draws <= max(share, float(draws.min()))))
+
+
+def serve_replicas(replicas: Sequence[Replica], request: ReplayRequest) -> list[ServedRequests]:
+    """Return how each replica serves its requests, each replaying `request` by itself."""
+    return [serve_replay(replica.workload, request).served for replica in replicas]
+
+
+def together(
+    workload: Workload, replicas: Sequence[Replica], parts: Sequence[ServedRequests]
+) -> ServedRequests:
+    """Return how all requests of the workload are served, in their order."""
+    if len(parts) == 1 and parts[0].prompts is workload.prompts:
+        return parts[0]
+
+    def column(name: str) -> Any:
+        columns = [getattr(part, name) for part in parts]
+        if any(values is None for values in columns):
+            return None
+        whole = np.empty(len(workload.prompts.leaf), dtype=columns[0].dtype)
+        for replica, values in zip(replicas, columns, strict=True):
+            whole[replica.requests] = values
+        return whole
+
+    given = {"prompts", "first"}
+    return ServedRequests(
+        prompts=workload.prompts,
+        first=_first(workload),
+        **{each.name: column(each.name) for each in fields(ServedRequests) if each.name not in given},
+    )
+
+
+def _first(workload: Workload) -> int:
+    return first_counted(workload.prompts, workload.setting.definition)
+
+
+def _part(workload: Workload, requests: NDArray[np.int64]) -> Workload:
+    """Return a workload of some of the requests; those counted are counted there."""
+    setting, first = workload.setting, int(np.searchsorted(requests, _first(workload)))
+    share = min((first + 0.5) / len(requests), 1.0)  # half a request more gives `first` back
+    setting = replace(
+        setting,
+        definition=replace(setting.definition, warmup=share),
+        isolate=None,  # the workload's prompts are isolated already
+    )
+    return Workload(select(workload.prompts, requests), setting, workload.windows)
