@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from kvscope import __version__
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Lineage, Trace
+from kvscope.deployment.models import Model
 
 SCHEMA: Literal[1] = 1
 
@@ -76,7 +76,7 @@ def trace_facts(trace: Trace) -> TraceFacts:
     return TraceFacts(**named(trace, TraceFacts))
 
 
-def model_facts(model: ModelKv | None) -> ModelFacts | None:
+def model_facts(model: Model | None) -> ModelFacts | None:
     """Return what documents say of a model."""
     return ModelFacts(**named(model, ModelFacts)) if model else None
 

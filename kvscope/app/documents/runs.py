@@ -17,9 +17,9 @@ from kvscope.app.documents.base import (
 )
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
 
 
@@ -134,7 +134,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
     )
 
 
-def runs_document(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> RunsDocument:
+def runs_document(trace: Trace, runs: Sequence[Run], model: Model | None) -> RunsDocument:
     """Return the document of `kvscope runs`."""
     return RunsDocument(
         trace=trace_facts(trace),
@@ -168,7 +168,7 @@ def setting_facts(setting: RunSetting) -> dict[str, Any]:
     }
 
 
-def run_figures(run: Run, trace: Trace, model: ModelKv | None) -> dict[str, Any]:
+def run_figures(run: Run, trace: Trace, model: Model | None) -> dict[str, Any]:
     """Return the fields of `RunFigures`."""
     tokens = run.capacity_blocks * trace.block_size
     return {
