@@ -14,8 +14,8 @@ from typing import Any, Literal, Self, dataclass_transform
 import msgspec
 
 from kvscope import __version__
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Lineage, Trace
+from kvscope.deployment.models import Model
 
 SCHEMA: Literal[1] = 1
 
@@ -103,7 +103,7 @@ def trace_facts(trace: Trace) -> TraceFacts:
     return TraceFacts.build(trace)
 
 
-def model_facts(model: ModelKv | None) -> ModelFacts | None:
+def model_facts(model: Model | None) -> ModelFacts | None:
     """Return what documents say of a model."""
     return ModelFacts.build(model) if model else None
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from kvscope.app.documents.base import Document, Facts, trace_facts
-from kvscope.core.kv_size import HeadKv, LatentKv, preset, preset_names
 from kvscope.core.trace import Lineage, Trace
+from kvscope.deployment.models import HeadKv, LatentKv, preset, preset_names
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from kvscope.app.documents.base import (
 )
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
 
 
@@ -124,7 +124,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
     )
 
 
-def runs_document(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> RunsDocument:
+def runs_document(trace: Trace, runs: Sequence[Run], model: Model | None) -> RunsDocument:
     """Return the document of `kvscope runs`."""
     return RunsDocument(
         trace=trace_facts(trace),
@@ -144,7 +144,7 @@ def setting_facts(setting: RunSetting) -> SettingFacts:
     )
 
 
-def run_figures(run: Run, trace: Trace, model: ModelKv | None) -> RunFigures:
+def run_figures(run: Run, trace: Trace, model: Model | None) -> RunFigures:
     """Return one replay in every unit that is known."""
 
     def size(blocks: int) -> int | None:
