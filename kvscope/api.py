@@ -117,9 +117,9 @@ class OpenTrace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
-        from kvscope.app.documents.base import trace_facts, values
+        from kvscope.app.documents.base import trace_facts
 
-        return values(trace_facts(self.facts))
+        return vars(trace_facts(self.facts))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -13,9 +13,9 @@ import numpy as np
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model
 from kvscope.replay.curve import HitCurve
 from kvscope.report import html, style, ttft
 from kvscope.report.runs import (
@@ -81,7 +81,7 @@ def sections(simulation: Simulation) -> list[Section]:
     ]
 
 
-def stored(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> list[Section]:
+def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Section]:
     """Return the runs of a store: a section for each setting, a row a run."""
     by_setting: dict[RunSetting, list[Run]] = {}
     for run in ordered(runs):

@@ -12,8 +12,8 @@ import pytest
 from kvscope.app.analyze import Analysis, Caching, analyze
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.report.section import Section

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from kvscope.app.tune import Recommendation
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import resolve_model
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.report import explanation, recommendation

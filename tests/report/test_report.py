@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.core.kv_size import resolve_model
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.store.db import MEMORY, open_store

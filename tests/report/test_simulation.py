@@ -10,8 +10,8 @@ import pytest
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.characterize.windows import round_windows
 from kvscope.core.hits import standard
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.runs import Run, TierOutcome
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency.file import load_profile
 from kvscope.policies.registry import POLICIES, by_name
