@@ -45,7 +45,7 @@ def _end_quickly(code: int) -> None:
     """
     others = set(threading.enumerate()) - {threading.current_thread()}
     if all(thread.daemon for thread in others):
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # noqa: SLF001  (what Python itself calls at its end)
         os._exit(code)
 
 
