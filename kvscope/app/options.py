@@ -17,7 +17,7 @@ from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.deployment.models import KvDtype as Precision
-from kvscope.replay.policy_options import CONTENDERS, REPLAYED
+from kvscope.replay.policy_options import REPLAYED, contenders
 
 DEFAULT_EXPORT = "gittins"
 DEFAULT_POINTS = 5
@@ -375,9 +375,12 @@ class TuneOptions:
         ),
     ] = None
     view: Annotated[
-        Literal["unloaded", "queued"],
-        Option("TTFT on an idle engine, or behind earlier requests (one prefill at a time)."),
-    ] = "unloaded"
+        Literal["unloaded", "queued"] | None,
+        Option(
+            "TTFT on an idle engine, or behind earlier requests. A deployment's is queued.",
+            default="unloaded without a deployment",
+        ),
+    ] = None
     capacity: Annotated[
         int | None,
         Option(
@@ -403,7 +406,7 @@ class TuneOptions:
     latency: Latency = None
     policies: Annotated[
         str | None,
-        Option("Policies that may replace LRU.", "NAME,...", str.lower, CONTENDERS),
+        Option("Policies that may replace LRU.", "NAME,...", str.lower, contenders()),
     ] = None
     param: Params = None
     rate_scale: RateScale = 1.0
@@ -418,13 +421,49 @@ class TuneOptions:
             "20%",
         ),
     ] = None
+    validation: Annotated[
+        float | None,
+        Option(
+            "Share of the requests, before the held-out ones, that the choice is made on.",
+            "SHARE",
+            units.parse_share,
+            "25%",
+        ),
+    ] = None
     judge: Annotated[
         float | None,
         Option(
-            "Share of the requests, at the end, that are held out to judge the choice.",
+            "Share of the requests, at the end, that are held out: they accept the choice or"
+            " reject it.",
             "SHARE",
             units.parse_share,
-            "40%",
+            "25%",
+        ),
+    ] = None
+    max_p50_regression: Annotated[
+        float,
+        Option(
+            "Largest growth of the median TTFT against LRU that a policy may cause.",
+            "SHARE",
+            units.parse_share,
+            "25%",
+        ),
+    ] = 0.25
+    min_throughput: Annotated[
+        float,
+        Option(
+            "Least prefill throughput that a policy may have, as a share of LRU's.",
+            "SHARE",
+            units.parse_share,
+            "95%",
+        ),
+    ] = 0.95
+    tpot_slo: Annotated[
+        float | None,
+        Option(
+            "Time per output token to meet as well, for example 50ms; needs a deployment.",
+            "TIME",
+            values.duration,
         ),
     ] = None
 

@@ -20,16 +20,23 @@ from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
 from kvscope.replay.policy_options import (
     ALL,
-    CONTENDERS,
+    VLLM,
     Variant,
+    contenders,
     parse_policies,
     parse_variants,
     refitted,
 )
-from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
-from kvscope.tuning.target import Target
+from kvscope.replay.settings import (
+    engine_setting,
+    policies_for,
+    run_setting,
+    with_capacity_model,
+)
+from kvscope.tuning.target import Limits, Target
 
 if TYPE_CHECKING:
+    from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.tuning.file import RecommendationFile
 
 BASELINE = "lru"
@@ -88,11 +95,11 @@ class SimulateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """What to tune, for which target.
+    """What to tune, for which target; without a deployment it is a study of a cache alone.
 
-    `warmup` and `judge` are shares of the requests, None for the defaults; `range_bytes` bounds the
-    search for the least capacity. `given` names the options that the user chose: the others are
-    listed as assumptions.
+    `warmup`, `validation` and `judge` are shares of the requests, None for the defaults;
+    `range_bytes` bounds the search for the least capacity. `given` names the options that the user
+    chose: the others are listed as assumptions.
     """
 
     target: Target
@@ -104,7 +111,10 @@ class TuneRequest:
     model: Model | None = None
     hbm_bytes: int | None = None
     warmup: float | None = None
+    validation: float | None = None
     judge: float | None = None
+    limits: Limits = Limits()
+    deployment: ResolvedDeployment | None = None
     given: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -174,38 +184,53 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
         )
-    profile = latency_profile(options.latency)
+    where = resolve_deployment(options)
+    _check_view(options, where)
+    profile = where.latency if where else latency_profile(options.latency)
     setting = replace(
         run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=options.slo),
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
     )
-    kv = kv_model(
-        options.model or MODELS.get(profile.name),
-        options.kv_dtype,
-        sizes_named=options.capacity is not None,
+    if where and where.engine.name == VLLM:
+        setting = engine_setting(setting, where.max_num_seqs, where.max_num_batched_tokens)
+    kv = (
+        where.model
+        if where
+        else kv_model(
+            options.model or MODELS.get(profile.name),
+            options.kv_dtype,
+            sizes_named=options.capacity is not None,
+        )
     )
     if options.capacity_range is not None and kv is None:
         raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
+    shares = (options.warmup, options.validation, options.judge)
     stated: Mapping[str, object] = {
         "--latency": options.latency,
         "--model": options.model,
         "--capacity": options.capacity or options.capacity_blocks,
         "--percentile": options.percentile or options.max_violations,
-        "--warmup, --judge": None if options.warmup is None and options.judge is None else True,
+        "--warmup, --validation, --judge": next(
+            (share for share in shares if share is not None), None
+        ),
         "--policies": options.policies,
     }
+    target = Target(
+        options.slo,
+        options.percentile or DEFAULT_PERCENTILE,
+        view="queued" if where else options.view or "unloaded",
+        tpot_slo_s=options.tpot_slo,
+    )
     if options.max_violations is not None:
-        target = Target(
-            options.slo, round(1 - options.max_violations, 9), "violations", options.view
-        )
-    else:
-        target = Target(options.slo, options.percentile or DEFAULT_PERCENTILE, view=options.view)
+        percentile = round(1 - options.max_violations, 9)
+        target = replace(target, percentile=percentile, measure="violations")
+    engine = where.engine.name if where else VLLM
     return TuneRequest(
         target=target,
         setting=setting,
         profile=profile,
-        variants=tuple(_contenders(options.policies, options.param)),
+        variants=tuple(_contenders(options.policies, options.param, engine)),
         capacities=Capacities(
             (options.capacity_blocks,) if options.capacity_blocks else (),
             (options.capacity,) if options.capacity else (),
@@ -214,9 +239,59 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         model=kv,
         hbm_bytes=options.hbm,
         warmup=options.warmup,
+        validation=options.validation,
         judge=options.judge,
+        limits=Limits(
+            max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
+        ),
+        deployment=where,
         given=frozenset(name for name, value in stated.items() if value is not None),
     )
+
+
+def resolve_deployment(options: TuneOptions) -> ResolvedDeployment | None:
+    return None
+
+
+def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
+    """Raise UsageError for options that contradict a deployment, or need one."""
+    if where is None:
+        if options.tpot_slo is not None:
+            raise UsageError(
+                "output tokens are timed on an engine alone",
+                where="--tpot-slo",
+                remedy="name the deployment: --gpu and --model",
+            )
+        return
+    capacity = options.capacity or options.capacity_blocks or options.capacity_range
+    for wrong, what, option, remedy in (
+        (
+            capacity is not None,
+            "the deployment has a pool",
+            "--capacity",
+            "leave it out, or state the pool with --num-gpu-blocks",
+        ),
+        (
+            options.view == "unloaded",
+            "a deployment's TTFT is queued",
+            "--view unloaded",
+            "leave it out",
+        ),
+        (
+            options.outputs != "carried",
+            "an engine caches outputs",
+            "--outputs",
+            "leave it out",
+        ),
+        (
+            options.tpot_slo is not None and where.engine.name != VLLM,
+            "SGLang's output tokens are not simulated",
+            "--tpot-slo",
+            "leave it out",
+        ),
+    ):
+        if wrong:
+            raise UsageError(what, where=option, remedy=remedy)
 
 
 def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
@@ -306,9 +381,9 @@ def _with_lru(recommended: RecommendationFile) -> list[Variant]:
     return [best] if policy.name == BASELINE else [Variant(Lru), best]
 
 
-def _contenders(policies: str | None, params: Sequence[str] | None) -> list[Variant]:
+def _contenders(policies: str | None, params: Sequence[str] | None, engine: str) -> list[Variant]:
     """Return what may replace LRU. Raises UsageError for an oracle."""
-    named = parse_policies(policies or CONTENDERS)
+    named = parse_policies(policies or contenders(engine))
     for policy in named:
         if policy.hindsight and policies != ALL:
             raise UsageError(

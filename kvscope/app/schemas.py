@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from kvscope.app.documents import analyze, engines, fit, lists, runs, tune
-from kvscope.app.documents.base import SCHEMA, Document
+from kvscope.app.documents.base import Document
 
 DOCUMENTS: Mapping[str, type[Document]] = {
     "analyze": analyze.AnalyzeDocument,
@@ -46,9 +46,14 @@ def schema(command: str) -> dict[str, Any]:
             part["type"] = ["number", "null"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"kvscope {command} --json, schema {SCHEMA}",
+        "title": f"kvscope {command} --json, schema {version(command)}",
         **made,
     }
+
+
+def version(command: str) -> int:
+    """Return the version of a command's document."""
+    return int(DOCUMENTS[command].schema)
 
 
 def write_schemas(folder: Path) -> list[Path]:
@@ -56,7 +61,7 @@ def write_schemas(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = []
     for command in DOCUMENTS:
-        path = folder / f"{command}-{SCHEMA}.json"
+        path = folder / f"{command}-{version(command)}.json"
         path.write_text(json.dumps(schema(command), indent=2) + "\n", encoding="utf-8")
         paths.append(path)
     return paths

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor, Silent
 from kvscope.app.requests import TuneRequest
@@ -13,27 +15,33 @@ from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
-from kvscope.latency.profile import LatencyProfile
+from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
-from kvscope.replay.policy_options import CONTENDERS, FORESEEING, format_value
+from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.traffic import traffic
-from kvscope.tuning.file import write_recommendation
+from kvscope.tuning.file import DeploymentTable, write_recommendation
 from kvscope.tuning.flags import Flags, flags
 from kvscope.tuning.search import XI
-from kvscope.tuning.trial import Trial, times_ms
+from kvscope.tuning.trial import times_ms
 from kvscope.tuning.tuner import (
     HELD_OUT,
     ORACLES,
-    SCALES,
+    VALIDATION,
     WARMUP,
-    HeldOutTrial,
+    End,
     TuningOptions,
     TuningResult,
 )
 from kvscope.tuning.tuner import tune as tune_policies
+
+if TYPE_CHECKING:
+    from kvscope.deployment.deployment import ResolvedDeployment
+
+BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
+PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +55,19 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A tuning with the trace and the model that it is for; `path` is where it is written."""
+    """A tuning with the trace and the deployment that it is for; `path` is where it is written.
+
+    Without a deployment it is a cache study: one idle cache, and no flags for an engine.
+    """
 
     trace: Trace
     model: Model | None
     hbm_bytes: int | None
     profile: LatencyProfile
     tuning: TuningResult
+    deployment: ResolvedDeployment | None = None
     assumptions: tuple[Assumption, ...] = ()
+    warnings: tuple[str, ...] = ()
     path: str = "recommendation.toml"
 
     def size(self, blocks: int) -> str:
@@ -69,27 +82,35 @@ class Recommendation:
         """Return the bytes of so many blocks, None without a model."""
         return self.model.bytes_for(blocks * self.trace.block_size) if self.model else None
 
-    def flags_at(self, trial: Trial) -> Flags:
-        """Return the engine flags of a policy at its capacity."""
-        return flags(trial.policy, trial.capacity_blocks * self.trace.block_size)
-
-    def flags_for(self, other: HeldOutTrial) -> Flags:
-        """Return the engine flags of another policy at the recommended capacity."""
-        blocks = self.tuning.recommended.capacity_blocks
-        return self.flags_at(replace(other, capacity_blocks=blocks))
+    @property
+    def engine(self) -> str:
+        """Name of the engine: vllm, unless the deployment has another."""
+        return self.deployment.engine.name if self.deployment else VLLM
 
     @property
     def flags(self) -> Flags:
-        """Engine flags of what is recommended."""
-        return self.flags_for(self.tuning.recommended)
+        """Flags for the deployment's engine, none where a switch is not safe to recommend."""
+        where = self.deployment
+        if where is None or self.why_no_flags():
+            return Flags(None, None)
+        chosen = flags(self.tuning.recommended.policy, where.launch)
+        sglang = self.engine == SGLANG
+        return Flags(chosen.sglang if sglang else None, None if sglang else chosen.vllm)
 
-    def next_best_for_sglang(self) -> HeldOutTrial | None:
-        """Return the first contender that is significantly better than LRU and runs in SGLang."""
-        objective = self.tuning.target.objective
-        for contender in self.tuning.contenders:
-            if contender.gains[objective].significant and self.flags_for(contender).sglang:
-                return contender
-        return None
+    def why_no_flags(self) -> str:
+        """Return why no flags are given; empty where they are."""
+        if self.deployment is None:
+            return "A cache study: name the deployment (--gpu, --model) for an engine's flags."
+        if self.tuning.verdict not in {"switch", "keep-lru"}:
+            return f"No flags: {self.tuning.verdict} is not mended by flags."
+        if self.tuning.verdict == "switch" and not self.deployment.switchable:
+            return f"No flags: {'; '.join(self.deployment.notes)}."
+        if self.tuning.verdict == "switch" and not self.tuning.certain:
+            return (
+                "No flags: the verdict changes within the uncertainty of pool and latency."
+                " Measure them: kvscope calibrate, and --engine-log for the pool."
+            )
+        return ""
 
     @property
     def ttft(self) -> str:
@@ -133,6 +154,7 @@ def tune(
     split, UsageError for shares that cannot split it and for a capacity that holds no block.
     """
     monitor = monitor or Silent()
+    where = request.deployment
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
     tuning_options = TuningOptions(
@@ -142,9 +164,18 @@ def tune(
         lowest_blocks=lowest,
         highest_blocks=highest,
         warmup=WARMUP if request.warmup is None else request.warmup,
+        validation=VALIDATION if request.validation is None else request.validation,
         held_out=HELD_OUT if request.judge is None else request.judge,
-        scales=() if "--latency" in request.given else SCALES,
+        limits=request.limits,
+        ends=() if "--latency" in request.given else PREFILL_ENDS,
     )
+    if where is not None:
+        tuning_options = replace(
+            tuning_options,
+            capacity_blocks=where.pool.in_blocks_of(trace.block_size).blocks,
+            replicas=where.replicas if where.traffic == "fleet" else 1,
+            ends=_ends(where, trace.block_size),
+        )
     tuning = tune_policies(
         prompts,
         request.setting,
@@ -154,8 +185,56 @@ def tune(
         progress=monitor.steps,
         stop=monitor.stop,
     )
-    tuned = Recommendation(trace, request.model, request.hbm_bytes, request.profile, tuning)
-    return replace(tuned, assumptions=_assumptions(tuned, request.given))
+    if where is not None:
+        tuning = replace(tuning, capacity_origin=where.pool.origin)
+    tuned = Recommendation(trace, request.model, request.hbm_bytes, request.profile, tuning, where)
+    return replace(
+        tuned,
+        assumptions=_assumptions(tuned, request.given),
+        warnings=tuple(_warnings(tuned, prompts)),
+    )
+
+
+def _ends(where: ResolvedDeployment, block_size: int) -> tuple[End, ...]:
+    """Return both ends of what is not known: the smaller pool with the slower prefill, and back."""
+    pool, slow, fast = where.pool.in_blocks_of(block_size), where.latency_high, where.latency_low
+    if pool.low_blocks == pool.high_blocks and slow == fast:
+        return ()
+    return (
+        End(f"the smallest pool and prefill {slow:g}x as long", slow, pool.low_blocks),
+        End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks),
+    )
+
+
+def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
+    """Yield what the reader has to know before the verdict."""
+    tuning, trace = tuned.tuning, tuned.trace
+    rejected = tuning.lru.validation.rejected + tuning.lru.held_out.rejected
+    if rejected:
+        counted = tuning.split.validation_requests + tuning.split.held_out_requests
+        yield (
+            f"{rejected:,} of {counted:,} requests are longer than the pool of"
+            f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
+            " violation."
+        )
+    if tuned.deployment is None:
+        of = MODELS.get(tuned.profile.name)
+        if of and tuned.model and tuned.model.name != of:
+            yield (
+                f"TTFT is that of {of} ({tuned.profile.name}), not of {tuned.model.name}: name"
+                " --gpu, or a profile of yours with --latency."
+            )
+    longest = tuned.profile.measured_tokens
+    if longest:
+        beyond = float((prompts.input_tokens > longest).mean())
+        if beyond > BEYOND_RANGE:
+            yield (
+                f"{beyond:.0%} of the prompts are longer than the {longest:,} tokens that"
+                f" {tuned.profile.name} was measured with: their TTFT is extrapolated."
+            )
+    for note in trace.notes:
+        if "back to back" in note:
+            yield note
 
 
 def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
@@ -174,9 +253,14 @@ def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
     return None if fitted is None else fitted.refitted_in_engine()
 
 
-def write_recommended(path: Path, tuned: Recommendation, prompts: Prompts) -> None:
-    """Write recommendation.toml to `path`, with what an engine needs for the policy."""
-    blocks = tuned.tuning.recommended.capacity_blocks
+def write_recommended(
+    path: Path, tuned: Recommendation, prompts: Prompts, *, force: bool = False
+) -> None:
+    """Write recommendation.toml to `path`, with what an engine needs for the policy.
+
+    Raises InputError where `path` recommends a switch and `tuned` does not, unless by `force`.
+    """
+    blocks, where = tuned.tuning.recommended.capacity_blocks, tuned.deployment
     write_recommendation(
         path,
         tuned.tuning,
@@ -186,6 +270,15 @@ def write_recommended(path: Path, tuned: Recommendation, prompts: Prompts) -> No
         flags=tuned.flags,
         capacity_bytes=tuned.bytes_in(blocks),
         fitted=engine_fit(tuned, prompts),
+        deployment=where
+        and DeploymentTable(
+            where.summary,
+            str(where.engine),
+            tuned.tuning.replicas,
+            where.max_num_seqs,
+            where.max_num_batched_tokens,
+        ),
+        force=force,
     )
 
 
@@ -198,24 +291,27 @@ def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | Non
 
 def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumption, ...]:
     """Return what was taken for the options that are not `given`, and why."""
-    tuning, profile = tuned.tuning, tuned.profile
+    tuning, profile, split = tuned.tuning, tuned.profile, tuned.tuning.split
+    windows = (split.warmup_requests, split.validation_requests, split.held_out_requests)
     line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
-    taken = (
-        ("--latency", profile.name, f"a preset, {line}: measure yours with kvscope calibrate"),
-        ("--model", tuned.model.name if tuned.model else "none", "the latency preset's"),
-        (
-            "--capacity",
-            f"{tuning.capacity_blocks:,} blocks",
-            "LRU gets half of the possible hits, in the training window",
-        ),
+    measure = "measure yours with kvscope calibrate"
+    taken = [
         ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
         (
-            "--warmup, --judge",
-            f"{tuning.split.warmup_requests:,} and {tuning.split.judged_requests:,} requests",
-            "a warm cache, and enough requests in both windows",
+            "--warmup, --validation, --judge",
+            ", ".join(f"{number:,}" for number in windows) + " requests",
+            "a warm cache, and enough requests in every window",
         ),
-        ("--policies", CONTENDERS, "they see no more than an engine does"),
-    )
+        ("--policies", contenders(tuned.engine), "what the engine can run, with kvscope's plugin"),
+    ]
+    if tuned.deployment is None:
+        model = tuned.model.name if tuned.model else "none"
+        capacity = f"{tuning.capacity_blocks:,} blocks"
+        taken += [
+            ("--latency", profile.name, f"a preset, {line}: {measure}"),
+            ("--model", model, "the latency preset's"),
+            ("--capacity", capacity, f"{tuning.capacity_origin}, in the training window"),
+        ]
     estimated = [
         Assumption(
             name, format_value(name, tuning.estimates[name].value), "mean of the training window"

@@ -25,6 +25,10 @@ Output = Annotated[
         "File for the recommendation; - writes none.", "PATH", values.target, flags=("--output",)
     ),
 ]
+Force = Annotated[
+    bool,
+    Option("Replace a recommendation to switch by a verdict that is none.", flags=("--force",)),
+]
 
 
 def tune(
@@ -34,12 +38,13 @@ def tune(
     db: Db = DEFAULT_DB,
     explain: Explain = False,
     path: Output = DEFAULT_OUTPUT,
+    force: Force = False,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
     """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty.
 
-    Chosen on a training window of the trace, judged on a held-out one. Writes recommendation.toml.
+    Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
     """
     from kvscope.app.requests import tune_request
 
@@ -72,5 +77,5 @@ def tune(
     screen = replace(printing, full=printing.full or explain)
     output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
-        write_recommended(Path(path), tuned, prompts)
+        write_recommended(Path(path), tuned, prompts, force=force)
         note(f"recommendation written to {path}")

@@ -318,8 +318,11 @@ def calibrate(
     profile = LatencyProfile(
         name=name or description.in_words,
         source=source,
+        base_s=fitted.parameters["base_s"],
+        per_token_s=fitted.parameters["per_token_s"],
+        per_token_pair_s=fitted.parameters["per_token_pair_s"],
         intervals=fitted.intervals,
-        **fitted.parameters,
+        measured_tokens=longest,
     )
     return Calibration(description, profile, fitted, run)
 

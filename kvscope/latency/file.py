@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.toml_files import SCHEMA, Seconds, document_in, table_as, write_toml
+from kvscope.core.toml_files import SCHEMA, Count, Seconds, document_in, table_as, write_toml
 from kvscope.latency.profile import DEFAULT_PROFILE, PARAMETERS, PRESETS, LatencyProfile
 
 _REMEDY = "`kvscope calibrate` writes such a file"
@@ -46,6 +46,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
     per_token_s: Seconds = msgspec.field(name="per_token_ms")
     per_token_pair_s: Seconds = msgspec.field(default=Seconds(0), name="per_token_pair_ms")
     intervals: IntervalsTable | None = None
+    measured_tokens: Count | None = None
 
     @classmethod
     def of(cls, profile: LatencyProfile) -> LatencyTable:
@@ -58,6 +59,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
             name=profile.name,
             source=profile.source,
             intervals=IntervalsTable(**intervals) if intervals else None,
+            measured_tokens=profile.measured_tokens,
             **{name: Seconds(getattr(profile, name)) for name in PARAMETERS},
         )
 
@@ -73,7 +75,10 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
                     for name, ends in intervals.items()
                     if ends
                 },
-                **{name: float(getattr(self, name)) for name in PARAMETERS},
+                base_s=float(self.base_s),
+                per_token_s=float(self.per_token_s),
+                per_token_pair_s=float(self.per_token_pair_s),
+                measured_tokens=self.measured_tokens,
             )
         except UsageError as error:
             raise InputError(error.what, where=where, remedy=error.remedy) from error

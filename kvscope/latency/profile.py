@@ -41,7 +41,8 @@ class LatencyProfile:
 
     `base_s` is β, `per_token_s` α and `per_token_pair_s` γ, all in seconds, at least 0; a longer
     prompt takes longer, so one of the last two is above 0. `source` says where they come from.
-    `intervals` holds (low, high) of a parameter, in seconds, where it was measured.
+    `intervals` holds (low, high) of a parameter, in seconds, where it was measured;
+    `measured_tokens` is the longest prompt of the measurement, where that is known.
     Raises UsageError for values that no engine has.
     """
 
@@ -51,6 +52,7 @@ class LatencyProfile:
     per_token_s: float
     per_token_pair_s: float = 0.0
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    measured_tokens: int | None = None
 
     def __post_init__(self) -> None:
         where = f"latency profile {self.name!r}"
@@ -107,6 +109,7 @@ def _line(name: str, engine: str, short_ms: float, long_ms: float) -> LatencyPro
         f"tokens {short_ms:g} ms, 2,048 tokens {long_ms:g} ms; the line through both",
         base_s=(short_ms - 128 * per_token_ms) / 1_000,
         per_token_s=per_token_ms / 1_000,
+        measured_tokens=2_048,
     )
 
 
@@ -123,6 +126,7 @@ _TABLE = (
         base_s=8.1e-3,
         per_token_s=0.1226e-3,
         per_token_pair_s=2 * 3.10e-8,  # a cold prompt of n tokens has n^2 / 2 pairs
+        measured_tokens=4_096,
     ),
 )
 PRESETS: Mapping[str, LatencyProfile] = {profile.name: profile for profile in _TABLE}

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,tlru,wa,belady,tail-belady"  # by default
-CONTENDERS = "tlru,etlru,threshold-lru,wa,ttl"  # by default, to replace LRU
+VLLM, SGLANG = "vllm", "sglang"
+_CONTENDERS = {VLLM: "gittins,tlru,threshold-lru,wa", SGLANG: "tlru,slru,lfu"}
 _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 
@@ -32,6 +33,14 @@ class Variant:
     policy: type[Policy]
     given: Mapping[str, float] = field(default_factory=dict)
     leaves: Leaves | None = None
+
+
+def contenders(engine: str = VLLM) -> str:
+    """Return the policies that compete with LRU by default: those that the engine can run.
+
+    vLLM runs them with kvscope's plugin, SGLang by flags.
+    """
+    return _CONTENDERS[engine]
 
 
 def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:

@@ -18,7 +18,7 @@ from kvscope.core.jit import is_compiled
 from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import KeyPolicy, Policy
 from kvscope.policies.registry import by_name
-from kvscope.replay.policy_options import CONTENDERS, REPLAYED, parse_policies
+from kvscope.replay.policy_options import REPLAYED, contenders, parse_policies
 from kvscope.replay.replay import kernel_of, replay, touch_history
 from kvscope.replay.sweep import cores
 from kvscope.replay.traffic import Traffic
@@ -89,6 +89,6 @@ if __name__ == "__main__":
     if named := [by_name(name) for name in sys.argv[1:]]:
         compile_for(named)
     else:
-        usual = parse_policies(f"{REPLAYED},{CONTENDERS}")
+        usual = parse_policies(f"{REPLAYED},{contenders()}")
         with compiling_in_background(usual):
             compile_for(usual)

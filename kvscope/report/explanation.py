@@ -127,7 +127,9 @@ def _by_category(tuned: Recommendation) -> list[Section]:
         {part.category or "": part.outcome for part in judged.categories}
         for judged in (tuning.baseline, tuning.recommended)
     )
-    title = f"LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
+    title = (
+        f"Held-out requests: LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
+    )
     return [ttft.category_section(title, before, after, tuned.times_ms)]
 
 

@@ -16,7 +16,6 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
-from kvscope.policies.registry import plugin_policies
 from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, style, ttft
 from kvscope.report.report import Report
@@ -30,13 +29,16 @@ from kvscope.report.words import (
     ms_in_words,
     percent_change,
     percentiles,
+    points,
     share,
     significant,
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
-from kvscope.tuning.flags import Flags, plugin_command
+from kvscope.tuning.comparison import Harm, WindowTrial
+from kvscope.tuning.flags import plugin_command
+from kvscope.tuning.load import MOST_REPLICAS
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import HeldOutTrial, PrefillScenario, RequiredCapacity
+from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 
 SECTIONS = (
     *("recommendation", "policies", "capacity", "to-set", "assumed"),
@@ -44,7 +46,10 @@ SECTIONS = (
 )
 """What `--section` of `kvscope tune` takes; not every recommendation has them all."""
 
-ADD_RUNNING = "Add KV memory for running requests: this capacity covers only idle cached blocks."
+NOT_SIMULATED = (
+    "Not simulated on the engine: replayed on an idle cache of the pool less running requests."
+)
+CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
 _CONTENDERS = 4  # on the one screen
 
@@ -61,7 +66,7 @@ def screen(tuned: Recommendation) -> list[Section]:
         Section(_here(tuned), tables=(_digest(tuned),)),
         least,
         _to_set(tuned),
-        Section("Assumed", (*assumed, " ".join(_scaled(tuned)))),
+        Section("Assumed", (*assumed, *_ends(tuned))),
     ]
 
 
@@ -72,7 +77,7 @@ def sections(tuned: Recommendation) -> list[Section]:
         _policies(tuned),
         _capacities(tuned),
         _to_set(tuned),
-        Section("Assumed", (*_assumptions(tuned), *_scaled(tuned))),
+        Section("Assumed", (*_assumptions(tuned), *_ends(tuned))),
         *explanation.sections(tuned),
     ]
 
@@ -82,53 +87,150 @@ def report(tuned: Recommendation) -> Report:
     return Report(
         "kvscope tune",
         tuned.trace,
-        document=lambda: tune_document(tuned),
+        document=lambda: tune_document(tuned, verdict_in_words(tuned)),
         screen=lambda: screen(tuned),
         sections=lambda: sections(tuned),
     )
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:
-    """Return the verdict, and the figures behind it, in sentences."""
+    """Return the verdict, and the figures behind it, in sentences; each names its window."""
     tuning, sizes = tuned.tuning, explanation.sizes_of(tuned)
     best, target, goal = tuning.recommended, tuning.target, tuned.target_name
     slo, name = units.duration_in_words(target.slo_s), tuned.called(best.policy)
-    here = sizes.in_words(tuning.capacity_blocks)
-    now = f"LRU has a {goal} of {_time(tuning.baseline)} at {here}"
+    here = _where(tuned)
+    now = f"LRU has a {goal} of {_time(tuning.baseline)} on held-out requests at {here}"
+    if tuning.verdict == "overloaded":
+        return _overloaded(tuned)
     if tuning.verdict == "keep-lru":
-        return [f"Keep LRU: {now}, within the SLO of {slo}.", *_shrink(tuned, sizes)]
-    if tuning.verdict == "unreachable":
-        worst_s = max(tuning.infinite_training.target_s, tuning.infinite.target_s)
-        least = f"even an infinite one has a {goal} of {units.duration_in_words(worst_s)}"
-        sentences = [f"No cache can meet the SLO of {slo}: {least}. {now}."]
-        if best.policy.name != BASELINE:
-            still = f"{name} is still better than LRU: {_moves(best, tuned)}."
-            sentences += [still, *_side_effects(tuned)]
-        return [*sentences, "What remains is faster prefill or shorter prompts."]
+        return [f"Keep LRU: {now}, within the SLO of {slo}.", *_tpot(tuned), *_shrink(tuned, sizes)]
     if tuning.verdict == "switch":
         switch = (
-            f"Switch to {name}: {_moves(best, tuned)}, within the SLO of {slo} in"
-            f" {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
+            f"Switch to {name}: {_moves(best, tuned)} on held-out requests, within the SLO of {slo}"
+            f" in {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
         )
-        return [switch, *_side_effects(tuned)]
-    add = f"Add capacity: {now}; no policy significantly meets the SLO of {slo} there."
+        return [switch, *_side_effects(tuned), *_tpot(tuned), *_canary(tuned)]
+    if tuning.verdict == "unreachable":
+        least = f"even an infinite one has a {goal} of {_time(tuning.infinite)}"
+        none = (
+            f"No cache meets the SLO of {slo}: on the validation window {least}, and LRU"
+            f" {_time(tuning.lru.validation)} at {here}."
+        )
+        remains = "Faster prefill, shorter prompts or more replicas remain."
+        return [none, *_tpot(tuned), *_rejected(tuned), remains]
+    add = f"Add capacity: {now}, beyond the SLO of {slo}."
     if best.capacity_blocks <= tuning.capacity_blocks:
         none = "No capacity within the search range meets it."
-        return [f"{add} {none}", *_side_effects(tuned)]
+        return [add, *_rejected(tuned), none]
     enough = f"{name} meets it at {sizes.in_words(best.capacity_blocks)}"
     if best.meets(target):
         enough += f": {goal} {_time(best)} on held-out requests."
     else:
         fails = "in the training window but not on held-out requests"
         enough += f" {fails}: {goal} {_time(best)} there."
-    return [" ".join([add, enough, *_held_out(tuned, sizes)]), *_side_effects(tuned)]
+    return [add, *_rejected(tuned), " ".join([enough, *_held_out(tuned, sizes)])]
+
+
+def _where(tuned: Recommendation) -> str:
+    """Return the present capacity, by replica where there are several."""
+    here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
+    return (
+        f"{here} on each of {tuned.tuning.replicas} replicas" if tuned.tuning.replicas > 1 else here
+    )
+
+
+def _overloaded(tuned: Recommendation) -> list[str]:
+    tuning, load = tuned.tuning, tuned.tuning.load
+    replicas = counted(tuning.replicas, "replica")
+    growth = f"{significant(load.growth)} s per second of the validation window"
+    sentences = [
+        f"Overloaded: {replicas} cannot serve these arrivals.",
+        f"Under LRU the TTFT grows by {growth}.",
+    ]
+    if not load.overloaded:  # the held-out window alone
+        return [f"Overloaded: under LRU the queue of {replicas} grows over the held-out window."]
+    if load.replicas_at_least is None:
+        sentences.append(
+            f"Not even {MOST_REPLICAS} times as many keep up: the requests are too long."
+        )
+    else:
+        sentences.append(f"At least {load.replicas_at_least} replicas keep up.")
+    if load.carried is not None and load.carried_share is not None:
+        sentences.append(
+            f"The present {replicas} can carry {load.carried_share:.0%} of the conversations;"
+            f" there LRU has a {tuned.target_name} of {_time(load.carried)}, with"
+            f" {share(load.carried.attainment)} of the requests within the SLO."
+        )
+    return sentences
+
+
+def _tpot(tuned: Recommendation) -> list[str]:
+    """Return the time per output token, where it has an SLO."""
+    target, best = tuned.tuning.target, tuned.tuning.recommended
+    if target.tpot_slo_s is None or best.tpot_s is None:
+        return []
+    within = "within" if best.tpot_s <= target.tpot_slo_s else "beyond"
+    time, slo = (units.duration_in_words(value) for value in (best.tpot_s, target.tpot_slo_s))
+    return [f"{target.rank_name} TPOT is {time} on held-out requests, {within} the SLO of {slo}."]
+
+
+def _rejected(tuned: Recommendation) -> list[str]:
+    """Return why the contender that looks best is not recommended."""
+    tuning = tuned.tuning
+    if tuning.choice is not None:
+        name = tuned.called(tuning.choice.held_out.policy)
+        if tuning.choice.held_out.harms:
+            why = _harms(tuning.choice.held_out)
+            return [f"{name}, chosen on the validation window, fails the held-out one: {why}."]
+        moves = _moves(tuning.choice.held_out, tuned)
+        return [f"{name} harms nothing, but misses the SLO too: {moves} on held-out requests."]
+    objective = tuning.target.objective
+    for contender in tuning.contenders:
+        if contender.gains[objective].significant:
+            name = tuned.called(contender.policy)
+            why = _harms(contender) or "its queue grows"
+            return [f"{name} improves {objective} on the validation window, but {why}."]
+    return ["No policy is significantly better than LRU on the validation window."]
+
+
+def _harms(trial: WindowTrial) -> str:
+    """Return what a policy makes worse: 'p50 +80.1% (limit +25.0%)'."""
+
+    def words(harm: Harm) -> str:
+        if harm.figure == "attainment":
+            change = f"{points(harm.change)} at worst (limit {points(harm.limit)})"
+            return f"requests within the SLO {change}"
+        interval = "" if harm.figure in {"p50", "prefill throughput"} else " at worst"
+        figure = "TEL" if harm.figure == "tel" else harm.figure
+        change = "unbounded" if math.isinf(harm.change) else percent_change(harm.change)
+        return f"{figure} {change}{interval} (limit {percent_change(harm.limit)})"
+
+    return ", ".join(words(harm) for harm in trial.harms)
+
+
+def _canary(tuned: Recommendation) -> list[str]:
+    """Return how to confirm the gain before all replicas switch."""
+    plan = tuned.tuning.canary
+    if plan is None:
+        return []
+    if plan.hours is None or plan.replicas is None:
+        return [
+            f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
+        ]
+    who = f"{counted(plan.replicas, 'replica')} against as many with LRU"
+    if tuned.tuning.replicas == 1:
+        who = "one engine, alternating with LRU"
+    hours = units.duration_in_words(plan.hours * 3600)
+    return [
+        f"Canary: {who} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
+    ]
 
 
 def _time(trial: Trial) -> str:
     return units.duration_in_words(trial.target_s)
 
 
-def _moves(trial: HeldOutTrial, tuned: Recommendation) -> str:
+def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
     """Return what the target measures, from LRU to another policy, with the change's interval."""
     target, lru = tuned.tuning.target, tuned.tuning.baseline
     gain = trial.gains[target.objective]
@@ -155,7 +257,7 @@ def _held_out(tuned: Recommendation, sizes: Sizes) -> list[str]:
 
 
 def _side_effects(tuned: Recommendation) -> list[str]:
-    """Return what often pays for the tail: the median, the hits, and so prefill throughput."""
+    """Return what else changes: attainment, the median, the hits, and so prefill throughput."""
     best, lru = tuned.tuning.recommended, tuned.tuning.baseline
     if "p50" not in best.gains:
         return []
@@ -163,7 +265,9 @@ def _side_effects(tuned: Recommendation) -> list[str]:
     hits, then = (share(trial.outcome.token_hit_rate) for trial in (lru, best))
     prefills = f"{lru.served_per_s:.3g} -> {best.served_per_s:.3g}"
     p50 = f"{before} -> {after} ({change(best.gains['p50'])})"
-    return [f"Also: p50 {p50}, hit rate {hits} -> {then}, prefills/s {prefills}."]
+    within = f"{share(lru.attainment)} -> {share(best.attainment)}"
+    rest = f"hit rate {hits} -> {then}, prefills/s {prefills}"
+    return [f"Also: within the SLO {within}, p50 {p50}, {rest}."]
 
 
 def _shrink(tuned: Recommendation, sizes: Sizes) -> list[str]:
@@ -182,18 +286,22 @@ def _shrink(tuned: Recommendation, sizes: Sizes) -> list[str]:
 def _verdict(tuned: Recommendation) -> Section:
     split = tuned.tuning.split
     how = (
-        f"Chosen on {counted(split.chosen_on_requests, 'request')} (training window) after"
-        f" {count(split.warmup_requests)} to warm the cache; measured on the next"
-        f" {count(split.judged_requests)} (held-out requests)."
+        f"Warm-up {count(split.warmup_requests)} requests, parameters searched on the next"
+        f" {count(split.training_requests)} (training), chosen on the next"
+        f" {count(split.validation_requests)} (validation), accepted on the last"
+        f" {count(split.held_out_requests)} (held-out)."
     )
-    return Section(f"Recommendation: {tuned.tuning.verdict}", (*verdict_in_words(tuned), how))
+    what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
+    title = f"Recommendation: {tuned.tuning.verdict}"
+    words = (*tuned.warnings, *verdict_in_words(tuned), f"For: {what}.", how)
+    return Section(title, words)
 
 
 def _policies(tuned: Recommendation) -> Section:
     """Return LRU, the policies and the oracles side by side, and the gains with intervals."""
     tuning = tuned.tuning
     rows = [
-        (BASELINE, tuning.baseline),
+        (BASELINE, tuning.lru.validation),
         *((tuned.called(judged.policy), judged) for judged in tuning.contenders),
         ("infinite cache", tuning.infinite),
         *((tuned.called(judged.policy), judged) for judged in tuning.oracles),
@@ -220,12 +328,12 @@ def _gains(tuned: Recommendation) -> Table:
     """Return the change that each contender makes to each figure, marked where significant."""
     decisive = tuned.tuning.target.objective
 
-    def changed(name: str, judged: HeldOutTrial) -> str:
+    def changed(name: str, judged: WindowTrial) -> str:
         return change(judged.gains[name])
 
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
     return tabulate(
-        "Change vs LRU on held-out requests, ranked by training-window result",
+        "Change vs LRU on the validation window, the preferred policy first",
         tuned.tuning.contenders,
         {
             "policy": lambda judged: tuned.called(judged.policy),
@@ -233,8 +341,10 @@ def _gains(tuned: Recommendation) -> Table:
             decisive: partial(changed, decisive),
             f"{decisive}, 95% CI": lambda judged: interval(judged.gains[decisive]),
             **{name: partial(changed, name) for name in others},
+            "harms": lambda judged: _harms(judged) or NONE,
         },
-        "significant: better, and the 95% CI (bootstrap resamples of conversations) excludes 0",
+        "significant: better, and the 95% CI (bootstrap resamples of conversations) excludes 0;"
+        " harms: limits that it breaks against LRU, so that it is not recommended",
     )
 
 
@@ -244,7 +354,7 @@ def _digest(tuned: Recommendation) -> Table:
     decisive = tuning.target.objective
     oracle = min(tuning.oracles, key=lambda judged: judged.target_s, default=None)
     rows = [
-        (BASELINE, tuning.baseline, None),
+        (BASELINE, tuning.lru.validation, None),
         *(
             (judged.policy.name, judged, judged.gains.get(decisive))
             for judged in tuning.contenders[:_CONTENDERS]
@@ -272,6 +382,7 @@ def _digest(tuned: Recommendation) -> Table:
         "vs LRU": gained(change),
         "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
         "significant": gained(lambda gain: _yes(gain.significant)),
+        "no harm": lambda row: NONE if row[2] is None else _yes(not row[1].harms),
         "over SLO": lambda row: share(row[1].violation_share),
         "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
     }
@@ -279,8 +390,8 @@ def _digest(tuned: Recommendation) -> Table:
 
 
 def _here(tuned: Recommendation) -> str:
-    here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
-    return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} of held-out requests at {here}"
+    here = _where(tuned)
+    return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on the validation window at {here}"
 
 
 def _yes(value: bool) -> str:
@@ -297,7 +408,7 @@ def interval(gain: Gain) -> str:
     if math.isinf(gain.low):
         return f"unknown: fewer than {FEWEST} conversations"
     if gain.low == gain.high:
-        return "same as LRU" if not gain.value else "same in all"
+        return "same as LRU" if not gain.value else "no spread: all resamples agree"
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
 
 
@@ -335,68 +446,51 @@ def _capacities(tuned: Recommendation) -> Section:
 
 
 def _to_set(tuned: Recommendation) -> Section:
-    """Return the flags for the engines."""
-    policy, flags = tuned.tuning.recommended.policy.name, tuned.flags
-    sentences = []
+    """Return the flags for the deployment's engine, or why there are none."""
+    flags = tuned.flags
+    if why := tuned.why_no_flags():
+        return Section("To set", (why,))
     if flags.sglang:
-        sentences.append(f"SGLang: {flags.sglang}")
-    elif (other := tuned.next_best_for_sglang()) is not None:
-        name, instead = tuned.called(other.policy), tuned.flags_for(other).sglang
-        sentences.append(f"SGLang has no {policy}; its best is {name} ({_time(other)}): {instead}")
-    else:
-        sentences.append(f"SGLang has no {policy}.")
-    sentences.append(_for_vllm(policy, flags, tuned.path))
-    least = tuned.tuning.least_lru
-    if tuned.tuning.verdict == "add-capacity" and policy != BASELINE and least is not None:
-        lru = tuned.flags_at(least.training)
-        sentences.append(f"With LRU instead: SGLang: {lru.sglang}; vLLM: {lru.vllm}")
-    sentences.append(ADD_RUNNING)
-    return Section("To set", sentences=tuple(sentences))
-
-
-def _for_vllm(policy: str, flags: Flags, path: str) -> str:
-    if flags.vllm is None:
-        return (
-            f"Neither vLLM nor kvscope's plugin runs {policy}. For the best that the plugin runs,"
-            f" tune with --policies {plugin_policies()}."
-        )
+        return Section("To set", (f"SGLang: {flags.sglang}", NOT_SIMULATED))
     if flags.vllm_needs_plugin:
-        return f"vLLM, with kvscope's plugin: {plugin_command(path)} {flags.vllm}"
-    return f"vLLM: {flags.vllm}"
+        return Section(
+            "To set", (f"vLLM, with kvscope's plugin: {plugin_command(tuned.path)} {flags.vllm}",)
+        )
+    return Section("To set", (f"vLLM: {flags.vllm}",))
 
 
 def _assumptions(tuned: Recommendation) -> list[str]:
     return [f"{assumed.name} {assumed.value}: {assumed.why}." for assumed in tuned.assumptions]
 
 
-def _scaled(tuned: Recommendation) -> list[str]:
-    """Return what another speed of prefill would change."""
+def _ends(tuned: Recommendation) -> list[str]:
+    """Return the verdict at both ends of what is not known exactly."""
 
-    def words(other: PrefillScenario) -> str:
-        lru, then = (units.duration_in_words(time) for time in (other.baseline_s, other.expected_s))
-        at = explanation.sizes_of(tuned).label(other.capacity_blocks)
-        runs = "" if lru == then else f", {other.policy} at {at} {then}"
-        return f"With prefill {1 / other.times:g}× as fast: {other.verdict}, LRU {lru}{runs}."
+    def words(other: EndVerdict) -> str:
+        times = f"LRU {_time(other.baseline)}"
+        if other.choice is not None:
+            times += f", {other.choice.policy.name} {_time(other.choice)}"
+        return f"With {other.end.name}: {other.verdict}, {times}."
 
-    return [words(other) for other in tuned.tuning.scenarios]
+    return [words(end) for end in tuned.tuning.ends]
 
 
 def distributions_chart(tuned: Recommendation) -> style.Figure:
     """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
     tuning = tuned.tuning
-    shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.baseline))]
-    if tuning.chosen is not tuning.baseline:
-        policy = tuning.chosen.policy
-        shown.append(ttft.distribution(tuned.called(policy), policy.name, _ms(tuning.chosen)))
+    best = tuning.contenders[0] if tuning.contenders else None
+    shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.lru.validation))]
+    if best is not None:
+        shown.append(ttft.distribution(tuned.called(best.policy), best.policy.name, _ms(best)))
     grey = {"color": style.GREY, "width": 2}
     shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
-    title = f"{tuned.ttft} of the held-out requests"
+    title = f"{tuned.ttft} on the validation window"
     chart = ttft.distributions_chart(title, shown, tuning.target.slo_s)
     style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
     return chart
 
 
-def _ms(judged: HeldOutTrial) -> NDArray[np.float64]:
+def _ms(judged: WindowTrial) -> NDArray[np.float64]:
     return judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
 
 

@@ -5,7 +5,8 @@ No harm: only what breaks no limit may be recommended, however much it improves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -17,31 +18,11 @@ from kvscope.replay.curve import first_counted
 from kvscope.replay.metrics import by_category
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled
 from kvscope.tuning.load import keeps_up
-from kvscope.tuning.target import Target
-from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
+from kvscope.tuning.target import Limits, Target
+from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, times_ms, trial_of, ttft_s
 
-ATTAINMENT_LOSS = 0.005
-TAIL_RATIO = 1.02
-MAX_P50_REGRESSION = 0.25
-MIN_THROUGHPUT = -0.05
 _FALLING = ("attainment", "prefill throughput")
 _ALIKE = 0.02  # a difference in the target's percentile that does not matter
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much worse than LRU a policy may be.
-
-    The 95 % interval of the change of SLO attainment (a share of the requests) must not reach below
-    -`attainment_loss`, those of the ratios of TEL and of the target's percentile not above
-    `tail_ratio`. The median must not grow by more than `max_p50_regression`, prefill throughput not
-    change by less than `min_throughput` (shares of LRU's).
-    """
-
-    attainment_loss: float = ATTAINMENT_LOSS
-    tail_ratio: float = TAIL_RATIO
-    max_p50_regression: float = MAX_P50_REGRESSION
-    min_throughput: float = MIN_THROUGHPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +93,21 @@ class Window:
         """Replay and return the window's trial, compared with `baseline`."""
         self.evaluator.prepare([policy])
         served = self.evaluator.served(policy, capacity_blocks)
-        trial, times = trial_of(policy, capacity_blocks, served, self.target), None
+        trial = trial_of(policy, capacity_blocks, served, self.target)
         times = ttft_s(served, self.target)
         resampled = self.bootstrap.figures(times)
         gains: Mapping[str, Gain] = {}
-        attainment, broken = Gain(0.0, 0.0, 0.0), ()
+        attainment = Gain(0.0, 0.0, 0.0)
+        broken: tuple[Harm, ...] = ()
         if baseline is not None:
             gains = self.bootstrap.gains(baseline.resampled, resampled)
             attainment = self.bootstrap.attainment_gain(baseline.resampled, resampled)
-            broken = self._harms(baseline, trial, attainment, gains)
+            rank = self.target.rank_name
+            worst = {"attainment": attainment.low, "tel": -gains["tel"].low, rank: -gains[rank].low}
+            if rank == "p50":
+                del worst[rank]  # its own limit is the wider one
+            figures = {**changes(self.target, baseline, trial), **worst}
+            broken = harms(self.target, self._limits, figures)
         rate_scale = self.evaluator.workload.setting.rate_scale
         queued = self.target.view == "queued"
         return WindowTrial(
@@ -145,24 +132,37 @@ class Window:
         self.evaluator.prepare([policy for policy, _ in points])
         return self.evaluator.each(lambda point: self.measure(*point, baseline), points, advance)
 
-    def _harms(
-        self, baseline: Trial, trial: Trial, attainment: Gain, gains: Mapping[str, Gain]
-    ) -> tuple[Harm, ...]:
-        limits, most = self._limits, self._limits.tail_ratio - 1
-        throughput = trial.served_per_s / baseline.served_per_s - 1
-        changes = (
-            Harm("attainment", attainment.low, -limits.attainment_loss),
-            Harm("tel", -gains["tel"].low, most),
-            Harm(self.target.rank_name, -gains[self.target.rank_name].low, most),
-            Harm("p50", -gains["p50"].value, limits.max_p50_regression),
-            Harm("prefill throughput", throughput, limits.min_throughput),
-        )
-        return tuple(
-            harm
-            for harm in changes
-            if not (
-                harm.change >= harm.limit
-                if harm.figure in _FALLING
-                else harm.change <= harm.limit
-            )
-        )
+
+def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float]:
+    """Return the change of each limited figure from LRU's, without an interval."""
+
+    def more(figure: Callable[[Trial], float]) -> float:
+        before, after = figure(baseline), figure(trial)
+        if before == after:
+            return 0.0
+        return after / before - 1 if before else math.inf
+
+    return {
+        "attainment": trial.attainment - baseline.attainment,
+        "tel": more(lambda each: each.tel_s),
+        target.rank_name: more(lambda each: each.target_s),
+        "p50": more(lambda each: times_ms(each.outcome, target.view).p50),
+        "prefill throughput": more(lambda each: each.served_per_s),
+    }
+
+
+def harms(target: Target, limits: Limits, figures: Mapping[str, float]) -> tuple[Harm, ...]:
+    """Return the limits that changes break."""
+    bounds = {
+        "attainment": -limits.attainment_loss,
+        "tel": limits.tail_ratio - 1,
+        target.rank_name: limits.tail_ratio - 1,
+        "p50": limits.max_p50_regression,
+        "prefill throughput": limits.min_throughput - 1,
+    }
+    found = (Harm(name, figures[name], bound) for name, bound in bounds.items())
+    return tuple(
+        harm
+        for harm in found
+        if not (harm.change >= harm.limit if harm.figure in _FALLING else harm.change <= harm.limit)
+    )

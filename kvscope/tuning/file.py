@@ -6,6 +6,7 @@ rest is for `kvscope validate`, and for people.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kvscope.core.errors import InputError
 from kvscope.core.toml_files import (
     SCHEMA,
     Count,
@@ -30,15 +32,18 @@ from kvscope.policies.base import Policy
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.target import Measure, Target, View
 from kvscope.tuning.trial import Trial, times_ms
-from kvscope.tuning.tuner import TuningResult, Verdict
+from kvscope.tuning.tuner import TuningResult
+from kvscope.tuning.verdict import Verdict
 
 _COMMENTS = (
-    "verdict: switch, keep-lru, add-capacity or unreachable.",
+    "verdict: switch, keep-lru, add-capacity, unreachable or overloaded.",
     "[target]: at least a share `percentile` of the requests within slo_ms.",
-    "[capacity]: idle cached blocks. Add KV memory for running requests.",
+    "[capacity]: with [deployment], the pool of one replica, running requests included;",
+    "without, a cache study: idle cached blocks alone.",
     "[latency]: the profile that the figures were computed with.",
     "[gain]: share by which a figure is below LRU's: value, low and high of its 95 % CI.",
-    "[flags]: for an engine that has the policy.",
+    "[flags]: for the deployment's engine; none where the verdict is not certain enough.",
+    "[canary]: so many replicas for so long confirm the gain; roll back if the figure rises.",
 )
 
 
@@ -56,12 +61,31 @@ class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Idle cached blocks, in each unit that is known."""
+    """What a cache holds, in each unit that is known."""
 
     tokens: Count
     blocks: Count | None = None
     block_size: Count | None = None
     bytes: Count | None = None
+
+
+class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
+    """The engine that the figures are of, one of `replicas`."""
+
+    summary: str
+    engine: str
+    replicas: Annotated[int, msgspec.Meta(ge=1)]
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+
+
+class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Fields as in `Canary`."""
+
+    figure: str
+    requests_per_hour: Number
+    replicas: Count | None = None
+    hours: Number | None = None
 
 
 class RecommendationTable(msgspec.Struct):
@@ -77,6 +101,8 @@ class RecommendationTable(msgspec.Struct):
     expected: dict[str, dict[str, Number]] = {}
     gain: dict[str, tuple[float, float, float]] = {}  # infinite ends: unknown
     flags: dict[str, str] = {}
+    deployment: DeploymentTable | None = None
+    canary: CanaryTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +128,7 @@ class RecommendationFile(PolicyFile):
     target: Target
     capacity_tokens: int
     profile: LatencyProfile
+    deployment: DeploymentTable | None = None
 
 
 def write_recommendation(
@@ -114,8 +141,20 @@ def write_recommendation(
     flags: Flags,
     capacity_bytes: int | None = None,
     fitted: FittedTable | None = None,
+    deployment: DeploymentTable | None = None,
+    force: bool = False,
 ) -> None:
-    """Write what `result` recommends, so that reading it returns the same policy."""
+    """Write what `result` recommends, so that reading it returns the same policy.
+
+    Raises InputError, and leaves the file as it is, where it recommends a switch and `result` does
+    not, unless by `force`.
+    """
+    if result.verdict != "switch" and not force and _verdict_in(path) == "switch":
+        raise InputError(
+            f"recommends a switch, which {result.verdict} would replace",
+            where=str(path),
+            remedy="add --force, or name another file with --output",
+        )
     best, target = result.recommended, result.target
     blocks = best.capacity_blocks
     table = RecommendationTable(
@@ -132,8 +171,10 @@ def write_recommendation(
         },
         gain={name: (gain.value, gain.low, gain.high) for name, gain in best.gains.items()},
         flags={engine: text for engine, text in asdict(flags).items() if text is not None},
+        deployment=deployment,
+        canary=CanaryTable(**asdict(result.canary)) if result.canary else None,
     )
-    held_out = f"[expected]: {result.split.judged_requests} held-out requests."
+    held_out = f"[expected]: {result.split.held_out_requests} held-out requests."
     _write(path, msgspec.structs.asdict(table), fitted, *_COMMENTS, held_out)
 
 
@@ -165,6 +206,7 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
         capacity_tokens=table.capacity.tokens,
         target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
         profile=table.latency.profile(f"{where}: latency"),
+        deployment=table.deployment,
         fitted=read_fit(document, policy, where),
     )
 
@@ -187,6 +229,14 @@ def _write(
 ) -> None:
     fit = fitted.document() if fitted else {}
     write_toml(path, document | fit, comments)
+
+
+def _verdict_in(path: Path) -> str:
+    """Return the verdict of the recommendation at `path`; empty where there is none to read."""
+    try:
+        return str(tomllib.loads(path.read_text(encoding="utf-8")).get("verdict", ""))
+    except (OSError, ValueError):
+        return ""
 
 
 def _figures(trial: Trial, view: View) -> dict[str, float]:

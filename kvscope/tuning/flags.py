@@ -1,4 +1,4 @@
-"""Engine flags for a policy and a capacity.
+"""Engine flags for a policy on a deployment.
 
 vLLM itself evicts by LRU; for other policies it loads kvscope's plugin (`kvscope.vllm_plugin`),
 which reads the policy from the recommendation file.
@@ -46,12 +46,23 @@ class Flags:
         return self.sglang is not None or (self.vllm is not None and not self.vllm_needs_plugin)
 
 
-def flags(policy: Policy, capacity_tokens: int) -> Flags:
-    """Return the flags for a policy with its parameters, and a cache of so many tokens.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an engine is started, apart from its policy.
 
-    The capacity covers idle cached blocks only: running requests need memory beyond it.
+    `num_gpu_blocks` is the size of the pool where it is stated, running requests and vLLM's block 0
+    included; None where the engine measures it. `options` are further flags, in the engine's words.
     """
-    return Flags(_sglang(policy, capacity_tokens), _vllm(policy, capacity_tokens))
+
+    block_size: int = VLLM_BLOCK_TOKENS
+    num_gpu_blocks: int | None = None
+    options: tuple[str, ...] = ()
+
+
+def flags(policy: Policy, launch: Launch | None = None) -> Flags:
+    """Return the flags for a policy with its parameters."""
+    launch = launch or Launch()
+    return Flags(_sglang(policy, launch), _vllm(policy, launch))
 
 
 def plugin_command(path: str) -> str:
@@ -59,7 +70,7 @@ def plugin_command(path: str) -> str:
     return f"KVSCOPE_RECOMMENDATION={shlex.quote(path)} vllm serve MODEL"
 
 
-def _sglang(policy: Policy, tokens: int) -> str | None:
+def _sglang(policy: Policy, launch: Launch) -> str | None:
     if math.isfinite(policy.values.get("ttl_s", math.inf)) or policy.evicts != policy.leaves:
         return None
     if policy.name not in _SGLANG_POLICIES or policy.values.get("xi_percentile"):
@@ -71,14 +82,19 @@ def _sglang(policy: Policy, tokens: int) -> str | None:
     if name == "tlru" and config["threshold"] <= config["next_prompt_estimate"]:
         name, config = "lru", {}  # nothing is TEL-safe then; SGLang refuses to start with it
     compact = json.dumps(config, separators=(",", ":"))  # no spaces, where a terminal would wrap
-    options = f" --radix-eviction-policy-config '{compact}'" if config else ""
-    return f"--radix-eviction-policy {name}{options} --max-total-tokens {tokens}"
+    chosen = [f"--radix-eviction-policy {name}"]
+    chosen += [f"--radix-eviction-policy-config '{compact}'"] if config else []
+    if launch.num_gpu_blocks is not None:
+        chosen.append(f"--max-total-tokens {launch.num_gpu_blocks * launch.block_size}")
+    return " ".join([*chosen, *launch.options])
 
 
-def _vllm(policy: Policy, tokens: int) -> str | None:
+def _vllm(policy: Policy, launch: Launch) -> str | None:
     if not policy.runs_in_plugin():
         return None
-    blocks = -(-tokens // VLLM_BLOCK_TOKENS) + 1
-    size = f"--block-size {VLLM_BLOCK_TOKENS} --num-gpu-blocks-override {blocks}"
     built_in = policy.name == "lru" and math.isinf(policy.values["ttl_s"])
-    return size if built_in else f"{VLLM_PLUGIN} {size}"
+    chosen = [] if built_in else [VLLM_PLUGIN]
+    chosen.append(f"--block-size {launch.block_size}")
+    if launch.num_gpu_blocks is not None:
+        chosen.append(f"--num-gpu-blocks-override {launch.num_gpu_blocks}")
+    return " ".join([*chosen, *launch.options])

@@ -92,7 +92,11 @@ def together(
     return ServedRequests(
         prompts=workload.prompts,
         first=_first(workload),
-        **{each.name: column(each.name) for each in fields(ServedRequests) if each.name not in given},
+        **{
+            each.name: column(each.name)
+            for each in fields(ServedRequests)
+            if each.name not in given
+        },
     )
 
 

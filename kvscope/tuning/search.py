@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -23,6 +23,8 @@ _AROUND = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 _HINTS = (0.5, 0.75, 0.9, 0.95, 0.99)
 
 Values = Mapping[str, Sequence[float]]
+Rank = Callable[[Trial], tuple[float, ...]]
+"""A sort key of trials, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,10 @@ def search(
     estimates: Estimates,
     hints: Values,
     capacity_blocks: int,
+    rank: Rank,
     advance: Advance | None = None,
 ) -> list[Contender]:
-    """Return each variant with its best parameters, the best variant first.
+    """Return each variant with its best parameters by `rank`, the best variant first.
 
     First every parameter's values one at a time, then REFINEMENTS times half-way between the best
     one and its neighbours. Trials of all variants run in parallel.
@@ -55,7 +58,7 @@ def search(
     def evaluate(groups: Sequence[Sequence[Policy]]) -> list[list[Trial]]:
         points = [(policy, capacity_blocks) for group in groups for policy in group]
         trials = iter(evaluator.evaluate(points, advance))
-        return [_ranked([next(trials) for _ in group], evaluator.target) for group in groups]
+        return [sorted((next(trials) for _ in group), key=rank) for group in groups]
 
     values = [search_values(variant, estimates, hints) for variant in variants]
     groups = [
@@ -72,17 +75,13 @@ def search(
         if not any(groups):
             break
         ranked = [
-            _ranked([*trials, *new], evaluator.target)
+            sorted([*trials, *new], key=rank)
             for trials, new in zip(ranked, evaluate(groups), strict=True)
         ]
     contenders = [
         Contender(variant, tuple(trials)) for variant, trials in zip(variants, ranked, strict=True)
     ]
-    return sorted(contenders, key=lambda contender: contender.best.rank(evaluator.target))
-
-
-def _ranked(trials: Sequence[Trial], target: Target) -> list[Trial]:
-    return sorted(trials, key=lambda trial: trial.rank(target))
+    return sorted(contenders, key=lambda contender: rank(contender.best))
 
 
 def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""The target of a tuning: the share of requests that must meet the SLO."""
+"""What a tuning aims for: the share of requests that must meet the SLO, and what may not suffer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from kvscope.core.units import format_percentile
 
 Measure = Literal["percentile", "violations"]
 View = Literal["unloaded", "queued"]
+ATTAINMENT_LOSS = 0.005
+TAIL_RATIO = 1.02
+MAX_P50_REGRESSION = 0.25
+MIN_THROUGHPUT = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +39,19 @@ class Target:
     def objective(self) -> str:
         """Return the name of the figure that ranks policies, as in kvscope.tuning.bootstrap."""
         return self.measure if self.measure == "violations" else self.rank_name
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much worse than LRU a policy may be.
+
+    The 95 % interval of the change of SLO attainment (a share of the requests) must not reach below
+    -`attainment_loss`, those of the ratios of TEL and of the target's percentile not above
+    `tail_ratio`. The median must not grow by more than `max_p50_regression`, prefill throughput not
+    fall below `min_throughput` (shares of LRU's).
+    """
+
+    attainment_loss: float = ATTAINMENT_LOSS
+    tail_ratio: float = TAIL_RATIO
+    max_p50_regression: float = MAX_P50_REGRESSION
+    min_throughput: float = MIN_THROUGHPUT

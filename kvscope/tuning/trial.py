@@ -141,7 +141,7 @@ class Evaluator:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="tune")
 
     def over(self, *, replicas: int, workload: Workload | None = None) -> Evaluator:
-        """Return an evaluator of other replicas, or of another workload; it closes with this one."""
+        """Return an evaluator of other replicas or another workload; it closes with this one."""
         other = copy(self)  # the target, the pool and the stop are shared
         other.workload = workload or self.workload
         other.trials = {}

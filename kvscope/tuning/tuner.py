@@ -19,11 +19,11 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
-from kvscope.tuning.comparison import Limits, Window, WindowTrial
+from kvscope.tuning.comparison import Window, WindowTrial, changes, harms
 from kvscope.tuning.load import Load, load_of
-from kvscope.tuning.search import Contender, search, xi_hints
+from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, split_windows, window_workloads
-from kvscope.tuning.target import Target
+from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.tuning.verdict import Judged, Verdict, decide
 from kvscope.vllm_sim.state import engine_traffic
@@ -33,7 +33,7 @@ Progress = Callable[[str], AbstractContextManager[Advance]]
 ORACLES = (Belady, TailBelady)
 WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
 _HALF = 0.5
-_COMPARED = 3  # settings of each policy: so many by the target's measure, and by throughput
+_COMPARED = 5  # settings of each policy that the validation window chooses from
 _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
 
 
@@ -180,7 +180,15 @@ class Tuner:
         names = ", ".join(variant.policy.name for variant in variants)
         with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
             hints = xi_hints(self.training, capacity)
-            searched = search(self.training, variants, self.estimates, hints, capacity, advance)
+            searched = search(
+                self.training,
+                variants,
+                self.estimates,
+                hints,
+                capacity,
+                self._rank(capacity),
+                advance,
+            )
         with self.progress("replaying the validation window") as advance:
             contenders = self._compared(searched, lru.validation, capacity, advance)
         choice = None
@@ -268,10 +276,9 @@ class Tuner:
     ) -> list[WindowTrial]:
         """Return the preferred setting of each policy on the validation window, the best first.
 
-        The settings compared were the best in training by the target's measure, and the cheapest of
-        those that meet the SLO there.
+        The settings compared were the best in training.
         """
-        leading = [self._leading(contender) for contender in searched]
+        leading = [contender.trials[:_COMPARED] for contender in searched]
         points = [(trial.policy, capacity) for trials in leading for trial in trials]
         measured = iter(self.validation.measure_all(points, baseline, advance))
         best = [
@@ -280,10 +287,16 @@ class Tuner:
         ]
         return sorted(best, key=lambda trial: trial.preference(self.target))
 
-    def _leading(self, contender: Contender) -> list[Trial]:
-        meeting = [trial for trial in contender.trials[_COMPARED:] if trial.meets(self.target)]
-        meeting.sort(key=lambda trial: -trial.served_per_s)
-        return [*contender.trials[:_COMPARED], *meeting[:_COMPARED]]
+    def _rank(self, capacity: int) -> Rank:
+        """Return the order of trials in training: what breaks no limit against LRU comes first."""
+        target, limits = self.target, self.options.limits
+        baseline = self.training.trial(Lru(), capacity)
+
+        def rank(trial: Trial) -> tuple[float, ...]:
+            broken = harms(target, limits, changes(target, baseline, trial))
+            return bool(broken), *trial.rank(target)
+
+        return rank
 
     def _larger(
         self,
@@ -365,8 +378,8 @@ def _judged(
 ) -> Judged:
     """Return a policy on both windows, compared with LRU there where that is given."""
     return Judged(
-        validation.measure(policy, capacity, lru and lru.validation),
-        held_out.measure(policy, capacity, lru and lru.held_out),
+        validation.measure(policy, capacity, lru.validation if lru else None),
+        held_out.measure(policy, capacity, lru.held_out if lru else None),
     )
 
 

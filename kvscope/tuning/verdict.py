@@ -28,9 +28,7 @@ class Judged:
         return self.validation.keeps_up and self.held_out.keeps_up
 
 
-def decide(
-    target: Target, lru: Judged, choice: Judged | None, infinite: WindowTrial
-) -> Verdict:
+def decide(target: Target, lru: Judged, choice: Judged | None, infinite: WindowTrial) -> Verdict:
     """Return what to do with the present capacity.
 
     `choice` is the one contender chosen on the validation window, None if no contender may be

@@ -58,7 +58,7 @@ def recommended_run(
     the arrival times that requests carry (`sequential`). Raises UsageError for a policy that vLLM
     cannot run, or not without what the file lacks.
     """
-    if flags(file.policy, 0).vllm is None:
+    if flags(file.policy).vllm is None:
         raise UsageError(
             f"neither vLLM nor kvscope's plugin runs {file.policy.name}",
             where=str(path),

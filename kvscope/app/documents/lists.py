@@ -155,9 +155,6 @@ class FormatsDocument(Document):
     formats: tuple[FormatEntry, ...]
 
 
-_ANY_CAPACITY = 16  # tokens; which engine runs a policy does not depend on it
-
-
 def policies_document() -> PoliciesDocument:
     """Return the document of `kvscope policies`."""
     from kvscope.policies.registry import POLICIES
@@ -223,7 +220,7 @@ def _engines(policy: type[Policy]) -> list[str]:
 
     if policy.hindsight:
         return []
-    known = flags(policy(), _ANY_CAPACITY)
+    known = flags(policy())
     vllm = "vllm with kvscope's plugin" if known.vllm_needs_plugin else "vllm"
     return [*([vllm] if known.vllm else []), *(["sglang"] if known.sglang else [])]
 

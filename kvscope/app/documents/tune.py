@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kvscope.app.documents.base import (
@@ -17,10 +17,13 @@ from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.runs import Outcome
 from kvscope.tuning.bootstrap import Gain
+from kvscope.tuning.canary import Canary
+from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import HeldOutTrial, PrefillScenario, RequiredCapacity
+from kvscope.tuning.tuner import RequiredCapacity
+from kvscope.tuning.verdict import Judged
 
 _GIB = 2**30
 
@@ -42,40 +45,55 @@ class TargetFacts(Facts):
     percentile: float
     measure: str
     view: str
+    tpot_slo_ms: float | None
 
 
 class TrialFigures(Facts, Outcome):
-    """One policy at one capacity, by the window that it was tried on, in the target's view."""
+    """One policy at one capacity, by the window that it was tried on, in the target's view.
+
+    `attainment` is the share of requests within the SLO, `tpot_ms` the time per output token at the
+    target's percentile (engines only), `rejected` requests are longer than the pool.
+    """
 
     policy: str
     params: Mapping[str, float]
     hindsight: bool
     capacity_blocks: int
     target_ms: float
+    attainment: float
     violation_share: float
     target_tel_ms: float
+    tpot_ms: float | None
     meets_slo: bool
     prefills_per_s: float
+    rejected: int
 
 
-class JudgedFigures(TrialFigures):
-    """The same by the held-out window, with the gain over LRU at the user's capacity."""
+class ComparedFigures(TrialFigures):
+    """The same, compared with LRU at the present capacity on the same window.
+
+    `harms` are the limits that the policy breaks; one without may be recommended.
+    """
 
     keeps_share: float
+    keeps_up: bool
     gain: Mapping[str, Gain]
+    attainment_gain: Gain
+    harms: tuple[Harm, ...]
 
 
-class NextBest(JudgedFigures):
-    """What SGLang can run, where it lacks the recommended policy."""
+class JudgedFigures(Facts):
+    """One policy on the window that chose it and on the one that accepts or rejects it."""
 
-    flags: Flags
+    validation: ComparedFigures
+    held_out: ComparedFigures
 
 
 class LeastCapacity(CapacityFacts):
     """The least capacity that meets the SLO, by the training window and by the held-out one."""
 
-    chosen: TrialFigures
-    judged: TrialFigures
+    training: TrialFigures
+    held_out: TrialFigures
     would_need_blocks: int | None
 
 
@@ -86,49 +104,107 @@ class LeastCapacities(Facts):
     best: LeastCapacity | None
 
 
+class LoadFacts(Facts):
+    """Whether the replicas keep up with the arrivals under LRU, on the validation window.
+
+    `growth` is the TTFT gained per second of the window. If they do not keep up: the least number
+    of replicas that do, the share of the conversations that these carry, and LRU's figures there.
+    """
+
+    growth: float
+    overloaded: bool
+    replicas_at_least: int | None
+    carried_share: float | None
+    carried: TrialFigures | None
+
+
+class EndFacts(Facts):
+    """The verdict at one end of what is not known exactly; latencies at the target's percentile."""
+
+    name: str
+    prefill_times: float
+    capacity_blocks: int | None
+    verdict: str
+    baseline_ms: float
+    choice_ms: float | None
+
+
 class RecommendationFacts(CapacityFacts):
-    """What to run, what it gives, and the engines' flags for it."""
+    """What to run, what it gives on the held-out window, and the engine's flags for it.
+
+    `held_out` has LRU and the policy chosen on the validation window, None if none may be
+    recommended. `why_no_flags` is empty where there are flags.
+    """
 
     verdict: str
+    certain: bool
     policy: str
     leaves: str
     params: Mapping[str, float]
     baseline: TrialFigures
     expected: TrialFigures
     gain: Mapping[str, Gain]
+    lru: JudgedFigures
+    choice: JudgedFigures | None
     flags: Flags
-    next_best_for_sglang: NextBest | None
+    why_no_flags: str
+    canary: Canary | None
+    replicas_at_least: int | None
+
+
+class DeploymentFacts(Facts):
+    """The deployment."""
+
+    summary: str
+
+
+def deployment_facts(where: object) -> DeploymentFacts | None:
+    return None
 
 
 class TuneDocument(Document, SettingFacts):
-    """What `kvscope tune` recommends, what that rests on, and all that was tried."""
+    """What `kvscope tune` recommends, what that rests on, and all that was tried.
+
+    `contenders`, `infinite` and `oracles` are on the validation window, `explored` on the training
+    window. `oracles` know the future; tail-belady is a heuristic, not a bound.
+    """
 
     command: Literal["tune"] = "tune"
+    schema: Literal[2] = 2  # type: ignore[assignment]  # a version of its own
     trace: TraceFacts
     target: TargetFacts
     model: ModelFacts | None
+    deployment: DeploymentFacts | None
     capacity_blocks: int
     capacity_origin: str
+    replicas: int
+    warnings: tuple[str, ...]
+    words: tuple[str, ...]
     recommendation: RecommendationFacts
-    contenders: tuple[JudgedFigures, ...]
-    ceilings: tuple[JudgedFigures, ...]
-    infinite: JudgedFigures
+    load: LoadFacts
+    contenders: tuple[ComparedFigures, ...]
+    infinite: ComparedFigures
+    oracles: tuple[ComparedFigures, ...]
     least_capacity: LeastCapacities
     explored: tuple[TrialFigures, ...]
     split: Split
-    scaled: tuple[PrefillScenario, ...]
+    ends: tuple[EndFacts, ...]
     assumptions: tuple[Assumption, ...]
 
 
-def tune_document(tuned: Recommendation) -> TuneDocument:
-    """Return the document of `kvscope tune`."""
+def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
+    """Return the document of `kvscope tune`; `words` are the verdict in sentences."""
     tuning, best = tuned.tuning, tuned.tuning.recommended
+    load = tuning.load
     return TuneDocument.build(
         setting_facts(tuning.setting),
         tuning,
+        tuned,
         trace=trace_facts(tuned.trace),
         target=TargetFacts.build(tuning.target),
         model=model_facts(tuned.model),
+        deployment=deployment_facts(tuned.deployment),
+        words=tuple(words),
         recommendation=RecommendationFacts.build(
             _capacity(tuned, best.capacity_blocks),
             tuning,
@@ -138,26 +214,30 @@ def tune_document(tuned: Recommendation) -> TuneDocument:
             baseline=_trial(tuned, tuning.baseline),
             expected=_trial(tuned, best),
             gain=best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
+            lru=_judged(tuned, tuning.lru),
+            choice=_judged(tuned, tuning.choice) if tuning.choice else None,
             flags=tuned.flags,
-            next_best_for_sglang=_next_best(tuned),
+            why_no_flags=tuned.why_no_flags(),
+            replicas_at_least=load.replicas_at_least,
         ),
-        contenders=tuple(_judged(tuned, trial) for trial in tuning.contenders),
-        ceilings=tuple(_judged(tuned, trial) for trial in tuning.oracles),
-        infinite=_judged(tuned, tuning.infinite),
+        load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
+        contenders=tuple(_compared(tuned, trial) for trial in tuning.contenders),
+        infinite=_compared(tuned, tuning.infinite),
+        oracles=tuple(_compared(tuned, trial) for trial in tuning.oracles),
         least_capacity=LeastCapacities(
             lru=_least(tuned, tuning.least_lru), best=_least(tuned, tuning.least_any)
         ),
         explored=tuple(_trial(tuned, trial) for trial in tuning.explored),
-        scaled=tuning.scenarios,
-        assumptions=tuned.assumptions,
+        ends=tuple(
+            EndFacts.build(
+                end.end,
+                end,
+                baseline_ms=end.baseline.target_s * 1e3,
+                choice_ms=end.choice.target_s * 1e3 if end.choice else None,
+            )
+            for end in tuning.ends
+        ),
     )
-
-
-def _next_best(tuned: Recommendation) -> NextBest | None:
-    other = None if tuned.flags.sglang else tuned.next_best_for_sglang()
-    if other is None:
-        return None
-    return NextBest.build(_judged(tuned, other), flags=tuned.flags_for(other))
 
 
 def _params(tuned: Recommendation, trial: Trial) -> dict[str, float]:
@@ -191,9 +271,15 @@ def _trial(tuned: Recommendation, trial: Trial) -> TrialFigures:
     )
 
 
-def _judged(tuned: Recommendation, judged: HeldOutTrial) -> JudgedFigures:
-    return JudgedFigures.build(
-        _trial(tuned, judged), keeps_share=judged.meeting_share, gain=judged.gains
+def _compared(tuned: Recommendation, trial: WindowTrial) -> ComparedFigures:
+    return ComparedFigures.build(
+        _trial(tuned, trial), trial, keeps_share=trial.meeting_share, gain=trial.gains
+    )
+
+
+def _judged(tuned: Recommendation, judged: Judged) -> JudgedFigures:
+    return JudgedFigures(
+        validation=_compared(tuned, judged.validation), held_out=_compared(tuned, judged.held_out)
     )
 
 
@@ -203,6 +289,6 @@ def _least(tuned: Recommendation, least: RequiredCapacity | None) -> LeastCapaci
     return LeastCapacity.build(
         _capacity(tuned, least.training.capacity_blocks),
         least,
-        chosen=_trial(tuned, least.training),
-        judged=_trial(tuned, least.held_out),
+        training=_trial(tuned, least.training),
+        held_out=_trial(tuned, least.held_out),
     )
