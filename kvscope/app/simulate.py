@@ -15,9 +15,9 @@ from kvscope.app.requests import SimulateRequest
 from kvscope.app.traces import Stores
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.models import Model
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
@@ -41,7 +41,7 @@ class Simulation:
     """
 
     trace: Trace
-    model: ModelKv | None
+    model: Model | None
     setting: RunSetting
     runs: tuple[Run, ...]
     curve: HitCurve | None = None

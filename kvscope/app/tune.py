@@ -9,10 +9,10 @@ from kvscope.app.monitor import Monitor, Silent
 from kvscope.app.requests import TuneRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
@@ -50,7 +50,7 @@ class Recommendation:
     """A tuning with the trace and the model that it is for; `path` is where it is written."""
 
     trace: Trace
-    model: ModelKv | None
+    model: Model | None
     hbm_bytes: int | None
     profile: LatencyProfile
     tuning: TuningResult

@@ -132,4 +132,4 @@ MODELS: Mapping[str, str] = {
     "llama2-70b-4xa100": "llama2-70b",
     "llama2-70b-4xh100-fp8": "llama2-70b",
 }
-"""The model of each preset, by the names of kvscope.core.kv_size."""
+"""The model of each preset, by the names of kvscope.deployment.models."""

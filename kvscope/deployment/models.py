@@ -58,7 +58,7 @@ class LatentKv:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelKv:
+class Model:
     """KV cache of a model. `notes` say where its size is only an approximation."""
 
     name: str
@@ -81,7 +81,7 @@ class ModelKv:
         return size_bytes // self.bytes_for(block_size)
 
 
-def resolve_model(text: str, dtype: KvDtype | None = None) -> ModelKv:
+def resolve_model(text: str, dtype: KvDtype | None = None) -> Model:
     """Return the model that `text` names: a preset, a config.json, or a folder that holds one.
 
     `dtype` overrides the precision of the cache. Raises UsageError for an unknown preset (with the
@@ -101,7 +101,7 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_PRESETS)
 
 
-def preset(text: str) -> ModelKv:
+def preset(text: str) -> Model:
     """Return the preset called `text`, an organisation before it and capitals allowed.
 
     Raises UsageError with the nearest names.
@@ -116,7 +116,7 @@ def preset(text: str) -> ModelKv:
     )
 
 
-def read_config(path: Path) -> ModelKv:
+def read_config(path: Path) -> Model:
     """Return the model that the Hugging Face config.json at `path` describes.
 
     Raises InputError for a file that cannot be read or does not say what is needed.
@@ -143,11 +143,11 @@ class _Config:
     where: str
     fields: Mapping[str, Any]
 
-    def model(self) -> ModelKv:
+    def model(self) -> Model:
         layers, notes = self._layers()
         dtype, doubt = self._dtype()
         name = Path(self.where).resolve().parent.name
-        return ModelKv(name, self._shape(layers), dtype, self.where, (*notes, *doubt))
+        return Model(name, self._shape(layers), dtype, self.where, (*notes, *doubt))
 
     def _shape(self, layers: int) -> HeadKv | LatentKv:
         if self._has("kv_lora_rank"):
@@ -225,11 +225,11 @@ def _window_note(which: str, window: object) -> str:
 
 def _model(
     name: str, source: str, shape: tuple[int, int, int], dtype: KvDtype = "bf16", *notes: str
-) -> ModelKv:
-    return ModelKv(name, HeadKv(*shape), dtype, f"config.json of {source}", notes)
+) -> Model:
+    return Model(name, HeadKv(*shape), dtype, f"config.json of {source}", notes)
 
 
-_PRESETS: Mapping[str, ModelKv] = {
+_PRESETS: Mapping[str, Model] = {
     model.name: model
     for model in (
         _model("vicuna-7b", "lmsys/vicuna-7b-v1.5", (32, 32, 128), "fp16"),
@@ -250,7 +250,7 @@ _PRESETS: Mapping[str, ModelKv] = {
         _model("qwen2.5-72b", "Qwen/Qwen2.5-72B", (80, 8, 128)),
         _model("qwen3-8b", "Qwen/Qwen3-8B", (36, 8, 128)),
         _model("qwen3-32b", "Qwen/Qwen3-32B", (64, 8, 128)),
-        ModelKv(
+        Model(
             "deepseek-v3", LatentKv(61, 512, 64), "bf16", "config.json of deepseek-ai/DeepSeek-V3"
         ),
         _model(
