@@ -126,9 +126,7 @@ def _assign(values: Values, assignment: str) -> None:
     policy = _policy(owner, where)
     if policy not in values:
         raise UsageError(
-            f"{policy.name} is not replayed",
-            where=where,
-            remedy=f"add {policy.name} to --policies",
+            f"{policy.name} is not replayed", where=where, remedy=f"add {policy.name} to --policies"
         )
     known = {parameter.name: parameter for parameter in policy.parameters}
     if name not in {_LEAVES, *known}:

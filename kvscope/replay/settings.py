@@ -56,10 +56,7 @@ def with_capacity_model(
     Raises UsageError for options that contradict each other.
     """
     engine, tiered = model == "engine", tiers is not None
-    limits = {
-        "--max-num-seqs": max_num_seqs,
-        "--max-num-batched-tokens": max_num_batched_tokens,
-    }
+    limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
     where = next((name for name, limit in limits.items() if limit is not None), "")
     if where and not engine:
         remedy = "add --capacity-model engine"
@@ -86,9 +83,7 @@ def with_capacity_model(
 
 
 def engine_setting(
-    setting: RunSetting,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
+    setting: RunSetting, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
 ) -> RunSetting:
     """Return `setting` on an engine with these limits, by default vLLM's.
 
