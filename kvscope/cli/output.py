@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.cli.diagnostics import note, one_line
+from kvscope.cli.diagnostics import note, one_line, reader_may_leave
 from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
@@ -49,15 +49,16 @@ def report(
     html: Callable[[], str],
 ) -> None:
     """Print a result as JSON, one screen or sections, and write its HTML report, if wanted."""
-    if printing.as_json:
-        emit_json(document())
-    else:
-        from kvscope.report.section import select
-        from kvscope.report.words import trace_in_words
+    with reader_may_leave():
+        if printing.as_json:
+            emit_json(document())
+        else:
+            from kvscope.report.section import select
+            from kvscope.report.words import trace_in_words
 
-        chosen = select(screen, sections, full=printing.full, names=printing.section)
-        _print(console(), f"{trace.name}: {trace_in_words(trace)}")
-        show_sections(chosen)
+            chosen = select(screen, sections, full=printing.full, names=printing.section)
+            _print(console(), f"{trace.name}: {trace_in_words(trace)}")
+            show_sections(chosen)
     if printing.html is not None:
         write_text(Path(printing.html), html())
         note(f"report written to {printing.html}")
