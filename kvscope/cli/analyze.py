@@ -33,18 +33,10 @@ def analyze(
     with open_store(db) as store:
         check_source(store, trace)
         from kvscope.app.analyze import analyze_source
-        from kvscope.app.documents.analyze import analyze_document
         from kvscope.report import overview
         from kvscope.report.section import check_names
 
         check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
-    output.report(
-        analysis.trace,
-        printing,
-        document=lambda: analyze_document(analysis),
-        screen=lambda: [overview.headline(analysis)],
-        sections=lambda: overview.sections(analysis),
-        html=lambda: overview.html_report(analysis),
-    )
+    output.report(overview.report(analysis), printing)
     end_on(gates, analyze_figures(analysis))

@@ -28,18 +28,10 @@ def fit(
 
     with open_store(db) as store:
         check_source(store, trace)
-        from kvscope.app.documents.fit import fit_document
         from kvscope.app.fit import fit_source
         from kvscope.report import fit as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
         fitted, ends = fit_source(store, trace, request, Terminal(), reading)
-    output.report(
-        fitted.trace,
-        printing,
-        document=lambda: fit_document(fitted, ends),
-        screen=lambda: report.screen(fitted, ends),
-        sections=lambda: report.sections(fitted, ends),
-        html=lambda: report.html_report(fitted, ends),
-    )
+    output.report(report.report(fitted, ends), printing)

@@ -38,7 +38,6 @@ def simulate(
         check_source(store, trace)
         request = early or simulate_request(options)
         gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
-        from kvscope.app.documents.runs import simulate_document
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
         from kvscope.report import policies as report
@@ -51,14 +50,7 @@ def simulate(
             stoppable() as terminal,
         ):
             simulation = run_replays(HeldStore(store), stored, prompts, request, terminal)
-    output.report(
-        simulation.trace,
-        printing,
-        document=lambda: simulate_document(simulation),
-        screen=lambda: report.screen(simulation),
-        sections=lambda: report.sections(simulation),
-        html=lambda: report.html_report(simulation),
-    )
+    output.report(report.report(simulation), printing)
     if simulation.unfinished:
         count = len(simulation.runs)
         note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")

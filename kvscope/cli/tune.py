@@ -54,7 +54,6 @@ def tune(
         check_source(store, trace)
         request = early or tune_request(options)
         gates = tune_gates(fail_on)
-        from kvscope.app.documents.tune import tune_document
         from kvscope.app.tune import kernels, write_recommended
         from kvscope.app.tune import tune as recommend
         from kvscope.report import recommendation as report
@@ -73,14 +72,8 @@ def tune(
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
-    output.report(
-        tuned.trace,
-        replace(printing, full=printing.full or explain),
-        document=lambda: tune_document(tuned),
-        screen=lambda: report.screen(tuned),
-        sections=lambda: report.sections(tuned),
-        html=lambda: report.html_report(tuned),
-    )
+    screen = replace(printing, full=printing.full or explain)
+    output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         write_recommended(Path(path), tuned, prompts)
         note(f"recommendation written to {path}")

@@ -50,17 +50,10 @@ def validate(
                 show_log=show_log,
             )
         results.add_validation(store, stored, validation)
-    from kvscope.app.documents.engines import validate_document
     from kvscope.report import validation as report
 
-    output.report(
-        stored,
-        ScreenOptions(html=printing.html, as_json=printing.as_json),
-        document=lambda: validate_document(stored, validation),
-        screen=lambda: report.sections(validation),
-        sections=lambda: report.sections(validation),
-        html=lambda: report.html_report(stored, validation),
-    )
+    screen = ScreenOptions(html=printing.html, as_json=printing.as_json)
+    output.report(report.report(stored, validation), screen)
     if validation.ended:
         note(f"ended early: {validation.ended}; what was measured until then is kept")
     if terminal.stop.is_set():

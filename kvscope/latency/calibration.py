@@ -265,10 +265,10 @@ def _intervals(
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredEngine:
-    """What was measured: vLLM, torch, or `server` for one that was running already."""
+class CalibratedEngine:
+    """The engine that was measured."""
 
-    name: str
+    name: str  # vLLM, torch, or `server` for one that was running already
     version: str | None
     device: str | None
     model: str
@@ -285,7 +285,7 @@ class MeasuredEngine:
 class Calibration:
     """A latency profile, the fit behind it, and the measurements."""
 
-    engine: MeasuredEngine
+    engine: CalibratedEngine
     profile: LatencyProfile
     fit: ProfileFit
     run: CalibrationRun
@@ -293,7 +293,7 @@ class Calibration:
 
 def calibrate(
     engine: Measurable,
-    description: MeasuredEngine,
+    description: CalibratedEngine,
     *,
     longest: int,
     rounds: int,
