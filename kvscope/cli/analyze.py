@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvscope.app.options import AnalyzeOptions, Reading
 from kvscope.cli import output
-from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
+from kvscope.cli.diagnostics import end_on
+from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal
 
 
@@ -13,6 +14,7 @@ def analyze(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: AnalyzeOptions,
+    fail_on: FailOn = None,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -20,9 +22,11 @@ def analyze(
 
     A path is ingested first if the store does not have it yet.
     """
+    from kvscope.app.gates import analyze_figures, analyze_gates
     from kvscope.app.requests import analyze_request
 
     request = analyze_request(options)
+    gates = analyze_gates(fail_on, request)
     from kvscope.app.traces import check_source
     from kvscope.store.db import open_store
 
@@ -35,3 +39,4 @@ def analyze(
         check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
     output.report(overview.report(analysis), printing)
+    end_on(gates, analyze_figures(analysis))

@@ -6,8 +6,8 @@ import typer
 
 from kvscope.app.options import Reading, SimulateOptions
 from kvscope.cli import output
-from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
+from kvscope.cli.diagnostics import end_on, note
+from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode
 
@@ -17,6 +17,7 @@ def simulate(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: SimulateOptions,
+    fail_on: FailOn = None,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -25,6 +26,7 @@ def simulate(
     The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
     runs in progress are finished and kept.
     """
+    from kvscope.app.gates import simulate_figures, simulate_gates
     from kvscope.app.requests import simulate_request
 
     # Policies and the store each take a while to import: of two mistakes the likelier comes first.
@@ -35,6 +37,7 @@ def simulate(
     with open_store(db) as store:
         check_source(store, trace)
         request = early or simulate_request(options)
+        gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
         from kvscope.report import policies as report
@@ -52,3 +55,4 @@ def simulate(
         count = len(simulation.runs)
         note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
         raise typer.Exit(ExitCode.INTERRUPTED)
+    end_on(gates, simulate_figures(simulation))

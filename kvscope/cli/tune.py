@@ -11,8 +11,8 @@ import typer
 from kvscope.app import values
 from kvscope.app.options import Option, Reading, TuneOptions
 from kvscope.cli import output
-from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
+from kvscope.cli.diagnostics import end_on, note
+from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped
 
@@ -30,6 +30,7 @@ Output = Annotated[
 def tune(
     *,
     options: TuneOptions,
+    fail_on: FailOn = None,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
@@ -41,6 +42,7 @@ def tune(
 
     Chosen on a training window of the trace, judged on a held-out one. Writes recommendation.toml.
     """
+    from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import tune_request
 
     # Policies and the store each take a while to import: of two mistakes the likelier comes first.
@@ -51,6 +53,7 @@ def tune(
     with open_store(db) as store:
         check_source(store, trace)
         request = early or tune_request(options)
+        gates = tune_gates(fail_on)
         from kvscope.app.tune import kernels, write_recommended
         from kvscope.app.tune import tune as recommend
         from kvscope.report import recommendation as report
@@ -74,3 +77,4 @@ def tune(
     if path != values.STANDARD_STREAM:
         write_recommended(Path(path), tuned, prompts)
         note(f"recommendation written to {path}")
+    end_on(gates, tune_figures(tuned))
