@@ -59,14 +59,14 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
         state.cost_s += state.prefill_token_s * tokens + state.prefill_pair_s * pairs
 
 
-def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) -> Step:
-    """Return the function that plans a step: running requests, then, if none was preempted, new.
+def running_planner(
+    allocate: Callable[..., None], release: Callable[..., None], leaf: bool
+) -> Callable[[Machine], bool]:
+    """Return the function that plans for running requests, and returns True without preemption.
 
-    A running request that needs a block where none is free preempts the youngest one, in the end
-    itself: that waits in front then. One whose last output is on its way needs nothing.
+    A request that needs a block where none is free preempts the youngest one, in the end itself:
+    that waits in front then. One whose last output is on its way needs nothing.
     """
-    allocate = allocator(taker(policy, leaf))
-    admit = admitter(policy, allocate, leaf)
 
     @callable_in_kernels
     def preempt(machine: Machine) -> None:
@@ -105,6 +105,15 @@ def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) 
                 hash_blocks(machine, request, filled, leaf)
             plan(machine, request, tokens)
         return undisturbed
+
+    return plan_running
+
+
+def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) -> Step:
+    """Return the function that plans a step: running requests, then, if none was preempted, new."""
+    allocate = allocator(taker(policy, leaf))
+    plan_running = running_planner(allocate, release, leaf)
+    admit = admitter(policy, allocate, leaf)
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
