@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from kvscope import __version__
 from kvscope.cli import diagnostics, output
-from kvscope.cli.options import Debug, typed
+from kvscope.cli.options import Debug, convert_directly, typed
 from kvscope.core.errors import ExitCode
 
 
@@ -121,7 +121,7 @@ def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> Any:
         rich_markup_mode=None,  # plain help: importing rich for it doubles the time it takes
         pretty_exceptions_enable=False,
     )
-    group: Any = typer.main.get_command(app)
+    group = convert_directly(typer.main.get_command(app))
     group.commands = _LoadedWhenCalled(commands)
     return group
 
@@ -137,10 +137,10 @@ def _built(name: str, command: Command) -> Any:
     if isinstance(loaded, typer.Typer):
         outer = typer.Typer(**settings, context_settings=_HELP_NAMES)
         outer.add_typer(_typed_inside(loaded), name=name)
-        return typer.main.get_group(outer).commands[name]
+        return convert_directly(typer.main.get_group(outer).commands[name])
     single = typer.Typer(**settings)
     single.command(name, context_settings=_HELP_NAMES)(typed(loaded))
-    return typer.main.get_command(single)
+    return convert_directly(typer.main.get_command(single))
 
 
 def main(

@@ -125,4 +125,4 @@ def validate(
     if validation.ended:
         raise typer.Exit(ExitCode.ENGINE)
     if validation.verdict == "not confirmed":
-        raise typer.Exit(ExitCode.TOLERANCE)
+        raise typer.Exit(ExitCode.CHECK_FAILED)

@@ -24,8 +24,8 @@ from kvscope.app.options import (
     TuneOptions,
 )
 from kvscope.cli import output
-from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
+from kvscope.cli.diagnostics import end_on, note
+from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped
 
@@ -48,6 +48,7 @@ def analyze(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: AnalyzeOptions,
+    fail_on: FailOn = None,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -55,9 +56,11 @@ def analyze(
 
     A path is ingested first if the store does not have it yet.
     """
+    from kvscope.app.gates import analyze_figures, analyze_gates
     from kvscope.app.requests import analyze_request
 
     request = analyze_request(options)
+    gates = analyze_gates(fail_on, request)
     with _opened(db, trace) as store:
         from kvscope.app.analyze import analyze_source
         from kvscope.report import overview
@@ -66,6 +69,7 @@ def analyze(
         check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
     output.report(overview.report(analysis), printing)
+    end_on(gates, analyze_figures(analysis))
 
 
 def fit(
@@ -98,6 +102,7 @@ def simulate(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: SimulateOptions,
+    fail_on: FailOn = None,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -106,12 +111,14 @@ def simulate(
     The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
     runs in progress are finished and kept.
     """
+    from kvscope.app.gates import simulate_figures, simulate_gates
     from kvscope.app.requests import simulate_request
 
     # Policies and the store each take a while to import: of two mistakes the likelier comes first.
     early = simulate_request(options) if options.policies or options.param else None
     with _opened(db, trace) as store:
         request = early or simulate_request(options)
+        gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
         from kvscope.app.traces import HeldStore, prompts_to_replay
@@ -130,11 +137,13 @@ def simulate(
         count = len(simulation.runs)
         note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
         raise typer.Exit(ExitCode.INTERRUPTED)
+    end_on(gates, simulate_figures(simulation))
 
 
 def tune(
     *,
     options: TuneOptions,
+    fail_on: FailOn = None,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
@@ -146,12 +155,14 @@ def tune(
 
     Chosen on a training window of the trace, judged on a held-out one. Writes recommendation.toml.
     """
+    from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import tune_request
 
     # Policies and the store each take a while to import: of two mistakes the likelier comes first.
     early = tune_request(options) if options.policies or options.param else None
     with _opened(db, trace) as store:
         request = early or tune_request(options)
+        gates = tune_gates(fail_on)
         from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune import kernels, write_recommended
         from kvscope.app.tune import tune as recommend
@@ -176,6 +187,7 @@ def tune(
     if path != values.STANDARD_STREAM:
         write_recommended(Path(path), tuned, prompts)
         note(f"recommendation written to {path}")
+    end_on(gates, tune_figures(tuned))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     INPUT = 3
-    TOLERANCE = 4
+    CHECK_FAILED = 4
     ENGINE = 5
     INTERRUPTED = 130
 

@@ -109,12 +109,13 @@ def replay(
     A request is looked up, its path joins the cache, then the policy evicts down to the capacity.
     `history` saves work where one trace is replayed many times; `tables` are for policies that read
     them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
-    refuse an insertion.
+    refuse an insertion; `Policy.makes_room` asks for the same.
     """
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.classified(policy, traffic)
     history = history or touch_history(traffic)
     p, leaf = policy.settings(), policy.evicts == "leaf"
+    mandatory = mandatory or policy.makes_room
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
     kernel = kernel_of(type(policy), leaf)
     if isinstance(policy, QueuePolicy):
