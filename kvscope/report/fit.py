@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from kvscope.app.documents.fit import fit_document
 from kvscope.core import units
-from kvscope.report import html, returns, style
+from kvscope.report import returns, style
+from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, curve_plot, tabulate
 from kvscope.report.words import (
     NONE,
@@ -21,7 +23,6 @@ from kvscope.report.words import (
     rate_unit,
     share,
     time_unit,
-    trace_in_words,
 )
 from kvscope.reuse_models.results import (
     CategoryFit,
@@ -56,11 +57,6 @@ _MEANING = (
 )
 
 
-def screen(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
-    """Return the one screen: which models to use, and how well ends are predicted where asked."""
-    return [headline(fit), *([returns.section(ends)] if ends is not None else [])]
-
-
 def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
     known = [headline(fit)]
@@ -77,10 +73,15 @@ def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
     return known
 
 
-def html_report(fit: Fit, ends: EndsFit | None = None) -> str:
-    """Return the fit as one self-contained HTML page."""
-    lead = trace_in_words(fit.trace)
-    return html.page(f"kvscope fit: {fit.trace.name}", lead, sections(fit, ends))
+def report(fit: Fit, ends: EndsFit | None = None) -> Report:
+    """Return the fit in every form; its screen has how well ends are predicted where asked."""
+    return Report(
+        "kvscope fit",
+        fit.trace,
+        document=lambda: fit_document(fit, ends),
+        screen=lambda: [headline(fit), *([returns.section(ends)] if ends is not None else [])],
+        sections=lambda: sections(fit, ends),
+    )
 
 
 def headline(fit: Fit) -> Section:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvscope.app.analyze import Analysis, Caching
+from kvscope.app.documents.analyze import analyze_document
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
-from kvscope.report import caching, html, reuse, space, time, traffic
+from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
+from kvscope.report.report import Report
 from kvscope.report.section import Section
-from kvscope.report.words import count, definition_in_words, share, significant, trace_in_words
+from kvscope.report.words import count, definition_in_words, share, significant
 
 SECTIONS = (
     *("summary", "capacity", "misses", "definitions", "categories", "contribution", "last-touch"),
@@ -36,10 +38,15 @@ def sections(analysis: Analysis) -> list[Section]:
     ]
 
 
-def html_report(analysis: Analysis) -> str:
-    """Return the analysis as one self-contained HTML page."""
-    lead = trace_in_words(analysis.trace)
-    return html.page(f"kvscope: {analysis.trace.name}", lead, sections(analysis))
+def report(analysis: Analysis) -> Report:
+    """Return the analysis in every form."""
+    return Report(
+        "kvscope",
+        analysis.trace,
+        document=lambda: analyze_document(analysis),
+        screen=lambda: [headline(analysis)],
+        sections=lambda: sections(analysis),
+    )
 
 
 def headline(analysis: Analysis) -> Section:

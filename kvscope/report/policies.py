@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvscope.app.documents.runs import simulate_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
@@ -17,7 +18,8 @@ from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.replay.curve import HitCurve
-from kvscope.report import html, style, ttft
+from kvscope.report import style, ttft
+from kvscope.report.report import Report
 from kvscope.report.runs import (
     ORACLE_NOTE,
     SYMBOLS,
@@ -46,7 +48,6 @@ from kvscope.report.words import (
     share,
     significant,
     time_unit,
-    trace_in_words,
 )
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
@@ -96,10 +97,15 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
     return known
 
 
-def html_report(simulation: Simulation) -> str:
-    """Return the simulation as one self-contained HTML page."""
-    lead = trace_in_words(simulation.trace)
-    return html.page(f"kvscope simulate: {simulation.trace.name}", lead, sections(simulation))
+def report(simulation: Simulation) -> Report:
+    """Return the simulation in every form."""
+    return Report(
+        "kvscope simulate",
+        simulation.trace,
+        document=lambda: simulate_document(simulation),
+        screen=lambda: screen(simulation),
+        sections=lambda: sections(simulation),
+    )
 
 
 @dataclass(frozen=True, slots=True)

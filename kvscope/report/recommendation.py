@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.policies.registry import plugin_policies
 from kvscope.replay.policy_options import FORESEEING
-from kvscope.report import explanation, html, style, ttft
+from kvscope.report import explanation, style, ttft
+from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
@@ -30,7 +32,6 @@ from kvscope.report.words import (
     percentiles,
     share,
     significant,
-    trace_in_words,
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.flags import Flags, plugin_command
@@ -76,10 +77,15 @@ def sections(tuned: Recommendation) -> list[Section]:
     ]
 
 
-def html_report(tuned: Recommendation) -> str:
-    """Return the recommendation as one self-contained HTML page, with all that was tried."""
-    title = f"kvscope tune: {tuned.trace.name}"
-    return html.page(title, trace_in_words(tuned.trace), sections(tuned))
+def report(tuned: Recommendation) -> Report:
+    """Return the recommendation in every form."""
+    return Report(
+        "kvscope tune",
+        tuned.trace,
+        document=lambda: tune_document(tuned),
+        screen=lambda: screen(tuned),
+        sections=lambda: sections(tuned),
+    )
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:

@@ -8,10 +8,12 @@ from functools import partial
 
 import numpy as np
 
+from kvscope.app.documents.engines import validate_document
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.replay.policy_options import format_value
-from kvscope.report import html, style, ttft
+from kvscope.report import style, ttft
+from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
@@ -20,7 +22,6 @@ from kvscope.report.words import (
     percentiles,
     share,
     significant,
-    trace_in_words,
 )
 from kvscope.validate.result import EngineFacts, RunFacts, StoredValidation, Validation
 
@@ -58,10 +59,15 @@ def stored(validation: StoredValidation) -> list[Section]:
     return [Section(title, words), runs]
 
 
-def html_report(trace: Trace, validation: Validation) -> str:
-    """Return the validation as one self-contained HTML page, both distributions overlaid."""
-    title = f"kvscope validate: {trace.name}"
-    return html.page(title, trace_in_words(trace), sections(validation))
+def report(trace: Trace, validation: Validation) -> Report:
+    """Return the validation in every form."""
+    return Report(
+        "kvscope validate",
+        trace,
+        document=lambda: validate_document(trace, validation),
+        screen=lambda: sections(validation),
+        sections=lambda: sections(validation),
+    )
 
 
 def _opening(verdict: str, ended: str) -> list[str]:

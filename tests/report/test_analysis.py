@@ -154,7 +154,7 @@ def test_notes_open_the_report(three: Stored) -> None:
     analysis = analyze(*three)
     noted = replace(analysis, trace=replace(analysis.trace, notes=("turns are inferred",)))
     assert overview.headline(noted).sentences[0] == "Note: turns are inferred."
-    assert "<p>Note: turns are inferred.</p>" in overview.html_report(noted)
+    assert "<p>Note: turns are inferred.</p>" in overview.report(noted).html()
 
 
 def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:

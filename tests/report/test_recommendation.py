@@ -17,8 +17,8 @@ from kvscope.report import explanation, recommendation
 from kvscope.report.explanation import sensitivity
 from kvscope.report.recommendation import (
     change,
-    html_report,
     interval,
+    report,
     sections,
     verdict_in_words,
 )
@@ -221,8 +221,8 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     )
     for draw in map(partial, drawing):
         json.loads(draw(result).to_json(), parse_constant=_no_constant)
-    assert f"Recommendation: {verdict}" in html_report(result)
-    assert result.trace.name in html_report(result)
+    assert f"Recommendation: {verdict}" in report(result).html()
+    assert result.trace.name in report(result).html()
 
 
 def _no_constant(name: str) -> None:

@@ -90,7 +90,7 @@ def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -
 
 def test_the_page_needs_no_network(analysis: Analysis) -> None:
     """No script, style, font or image is loaded from anywhere."""
-    page = overview.html_report(analysis)
+    page = overview.report(analysis).html()
     assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=", page)
     assert not re.search(r"<link\b", page)
     assert "@import" not in page
@@ -98,7 +98,7 @@ def test_the_page_needs_no_network(analysis: Analysis) -> None:
 
 def test_trace_supplied_strings_are_escaped(analysis: Analysis) -> None:
     """A type that is HTML stays text, in tables and in the charts' data."""
-    page = overview.html_report(analysis)
+    page = overview.report(analysis).html()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
@@ -114,7 +114,7 @@ def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
 
 def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
     """plotly's script is in there once, compressed."""
-    page = overview.html_report(analysis)
+    page = overview.report(analysis).html()
     assert len(page) < 2_500_000
     assert page.count('id="plotly"') == 1
 
@@ -129,7 +129,7 @@ def test_a_browser_draws_every_chart(
     """Without a network; on a phone nothing scrolls sideways and no legend sticks out."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = tmp_path / "report.html"
-    path.write_text(overview.html_report(analysis), encoding="utf-8")
+    path.write_text(overview.report(analysis).html(), encoding="utf-8")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
         size: ViewportSize = {"width": width, "height": 900}

@@ -177,7 +177,7 @@ def test_charts_show_every_run(simulation: Simulation) -> None:
 
 def test_the_page_is_whole_and_safe(simulation: Simulation) -> None:
     """Every section and chart stands in one file, and no string of the trace is HTML."""
-    page = report.html_report(simulation)
+    page = report.report(simulation).html()
     assert page.count('class="figure"') == 6
     assert "<h2>Summary</h2>" in page
     assert HOSTILE not in page
