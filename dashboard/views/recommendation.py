@@ -16,7 +16,7 @@ from kvscope.app.tune import Recommendation, tune, write_recommended
 from kvscope.core import units
 from kvscope.report import recommendation
 from kvscope.tuning.file import RecommendationFile, read_recommendation
-from kvscope.tuning.flags import Flags, flags, plugin_command
+from kvscope.tuning.flags import Flags, plugin_command
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
@@ -78,9 +78,10 @@ def _request() -> TuneRequest | None:
 def _show(tuned: Recommendation) -> None:
     verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
+    why = tuned.why_no_flags()
+    if why:
+        st.caption(why)
     _flags(tuned.flags)
-    st.caption(recommendation.ADD_RUNNING)
-    _alternatives(tuned)
     st.download_button(
         "Download recommendation.toml",
         _as_toml(tuned),
@@ -111,18 +112,6 @@ def _flags(to_set: Flags) -> None:
             st.code(text, language="bash", wrap_lines=True)
 
 
-def _alternatives(tuned: Recommendation) -> None:
-    """Draw flags for an engine that does not have the recommended policy."""
-    other = tuned.next_best_for_sglang()
-    if not tuned.flags.sglang and other is not None:
-        st.caption(f"SGLang lacks this policy; its best is {escape(other.policy.name)}")
-        st.code(tuned.flags_for(other).sglang, language="bash", wrap_lines=True)
-    least = tuned.tuning.least_lru
-    if not tuned.flags.vllm and least is not None:
-        st.caption("vLLM evicts by LRU; flags for the least capacity with which LRU meets the SLO")
-        st.code(tuned.flags_at(least.training).vllm, language="bash", wrap_lines=True)
-
-
 def _read() -> None:
     upload = st.file_uploader("recommendation.toml, as `kvscope tune` writes it", key="toml")
     if upload is None:
@@ -133,7 +122,7 @@ def _read() -> None:
         path.write_bytes(upload.getvalue())
         file = read_recommendation(path)
     st.markdown(escape(_in_words(file)))
-    _flags(flags(file.policy, file.capacity_tokens))
+    _flags(Flags(file.flags.get("sglang"), file.flags.get("vllm")))
 
 
 def _in_words(file: RecommendationFile) -> str:

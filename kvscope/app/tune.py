@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.monitor import Monitor
 from kvscope.app.requests import TuneRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
@@ -22,8 +22,8 @@ from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.traffic import traffic
-from kvscope.tuning.file import DeploymentTable, write_recommendation
-from kvscope.tuning.flags import Flags, flags
+from kvscope.tuning.file import DeploymentTable, verdict_in, write_recommendation
+from kvscope.tuning.flags import Flags, Launch, flags
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import times_ms
 from kvscope.tuning.tuner import (
@@ -93,7 +93,7 @@ class Recommendation:
         where = self.deployment
         if where is None or self.why_no_flags():
             return Flags(None, None)
-        chosen = flags(self.tuning.recommended.policy, where.launch)
+        chosen = flags(self.tuning.recommended.policy, _launch(where))
         sglang = self.engine == SGLANG
         return Flags(chosen.sglang if sglang else None, None if sglang else chosen.vllm)
 
@@ -104,7 +104,7 @@ class Recommendation:
         if self.tuning.verdict not in {"switch", "keep-lru"}:
             return f"No flags: {self.tuning.verdict} is not mended by flags."
         if self.tuning.verdict == "switch" and not self.deployment.switchable:
-            return f"No flags: {'; '.join(self.deployment.notes)}."
+            return f"No flags: {self.deployment.not_switchable}."
         if self.tuning.verdict == "switch" and not self.tuning.certain:
             return (
                 "No flags: the verdict changes within the uncertainty of pool and latency."
@@ -153,7 +153,7 @@ def tune(
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
     split, UsageError for shares that cannot split it and for a capacity that holds no block.
     """
-    monitor = monitor or Silent()
+    monitor = monitor or Monitor()
     where = request.deployment
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
@@ -192,6 +192,27 @@ def tune(
         tuned,
         assumptions=_assumptions(tuned, request.given),
         warnings=tuple(_warnings(tuned, prompts)),
+    )
+
+
+def _launch(where: ResolvedDeployment) -> Launch:
+    """Return how the deployment's engine is started: what was stated, in the engine's words."""
+    stated, vllm = where.stated, where.engine.name == VLLM
+    words = {
+        "--tensor-parallel-size" if vllm else "--tp": stated.tp if stated.tp > 1 else None,
+        "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
+        "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (
+            stated.gpu_memory_utilization
+        ),
+        "--max-num-seqs" if vllm else "--max-running-requests": where.max_num_seqs,
+        "--max-num-batched-tokens" if vllm else "--chunked-prefill-size": (
+            where.max_num_batched_tokens
+        ),
+    }
+    return Launch(
+        block_size=stated.block_size or where.engine.default_block_size,
+        num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
+        options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),
     )
 
 
@@ -255,11 +276,16 @@ def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
 
 def write_recommended(
     path: Path, tuned: Recommendation, prompts: Prompts, *, force: bool = False
-) -> None:
-    """Write recommendation.toml to `path`, with what an engine needs for the policy.
+) -> str:
+    """Write recommendation.toml to `path`, with what an engine needs; return what was done.
 
-    Raises InputError where `path` recommends a switch and `tuned` does not, unless by `force`.
+    A recommendation to switch is not replaced by another verdict, unless by `force`.
     """
+    if tuned.tuning.verdict != "switch" and not force and verdict_in(path) == "switch":
+        return (
+            f"{path} recommends a switch and was left as it is: replace it with --force, or name"
+            " another file with --output"
+        )
     blocks, where = tuned.tuning.recommended.capacity_blocks, tuned.deployment
     write_recommendation(
         path,
@@ -270,15 +296,18 @@ def write_recommended(
         flags=tuned.flags,
         capacity_bytes=tuned.bytes_in(blocks),
         fitted=engine_fit(tuned, prompts),
-        deployment=where
-        and DeploymentTable(
-            where.summary,
-            str(where.engine),
-            tuned.tuning.replicas,
-            where.max_num_seqs,
-            where.max_num_batched_tokens,
-        ),
-        force=force,
+        deployment=_table(where) if where else None,
+    )
+    return f"recommendation written to {path}"
+
+
+def _table(where: ResolvedDeployment) -> DeploymentTable:
+    return DeploymentTable(
+        where.summary,
+        str(where.engine),
+        where.replicas if where.traffic == "fleet" else 1,
+        where.max_num_seqs,
+        where.max_num_batched_tokens,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.toml_files import SCHEMA, Count, Seconds, document_in, table_as, write_toml
 from kvscope.latency.profile import DEFAULT_PROFILE, PARAMETERS, PRESETS, LatencyProfile
 
@@ -66,7 +66,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
     def profile(self, where: str) -> LatencyProfile:
         """Return the profile; InputError for values that no engine has."""
         intervals = {name: getattr(self.intervals, name, None) for name in PARAMETERS}
-        try:
+        with placed(where, InputError):
             return LatencyProfile(
                 name=self.name,
                 source=self.source,
@@ -80,8 +80,6 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
                 per_token_pair_s=float(self.per_token_pair_s),
                 measured_tokens=self.measured_tokens,
             )
-        except UsageError as error:
-            raise InputError(error.what, where=where, remedy=error.remedy) from error
 
 
 def load_profile(name_or_path: str = DEFAULT_PROFILE) -> LatencyProfile:

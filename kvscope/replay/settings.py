@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,42 +55,24 @@ def with_capacity_model(
     Raises UsageError for options that contradict each other.
     """
     engine, tiered = model == "engine", tiers is not None
-    no_capacity = "leave out --capacity, --capacity-blocks and --points"
-    for wrong, what, where, remedy in (
-        *(
-            (
-                not engine and limit is not None,
-                "only an engine has it",
-                option,
-                "add --capacity-model engine",
-            )
-            for option, limit in (
-                ("--max-num-seqs", max_num_seqs),
-                ("--max-num-batched-tokens", max_num_batched_tokens),
-            )
-        ),
-        (not tiered and tier_mode is not None, "needs tiers", "--tier-mode", "add --tiers"),
+    limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
+    where = next((name for name, limit in limits.items() if limit is not None), "")
+    if where and not engine:
+        remedy = "add --capacity-model engine"
+        raise UsageError("only an engine has it", where=where, remedy=remedy)
+    if tier_mode is not None and not tiered:
+        raise UsageError("needs tiers", where="--tier-mode", remedy="add --tiers")
+    for wrong, what, options in (
         (
-            tiered and capacities_named,
+            capacities_named,
             "tiers have capacities of their own",
-            "--tiers",
-            no_capacity,
+            "--capacity, --capacity-blocks and --points",
         ),
-        (
-            tiered and engine,
-            "an engine is replayed without tiers",
-            "--tiers",
-            "leave out --capacity-model",
-        ),
-        (
-            tiered and not setting.exact,
-            "tiers are not replayed on a sample",
-            "--tiers",
-            "leave out --sample and --coarsen",
-        ),
+        (engine, "an engine is replayed without tiers", "--capacity-model"),
+        (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
     ):
-        if wrong:
-            raise UsageError(what, where=where, remedy=remedy)
+        if tiered and wrong:
+            raise UsageError(what, where="--tiers", remedy=f"leave out {options}")
     if engine:
         return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
     if tiers is None:
@@ -101,9 +82,7 @@ def with_capacity_model(
 
 
 def engine_setting(
-    setting: RunSetting,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
+    setting: RunSetting, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
 ) -> RunSetting:
     """Return `setting` on an engine with these limits, by default vLLM's.
 
@@ -138,12 +117,11 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
     Raises UsageError for one that is named and that the capacity model cannot run.
     """
     named = parse_policies(text or REPLAYED)
-    fits = _fits(setting)
-    unfit = [policy.name for policy in named if not fits(policy)]
+    unfit = [policy.name for policy in named if not _fits(policy, setting)]
     if text in {None, ALL} or not unfit:
-        return [policy for policy in named if fits(policy)]
+        return [policy for policy in named if _fits(policy, setting)]
     what = f"{setting.tier_mode} tiers" if setting.tiers else "an engine"
-    fitting = [policy.name for policy in parse_policies(ALL) if fits(policy)]
+    fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting)]
     raise UsageError(
         f"{unfit[0]} cannot order the blocks of {what}",
         where="--policies",
@@ -151,15 +129,14 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
     )
 
 
-def _fits(setting: RunSetting) -> Callable[[type[Policy]], bool]:
+def _fits(policy: type[Policy], setting: RunSetting) -> bool:
     """Return whether the capacity model of a setting can run a policy."""
-    from kvscope.policies.base import LanePolicy
-
-    mode = setting.tier_mode
     if setting.capacity_model == "engine":
-        return lambda policy: issubclass(policy, LanePolicy)
-    if mode is None:
-        return lambda _: True
+        from kvscope.policies.base import LanePolicy
+
+        return issubclass(policy, LanePolicy)
+    if setting.tier_mode is None:
+        return True
     from kvscope.replay.tiers import fits
 
-    return lambda policy: fits(policy(), mode)
+    return fits(policy(), setting.tier_mode)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import TierMode, TierOutcome
 from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
@@ -39,15 +39,15 @@ class TieredReplay:
 
     tiers: tuple[Tier, ...]
     mode: TierMode
-    tier_hits: NDArray[np.int32]
+    tier_hits: Int32s
     evictions: tuple[int, ...]
     demotions: tuple[int, ...]
-    cached: NDArray[np.bool_]
+    cached: Bools
 
     @property
-    def hit_blocks(self) -> NDArray[np.int32]:
+    def hit_blocks(self) -> Int32s:
         """The leading blocks that each request hits in any tier."""
-        blocks: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
+        blocks: Int32s = self.tier_hits.sum(axis=1, dtype=np.int32)
         return blocks
 
 
@@ -69,12 +69,15 @@ def replay_tiers(
     """
     history = history or touch_history(traffic)
     tiers = tuple(tiers)
+    for tier in tiers:
+        if not fits(tier.policy, mode):
+            raise _refused(tier, mode)
     run = _exclusive if mode == "exclusive" else _write_through
     return run(traffic, tiers, history)
 
 
 def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory) -> TieredReplay:
-    policies = [_moving(tier) for tier in tiers]
+    policies = [cast(LanePolicy, tier.policy) for tier in tiers]
     leaf = any(policy.evicts == "leaf" for policy in policies)
     for tier, policy in zip(tiers, policies, strict=True):
         if leaf and not closed(policy):
@@ -119,9 +122,6 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory)
 def _write_through(
     traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory
 ) -> TieredReplay:
-    for tier in tiers:
-        if not _stands_alone(tier.policy):
-            raise _refused(tier, "kept in step by write-through", _stands_alone)
     alone = [replay(traffic, tier.policy, tier.capacity_blocks, history=history) for tier in tiers]
     together = np.maximum.accumulate(np.array([done.hit_blocks for done in alone]), axis=0)
     return TieredReplay(
@@ -136,16 +136,14 @@ def _write_through(
 
 def fits(policy: Policy, mode: TierMode) -> bool:
     """Return whether tiers that work by `mode` can each have this policy."""
-    return _moves(policy) if mode == "exclusive" else _stands_alone(policy)
+    if mode == "exclusive":
+        return _moves(policy)
+    return closed(policy) and policy.learner is None
 
 
 def closed(policy: Policy) -> bool:
     """Return whether a policy never keeps a block whose parent is gone."""
     return policy.evicts == "leaf" or isinstance(policy, Lru)
-
-
-def _stands_alone(policy: Policy) -> bool:
-    return closed(policy) and policy.learner is None
 
 
 def _moves(policy: Policy) -> bool:
@@ -164,20 +162,15 @@ def _moves(policy: Policy) -> bool:
     )
 
 
-def _moving(tier: Tier) -> LanePolicy:
-    if not _moves(tier.policy):
-        raise _refused(tier, "moved down tier by tier", _moves)
-    return cast(LanePolicy, tier.policy)
-
-
-def _refused(tier: Tier, what: str, fits: Callable[[Policy], bool]) -> UsageError:
+def _refused(tier: Tier, mode: TierMode) -> UsageError:
     policy = tier.policy
+    what = "moved down tier by tier" if mode == "exclusive" else "kept in step by write-through"
     adaptive = " with an adaptive xi" if policy.values.get("xi_percentile") else ""
     leaves = " that evicts any" if policy.evicts != type(policy).leaves else ""
     return UsageError(
         f"blocks of {policy.name}{adaptive}{leaves} cannot be {what}",
         where=f"tier {tier.name}",
-        remedy="take " + " or ".join(known.name for known in POLICIES if fits(known())),
+        remedy="take " + " or ".join(known.name for known in POLICIES if fits(known(), mode)),
     )
 
 
@@ -186,9 +179,7 @@ def _worth(policy: LanePolicy) -> Floats:
     return np.array([policy.score(lane, 0.0, p, _NO_TABLE) for lane in range(policy.lanes)])
 
 
-def _places(
-    traffic: Traffic, policies: Sequence[LanePolicy], first_lane: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def _places(traffic: Traffic, policies: Sequence[LanePolicy], first_lane: Int64s) -> Int32s:
     places = np.empty((len(policies), len(traffic.leaf), 3), dtype=np.int32)
     for policy, rows in zip(policies, places, strict=True):
         kind: type[LanePolicy] = type(policy)
@@ -197,7 +188,7 @@ def _places(
     return places
 
 
-def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float64]:
+def transfer_s(done: TieredReplay, block_bytes: int | None) -> Floats:
     """Return the seconds that each request waits for blocks from slower tiers (R entries).
 
     A tier with hits takes its latency once a request, then its bandwidth; reads of one
@@ -210,9 +201,9 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float6
     return waits
 
 
-def _waits_s(tier: Tier, hits: NDArray[np.int32], block_bytes: int | None) -> NDArray[np.float64]:
+def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Floats:
     """Return the seconds that each request waits for its hits in one tier."""
-    waits: NDArray[np.float64] = np.where(hits > 0, tier.read.latency_s, 0.0)
+    waits: Floats = np.where(hits > 0, tier.read.latency_s, 0.0)
     if math.isinf(tier.read.bytes_per_s):
         return waits
     if block_bytes is None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from kvscope.core.errors import InputError
 from kvscope.core.toml_files import (
     SCHEMA,
     Count,
@@ -129,6 +128,7 @@ class RecommendationFile(PolicyFile):
     capacity_tokens: int
     profile: LatencyProfile
     deployment: DeploymentTable | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_recommendation(
@@ -142,19 +142,8 @@ def write_recommendation(
     capacity_bytes: int | None = None,
     fitted: FittedTable | None = None,
     deployment: DeploymentTable | None = None,
-    force: bool = False,
 ) -> None:
-    """Write what `result` recommends, so that reading it returns the same policy.
-
-    Raises InputError, and leaves the file as it is, where it recommends a switch and `result` does
-    not, unless by `force`.
-    """
-    if result.verdict != "switch" and not force and _verdict_in(path) == "switch":
-        raise InputError(
-            f"recommends a switch, which {result.verdict} would replace",
-            where=str(path),
-            remedy="add --force, or name another file with --output",
-        )
+    """Write what `result` recommends, so that reading it returns the same policy."""
     best, target = result.recommended, result.target
     blocks = best.capacity_blocks
     table = RecommendationTable(
@@ -207,6 +196,7 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
         target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
         profile=table.latency.profile(f"{where}: latency"),
         deployment=table.deployment,
+        flags=table.flags,
         fitted=read_fit(document, policy, where),
     )
 
@@ -231,7 +221,7 @@ def _write(
     write_toml(path, document | fit, comments)
 
 
-def _verdict_in(path: Path) -> str:
+def verdict_in(path: Path) -> str:
     """Return the verdict of the recommendation at `path`; empty where there is none to read."""
     try:
         return str(tomllib.loads(path.read_text(encoding="utf-8")).get("verdict", ""))

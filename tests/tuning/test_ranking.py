@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from kvscope.tuning.ranking import RESAMPLES, rank_contenders
+
 from kvscope.policies.registry import by_name
 from kvscope.replay.parameter_estimates import ParameterEstimate
 from kvscope.replay.policy_options import Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.bootstrap import Bootstrap
-from kvscope.tuning.ranking import RESAMPLES, rank_contenders
 from kvscope.tuning.search import Contender, search
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator, Trial, ttft_s
