@@ -6,6 +6,7 @@ from kvscope.app.options import AnalyzeOptions, Reading
 from kvscope.cli import output
 from kvscope.cli.options import DEFAULT_DB, Db, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal
+from kvscope.core.jit import load_in_background
 
 
 def analyze(
@@ -28,6 +29,7 @@ def analyze(
 
     with open_store(db) as store:
         check_source(store, trace)
+        load_in_background()
         from kvscope.app.analyze import analyze_source
         from kvscope.report import overview
         from kvscope.report.section import check_names
