@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class LatencyProfile:
 
     def ttft_s(
         self, uncached: int | NDArray[np.integer], cached: int | NDArray[np.integer]
-    ) -> NDArray[np.float64]:
+    ) -> Float64s:
         """Return the seconds to the first token, unloaded, for each pair of token counts."""
         import numpy as np  # late: mistakes in a command are answered without it
 
