@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
+from kvscope.deployment.architecture import WeightDtype as Weights
+from kvscope.deployment.engines import DEFAULT_ENGINE
 from kvscope.deployment.models import KvDtype as Precision
 from kvscope.replay.policy_options import REPLAYED, contenders
 
@@ -115,6 +117,86 @@ Isolate = Annotated[
     Literal["user", "conversation"] | None,
     Option("Share no blocks between users or conversations (cache salts)."),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions:
+    """The deployment that an answer is for, by name or from kvscope.toml; options win."""
+
+    deployment: Annotated[
+        str | None,
+        Option(
+            "File with the deployment (see `kvscope deployment`); - for none.",
+            "PATH",
+            values.called,
+            "kvscope.toml, if it is here",
+        ),
+    ] = None
+    gpu: Annotated[str | None, Option("GPU of the engine, for example h100.", "GPU")] = None
+    tp: Annotated[
+        int | None, Option("GPUs of one replica (tensor parallelism).", "N", values.whole(1), "1")
+    ] = None
+    replicas: Annotated[
+        int | None,
+        Option("Engines that serve the traffic.", "N", values.whole(1), "1"),
+    ] = None
+    traffic: Annotated[
+        Literal["fleet", "replica"] | None,
+        Option(
+            "Whether the trace is that of the whole fleet, split over the replicas by whole"
+            " conversations, or of one replica.",
+            default="fleet",
+        ),
+    ] = None
+    model: Model = None
+    weight_dtype: Annotated[
+        Weights | None, Option("Precision of the weights, if not the model's own.")
+    ] = None
+    kv_dtype: KvDtype = None
+    engine: Annotated[
+        str | None,
+        Option("Engine and version: vllm@0.33, sglang.", "NAME@VERSION", default=DEFAULT_ENGINE),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        Option(
+            "Share of the GPU's memory that the engine takes.",
+            "SHARE",
+            units.parse_share,
+            "the engine's",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        Option("Limit of running requests of an engine.", "N", values.whole(1), "the engine's"),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Option(
+            "Limit of tokens per step of an engine.", "N", values.amount("tokens"), "the engine's"
+        ),
+    ] = None
+    num_gpu_blocks: Annotated[
+        int | None,
+        Option(
+            "KV blocks of one replica, as the engine's log reports them.",
+            "N",
+            values.amount("blocks"),
+            "derived",
+        ),
+    ] = None
+    engine_log: Annotated[
+        str | None,
+        Option(
+            "Log or saved /metrics of the engine, for its pool.",
+            "PATH",
+            values.called,
+        ),
+    ] = None
+    latency: Latency = None
+    gpu_hour: Annotated[
+        float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +438,7 @@ class SimulateOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneOptions:
+class TuneOptions(DeploymentOptions):
     """What `tune` takes."""
 
     slo: Annotated[
@@ -400,10 +482,7 @@ class TuneOptions:
             "all",
         ),
     ] = None
-    model: Model = None
-    kv_dtype: KvDtype = None
     hbm: Hbm = None
-    latency: Latency = None
     policies: Annotated[
         str | None,
         Option("Policies that may replace LRU.", "NAME,...", str.lower, contenders()),

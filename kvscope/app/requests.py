@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.app.deployment import resolve_deployment
 from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -247,10 +248,6 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         deployment=where,
         given=frozenset(name for name, value in stated.items() if value is not None),
     )
-
-
-def resolve_deployment(options: TuneOptions) -> ResolvedDeployment | None:
-    return None
 
 
 def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:

@@ -115,7 +115,8 @@ class Recommendation:
     @property
     def ttft(self) -> str:
         """What the target calls TTFT: as on an idle engine, or queued."""
-        return "TTFT" if self.tuning.target.view == "unloaded" else "queued TTFT"
+        idle = self.tuning.target.view == "unloaded"
+        return "TTFT" if idle or self.deployment else "queued TTFT"
 
     @property
     def target_name(self) -> str:
@@ -175,6 +176,7 @@ def tune(
             capacity_blocks=where.pool.in_blocks_of(trace.block_size).blocks,
             replicas=where.replicas if where.traffic == "fleet" else 1,
             ends=_ends(where, trace.block_size),
+            scale_out=True,
         )
     tuning = tune_policies(
         prompts,

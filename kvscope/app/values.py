@@ -129,3 +129,11 @@ def target(text: str) -> str:
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {str(path.parent)!r}", remedy="make it first")
     return text
+
+
+def price(text: str) -> float:
+    """Return an amount of money above 0, in any currency."""
+    try:
+        return positive(float)(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is no price", remedy="write for example 2.5") from error

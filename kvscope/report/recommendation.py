@@ -116,9 +116,11 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
             f"No cache meets the SLO of {slo}: on the validation window {least}, and LRU"
             f" {_time(tuning.lru.validation)} at {here}."
         )
-        remains = "Faster prefill, shorter prompts or more replicas remain."
-        return [none, *_tpot(tuned), *_rejected(tuned), remains]
+        remains = [] if tuned.deployment else ["Faster prefill or shorter prompts remain."]
+        return [none, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned), *remains]
     add = f"Add capacity: {now}, beyond the SLO of {slo}."
+    if tuned.deployment is not None:
+        return [add, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned)]
     if best.capacity_blocks <= tuning.capacity_blocks:
         none = "No capacity within the search range meets it."
         return [add, *_rejected(tuned), none]
@@ -161,7 +163,25 @@ def _overloaded(tuned: Recommendation) -> list[str]:
             f" there LRU has a {tuned.target_name} of {_time(load.carried)}, with"
             f" {share(load.carried.attainment)} of the requests within the SLO."
         )
-    return sentences
+    return [*sentences, *_replicas(tuned)]
+
+
+def _replicas(tuned: Recommendation) -> list[str]:
+    """Return how many replicas meet the SLO, where they can be added."""
+    tuning = tuned.tuning
+    if tuned.deployment is None:
+        return []
+    slo = f"the SLO of {units.duration_in_words(tuning.target.slo_s)}"
+    if tuning.replicas_needed is None:
+        return [f"More replicas do not meet {slo}: tried up to {MOST_REPLICAS} times as many."]
+    replicas = counted(tuning.replicas_needed, "replica")
+    price = tuned.deployment.price_hour
+    each = (
+        f" ({price / tuned.deployment.replicas * tuning.replicas_needed:.4g} an hour)"
+        if price
+        else ""
+    )
+    return [f"With LRU, {replicas}{each} meet {slo} on the validation and the held-out window."]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:

@@ -20,7 +20,7 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Window, WindowTrial, changes, harms
-from kvscope.tuning.load import Load, load_of
+from kvscope.tuning.load import Load, least_replicas, load_of
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Limits, Target
@@ -54,7 +54,7 @@ class TuningOptions:
     None: where LRU gets half of the possible hits, and at least the longest prompt. The least
     capacity is searched from `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
     `warmup`, `validation` and `held_out` are shares of the requests. The verdict is repeated at
-    each of `ends`.
+    each of `ends`. With `scale_out`, what misses the SLO needs replicas, not a larger pool.
     """
 
     target: Target
@@ -68,6 +68,7 @@ class TuningOptions:
     held_out: float = HELD_OUT
     limits: Limits = field(default_factory=Limits)
     ends: tuple[End, ...] = ()
+    scale_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,9 @@ class TuningResult:
     no contender may be recommended. `recommended` is what to run: the choice, LRU, or either at a
     larger capacity, on the held-out window. `contenders` are the best of each policy, the preferred
     one first, and `infinite` an infinite cache, both on the validation window, as the `oracles`
-    are, which know the future. `explored` are all trials on the training window.
+    are, which know the future. `explored` are all trials on the training window. `replicas_needed`
+    meet the SLO with LRU on both windows; None unless the verdict asks for replicas, and where
+    MOST_REPLICAS times as many as at present do not.
     """
 
     target: Target
@@ -120,6 +123,7 @@ class TuningResult:
     least_lru: RequiredCapacity | None
     least_any: RequiredCapacity | None
     explored: tuple[Trial, ...]
+    replicas_needed: int | None = None
     capacity_origin: str = ""
     oracles: tuple[WindowTrial, ...] = ()
     ends: tuple[EndVerdict, ...] = ()
@@ -198,14 +202,14 @@ class Tuner:
         least_lru = least_any = None
         if verdict != "overloaded":
             with self.progress("searching the least capacity") as advance:
-                low, high = options.lowest_blocks, self._highest(self.training)
+                low, high = self._lowest, self._highest(self.training)
                 training_lru = least_for_lru(self.training, low, high, advance)
                 training_any = self._least_for_any(searched, training_lru, capacity, advance)
                 least_lru, least_any = self._required(training_lru), self._required(training_any)
         recommended = lru.held_out
         if verdict == "switch" and choice is not None:
             recommended = choice.held_out
-        elif verdict == "add-capacity":
+        elif verdict == "add-capacity" and not options.scale_out:
             recommended = self._larger(lru, least_any, least_lru) or recommended
         return TuningResult(
             target=target,
@@ -224,6 +228,7 @@ class Tuner:
             least_lru=least_lru,
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
+            replicas_needed=self._replicas_needed(capacity, verdict),
             canary=self._canary(lru, choice) if verdict == "switch" and choice else None,
         )
 
@@ -339,7 +344,7 @@ class Tuner:
         high = lru.capacity_blocks if lru else self._highest(self.training)
         if not settings or not high:
             return lru
-        low, policies = self.options.lowest_blocks, [Lru(), *settings]
+        low, policies = self._lowest, [Lru(), *settings]
         return least_for_any(self.training, policies, low, high, advance, also=capacity)
 
     def _required(self, training: Trial | None) -> RequiredCapacity | None:
@@ -354,10 +359,31 @@ class Tuner:
         more = least_for_any(evaluator, [policy], blocks, self._highest(evaluator))
         return RequiredCapacity(training, held_out, more.capacity_blocks if more else None)
 
+    @property
+    def _lowest(self) -> int:
+        """The smallest capacity to search; an engine has a block at least."""
+        engine = self.training.workload.setting.capacity_model == "engine"
+        return max(self.options.lowest_blocks, int(engine))
+
     def _highest(self, evaluator: Evaluator) -> int:
         """Return the largest capacity to search."""
         limit = self.options.highest_blocks
         return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
+
+    def _replicas_needed(self, capacity: int, verdict: Verdict) -> int | None:
+        if not self.options.scale_out or verdict in {"keep-lru", "switch"}:
+            return None
+
+        def meets(replicas: int) -> bool:
+            windows = (self.validation, self.held_out)
+            evaluators = (window.evaluator.over(replicas=replicas) for window in windows)
+            trials = (
+                Window(each, self.options.limits).measure(Lru(), capacity) for each in evaluators
+            )
+            return all(trial.keeps_up and trial.meets(self.target) for trial in trials)
+
+        with self.progress("searching the least number of replicas"):
+            return least_replicas(meets, self.options.replicas)
 
     def _canary(self, lru: Judged, choice: Judged) -> Canary:
         figure, workload = self.target.objective, self.held_out.evaluator.workload

@@ -134,7 +134,8 @@ class RecommendationFacts(CapacityFacts):
     """What to run, what it gives on the held-out window, and the engine's flags for it.
 
     `held_out` has LRU and the policy chosen on the validation window, None if none may be
-    recommended. `why_no_flags` is empty where there are flags.
+    recommended. `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with
+    LRU, or at least keep up.
     """
 
     verdict: str
@@ -273,7 +274,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             choice=_judged(tuned, tuning.choice) if tuning.choice else None,
             flags=tuned.flags,
             why_no_flags=tuned.why_no_flags(),
-            replicas_at_least=load.replicas_at_least,
+            replicas_at_least=tuning.replicas_needed or load.replicas_at_least,
         ),
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
         contenders=tuple(_compared(tuned, trial) for trial in tuning.contenders),
