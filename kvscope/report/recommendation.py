@@ -95,42 +95,63 @@ def report(tuned: Recommendation) -> Report:
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:
     """Return the verdict, and the figures behind it, in sentences; each names its window."""
-    tuning, sizes = tuned.tuning, explanation.sizes_of(tuned)
-    best, target, goal = tuning.recommended, tuning.target, tuned.target_name
-    slo, name = units.duration_in_words(target.slo_s), tuned.called(best.policy)
-    here = _where(tuned)
-    now = f"LRU has a {goal} of {_time(tuning.baseline)} on held-out requests at {here}"
-    if tuning.verdict == "overloaded":
-        return _overloaded(tuned)
-    if tuning.verdict == "keep-lru":
-        return [f"Keep LRU: {now}, within the SLO of {slo}.", *_tpot(tuned), *_shrink(tuned, sizes)]
-    if tuning.verdict == "switch":
-        switch = (
-            f"Switch to {name}: {_moves(best, tuned)} on held-out requests, within the SLO of {slo}"
-            f" in {best.meeting_share:.0%} of the bootstrap resamples, at {here}."
-        )
-        return [switch, *_side_effects(tuned), *_tpot(tuned), *_canary(tuned)]
-    if tuning.verdict == "unreachable":
-        least = f"even an infinite one has a {goal} of {_time(tuning.infinite)}"
-        none = (
-            f"No cache meets the SLO of {slo}: on the validation window {least}, and LRU"
-            f" {_time(tuning.lru.validation)} at {here}."
-        )
-        remains = [] if tuned.deployment else ["Faster prefill or shorter prompts remain."]
-        return [none, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned), *remains]
-    add = f"Add capacity: {now}, beyond the SLO of {slo}."
+    words = {
+        "keep-lru": _keep_lru,
+        "switch": _switch,
+        "add-capacity": _add_capacity,
+        "unreachable": _unreachable,
+        "overloaded": _overloaded,
+    }
+    return words[tuned.tuning.verdict](tuned)
+
+
+def _now(tuned: Recommendation) -> str:
+    time = _time(tuned.tuning.baseline)
+    return f"LRU has a {tuned.target_name} of {time} on held-out requests at {_where(tuned)}"
+
+
+def _slo(tuned: Recommendation) -> str:
+    return f"the SLO of {units.duration_in_words(tuned.tuning.target.slo_s)}"
+
+
+def _keep_lru(tuned: Recommendation) -> list[str]:
+    return [f"Keep LRU: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
+
+
+def _switch(tuned: Recommendation) -> list[str]:
+    best = tuned.tuning.recommended
+    switch = (
+        f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)} on held-out requests, within"
+        f" {_slo(tuned)} in {best.meeting_share:.0%} of the bootstrap resamples, at {_where(tuned)}."
+    )
+    return [switch, *_side_effects(tuned), *_tpot(tuned), *_canary(tuned)]
+
+
+def _unreachable(tuned: Recommendation) -> list[str]:
+    tuning = tuned.tuning
+    none = (
+        f"No cache meets {_slo(tuned)}: on the validation window even an infinite one has a"
+        f" {tuned.target_name} of {_time(tuning.infinite)}, and LRU {_time(tuning.lru.validation)}"
+        f" at {_where(tuned)}."
+    )
+    remains = [] if tuned.deployment else ["Faster prefill or shorter prompts remain."]
+    return [none, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned), *remains]
+
+
+def _add_capacity(tuned: Recommendation) -> list[str]:
+    tuning, sizes, best = tuned.tuning, explanation.sizes_of(tuned), tuned.tuning.recommended
+    add = [f"Add capacity: {_now(tuned)}, beyond {_slo(tuned)}.", *_tpot(tuned), *_rejected(tuned)]
     if tuned.deployment is not None:
-        return [add, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned)]
+        return [*add, *_replicas(tuned)]
     if best.capacity_blocks <= tuning.capacity_blocks:
-        none = "No capacity within the search range meets it."
-        return [add, *_rejected(tuned), none]
-    enough = f"{name} meets it at {sizes.in_words(best.capacity_blocks)}"
-    if best.meets(target):
-        enough += f": {goal} {_time(best)} on held-out requests."
+        return [*add, "No capacity within the search range meets it."]
+    enough = f"{tuned.called(best.policy)} meets it at {sizes.in_words(best.capacity_blocks)}"
+    if best.meets(tuning.target):
+        enough += f": {tuned.target_name} {_time(best)} on held-out requests."
     else:
         fails = "in the training window but not on held-out requests"
-        enough += f" {fails}: {goal} {_time(best)} there."
-    return [add, *_rejected(tuned), " ".join([enough, *_held_out(tuned, sizes)])]
+        enough += f" {fails}: {tuned.target_name} {_time(best)} there."
+    return [*add, " ".join([enough, *_held_out(tuned, sizes)])]
 
 
 def _where(tuned: Recommendation) -> str:
@@ -171,7 +192,7 @@ def _replicas(tuned: Recommendation) -> list[str]:
     tuning = tuned.tuning
     if tuned.deployment is None:
         return []
-    slo = f"the SLO of {units.duration_in_words(tuning.target.slo_s)}"
+    slo = _slo(tuned)
     if tuning.replicas_needed is None:
         return [f"More replicas do not meet {slo}: tried up to {MOST_REPLICAS} times as many."]
     replicas = counted(tuning.replicas_needed, "replica")
@@ -290,8 +311,8 @@ def _side_effects(tuned: Recommendation) -> list[str]:
     return [f"Also: within the SLO {within}, p50 {p50}, {rest}."]
 
 
-def _shrink(tuned: Recommendation, sizes: Sizes) -> list[str]:
-    least = tuned.tuning.least_lru
+def _shrink(tuned: Recommendation) -> list[str]:
+    least, sizes = tuned.tuning.least_lru, explanation.sizes_of(tuned)
     if least is None or not least.held_out.meets(tuned.tuning.target):
         return []
     blocks = least.held_out.capacity_blocks

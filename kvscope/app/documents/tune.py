@@ -134,8 +134,8 @@ class RecommendationFacts(CapacityFacts):
     """What to run, what it gives on the held-out window, and the engine's flags for it.
 
     `held_out` has LRU and the policy chosen on the validation window, None if none may be
-    recommended. `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with
-    LRU, or at least keep up.
+    recommended. `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO
+    with LRU, or at least keep up.
     """
 
     verdict: str
