@@ -120,9 +120,10 @@ def _keep_lru(tuned: Recommendation) -> list[str]:
 
 def _switch(tuned: Recommendation) -> list[str]:
     best = tuned.tuning.recommended
+    within = f"within {_slo(tuned)} in {best.meeting_share:.0%} of the bootstrap resamples"
     switch = (
-        f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)} on held-out requests, within"
-        f" {_slo(tuned)} in {best.meeting_share:.0%} of the bootstrap resamples, at {_where(tuned)}."
+        f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)} on held-out requests,"
+        f" {within}, at {_where(tuned)}."
     )
     return [switch, *_side_effects(tuned), *_tpot(tuned), *_canary(tuned)]
 
