@@ -19,6 +19,7 @@ from kvscope.characterize.traffic import RequestSize
 from kvscope.core.background import in_background
 from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
@@ -110,6 +111,7 @@ class Analysis:
     hbm_bytes: int | None
     characterization: Characterization
     caching: Caching | None
+    deployment: ResolvedDeployment | None = None
 
 
 class StartedCaching:
@@ -147,6 +149,7 @@ def analyze(
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
         caching=started.caching.result() if started else None,
+        deployment=request.deployment,
     )
 
 

@@ -250,11 +250,9 @@ AS_STORED = Reading()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnalyzeOptions:
+class AnalyzeOptions(DeploymentOptions):
     """What `analyze` takes."""
 
-    model: Model = None
-    kv_dtype: KvDtype = None
     hbm: Hbm = None
     capacity_blocks: CapacitiesBlocks = None
     capacity: Capacities = None
@@ -333,7 +331,7 @@ class FitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
+class SimulateOptions(DeploymentOptions):
     """What `simulate` takes."""
 
     policies: Annotated[
@@ -361,19 +359,9 @@ class SimulateOptions:
         Literal["cache", "engine"],
         Option(
             "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
-            " also holds the blocks of running requests."
+            " also holds the blocks of running requests; a deployment's pool always is one."
         ),
     ] = "cache"
-    max_num_seqs: Annotated[
-        int | None,
-        Option("vLLM's limit of running requests; engine only.", "N", values.whole(1), "128"),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        Option(
-            "vLLM's limit of tokens per step; engine only.", "N", values.amount("tokens"), "2048"
-        ),
-    ] = None
     tiers: Annotated[
         str | None,
         Option(
@@ -391,9 +379,6 @@ class SimulateOptions:
         ),
     ] = None
     param: Params = None
-    model: Model = None
-    kv_dtype: KvDtype = None
-    latency: Latency = None
     slo: Slo = None
     recommendation: Annotated[
         str | None,

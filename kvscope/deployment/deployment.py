@@ -126,6 +126,13 @@ class ResolvedDeployment:
         return self.not_switchable is None
 
     @property
+    def pool_bytes(self) -> int | None:
+        """Bytes of the KV that the pools of all replicas hold, None without a model."""
+        if self.model is None:
+            return None
+        return self.model.bytes_for(self.pool.tokens) * self.replicas
+
+    @property
     def pool_origin(self) -> Origin:
         """Where the pool is from."""
         if self.pool.origin == "stated":

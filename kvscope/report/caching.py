@@ -40,7 +40,8 @@ def sections(analysis: Analysis) -> list[Section]:
 
 def sizes_of(analysis: Analysis) -> Sizes:
     """Return how to write the capacities of an analysis."""
-    return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes)
+    memory = "pool" if analysis.deployment else "HBM"
+    return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes, memory)
 
 
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
@@ -52,7 +53,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
     ]
     rows += [(point.capacity_blocks, "--capacity") for point in caching.asked]
     if sizes.hbm_blocks:
-        rows.append((sizes.hbm_blocks, "HBM"))
+        rows.append((sizes.hbm_blocks, sizes.memory))
 
     def rate(row: tuple[int, str]) -> float:
         return float(caching.lru.rate(row[0]))
@@ -199,7 +200,11 @@ def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     )
     style.level(chart, caching.ideal, f"infinite cache {caching.ideal:.1%}")
     if hbm_blocks and sizes.hbm_bytes:
-        style.mark(chart, hbm_blocks * unit.per_block, f"{units.format_size(sizes.hbm_bytes)} HBM")
+        style.mark(
+            chart,
+            hbm_blocks * unit.per_block,
+            f"{units.format_size(sizes.hbm_bytes)} {sizes.memory}",
+        )
     return chart
 
 

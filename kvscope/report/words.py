@@ -213,12 +213,15 @@ class Sizes:
     block_size: int
     model: Model | None = None
     hbm_bytes: int | None = None
+    memory: str = "HBM"
 
     def columns(self, blocks: Callable[[Any], int]) -> Columns:
         """Return a column for each unit that is known, of the `blocks` of a row."""
         names = ("blocks", "tokens")
         if self.model is not None:
-            hbm = (f"× {units.format_size(self.hbm_bytes)} HBM",) if self.hbm_bytes else ()
+            hbm = (
+                (f"× {units.format_size(self.hbm_bytes)} {self.memory}",) if self.hbm_bytes else ()
+            )
             names = (f"{self.model.name} {self.model.dtype}", *hbm, "blocks")
         return {name: partial(self._cell, blocks, number) for number, name in enumerate(names)}
 
