@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from kvscope.app.monitor import Silent
+from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
     AnalyzeOptions,
     FitOptions,
@@ -78,7 +78,7 @@ Share = str | float
 """A share: a text such as `"5%"`, or a fraction from 0 to 1."""
 
 
-class _Logged(Silent):
+class _Logged(Monitor):
     """A monitor whose notes go to the logger `kvscope`."""
 
     def note(self, text: str) -> None:

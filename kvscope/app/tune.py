@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.monitor import Monitor
 from kvscope.app.requests import TuneRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
@@ -132,7 +132,7 @@ def tune(
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
     split, UsageError for shares that cannot split it and for a capacity that holds no block.
     """
-    monitor = monitor or Silent()
+    monitor = monitor or Monitor()
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
     tuning_options = TuningOptions(

@@ -1,6 +1,6 @@
 """The command `kvscope`: the list of its commands, the global options, and `main`.
 
-A new command is one file and one line in `COMMANDS`. Its module is imported when the command is
+A new command is a function and a line in `COMMANDS`. Its module is imported when the command is
 called, so `kvscope --help` and a mistyped command load none of them.
 """
 
@@ -40,12 +40,12 @@ class Lazy(NamedTuple):
 Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
-    ("analyze", Lazy("analyze:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
-    ("fit", Lazy("fit:fit", "Fit models of reuse and of conversations.")),
-    ("simulate", Lazy("simulate:simulate", "Replay a trace under eviction policies.")),
-    ("tune", Lazy("tune:tune", "Recommend policy, parameters and capacity for an SLO.")),
-    ("calibrate", Lazy("calibrate:calibrate", "Measure TTFT on an engine; write a profile.")),
-    ("validate", Lazy("validate:validate", "Replay the trace on a real engine; compare.")),
+    ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
+    ("fit", Lazy("reports:fit", "Fit models of reuse and of conversations.")),
+    ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
+    ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
+    ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
+    ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
     ("runs", Lazy("runs:app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("traces:ingest", "Read traces into the store.")),

@@ -54,6 +54,14 @@ Db = Annotated[
     str,
     Option("Store that keeps traces and runs; :memory: keeps nothing.", "PATH", values.called),
 ]
+FailOn = Annotated[
+    list[str] | None,
+    Option(
+        "End with exit code 4 if this holds, for example hit-rate<40%. Figures take <, <=, > or >=,"
+        " a verdict = or !=. Repeatable.",
+        "CONDITION,...",
+    ),
+]
 Json = Annotated[bool, Option("Print one JSON document instead of tables.", flags=("--json",))]
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.cli.diagnostics import note, one_line
+from kvscope.cli.diagnostics import note, one_line, reader_may_leave
 from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ def emit_json(document: Document) -> None:
 
 def report(result: Report, printing: ScreenOptions) -> None:
     """Print a result as JSON, one screen or sections, and write its HTML report, if wanted."""
-    if printing.as_json:
-        emit_json(result.document())
-    else:
-        chosen = result.select(printing.section, full=printing.full)
-        _print(console(), f"{result.trace.name}: {result.lead}")
-        show_sections(chosen)
+    with reader_may_leave():
+        if printing.as_json:
+            emit_json(result.document())
+        else:
+            chosen = result.select(printing.section, full=printing.full)
+            _print(console(), f"{result.trace.name}: {result.lead}")
+            show_sections(chosen)
     if printing.html is not None:
         write_text(Path(printing.html), result.html())
         note(f"report written to {printing.html}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.prefix import Paths, paths
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
@@ -30,12 +30,12 @@ class Replay:
 
     policy: Policy
     capacity_blocks: int
-    hit_blocks: NDArray[np.int32]
+    hit_blocks: Int32s
     evictions: int
-    find_cached: Callable[[], NDArray[np.bool_]] = field(repr=False)
+    find_cached: Callable[[], Bools] = field(repr=False)
 
     @property
-    def cached(self) -> NDArray[np.bool_]:
+    def cached(self) -> Bools:
         """The blocks that are cached at the end (N + 1 entries, the root's first).
 
         Computed on access: sweeps never need it, and it takes as long as a quick replay.
@@ -52,9 +52,9 @@ class Tables:
     `choose` gives the tables for one policy and capacity, where they depend on that.
     """
 
-    since: NDArray[np.int64]
-    values: NDArray[np.float64]
-    classes: NDArray[np.int32] | None = None
+    since: Int64s
+    values: Float64s
+    classes: Int32s | None = None
     choose: Callable[[Policy, int], Tables] | None = None
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
