@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from kvscope.app import values
 from kvscope.app.options import Latency, Option, RateScale, Slo
 from kvscope.core import units
+from kvscope.core.errors import UsageError
 
 TEN_MINUTES_S = 600.0
 GPU_BLOCK, CPU_BLOCK = 16, 32
@@ -39,6 +40,15 @@ class TargetOptions:
         str | None,
         Option("Which of the server's models to use.", "NAME", default="its first"),
     ] = None
+
+    def check(self, started: str) -> None:
+        """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""
+        if (self.url is None) == (self.model is None):
+            raise UsageError(
+                "name one of them",
+                where="--url, --model",
+                remedy=f"a running server, or the model to start {started} with",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvscope.core.arrays import Float64s
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvscope.core.arrays import Float64s
     import numpy as np
     from numpy.typing import NDArray
 
