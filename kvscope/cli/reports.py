@@ -21,6 +21,7 @@ from kvscope.app.options import (
     Option,
     Reading,
     SimulateOptions,
+    Target,
     TuneOptions,
 )
 from kvscope.cli import output
@@ -36,12 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "recommendation.toml"
 
 Explain = Annotated[bool, Option("The same as --full.")]
-Output = Annotated[
-    str,
-    Option(
-        "File for the recommendation; - writes none.", "PATH", values.target, flags=("--output",)
-    ),
-]
+Output = Annotated[str, Target("File for the recommendation; - writes none.", flags=("--output",))]
 
 
 def analyze(
