@@ -106,7 +106,7 @@ def simulate(
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum.
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles.
 
     The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
     runs in progress are finished and kept.
