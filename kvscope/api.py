@@ -228,9 +228,9 @@ class AnalysisResult(_Result):
 
     @property
     def _page(self) -> str:
-        from kvscope.report import overview
+        from kvscope.report.html import report
 
-        return overview.html_report(self.analysis)
+        return report("kvscope", self.analysis.trace, self._sections)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -264,9 +264,9 @@ class FitResult(_Result):
 
     @property
     def _page(self) -> str:
-        from kvscope.report import fit as report
+        from kvscope.report.html import report
 
-        return report.html_report(self.fit, self.ends)
+        return report("kvscope fit", self.fit.trace, self._sections)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -299,9 +299,9 @@ class SimulationResult(_Result):
 
     @property
     def _page(self) -> str:
-        from kvscope.report import policies
+        from kvscope.report.html import report
 
-        return policies.html_report(self.simulation)
+        return report("kvscope simulate", self.simulation.trace, self._sections)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -347,9 +347,9 @@ class TuneResult(_Result):
 
     @property
     def _page(self) -> str:
-        from kvscope.report import recommendation as report
+        from kvscope.report.html import report
 
-        return report.html_report(self.recommendation)
+        return report("kvscope tune", self.recommendation.trace, self._sections)
 
 
 Source = str | PathLike[str] | OpenTrace | None

@@ -41,5 +41,5 @@ def analyze(
         document=lambda: analyze_document(analysis),
         screen=lambda: [overview.headline(analysis)],
         sections=lambda: overview.sections(analysis),
-        html=lambda: overview.html_report(analysis),
+        page="kvscope",
     )

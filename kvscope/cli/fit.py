@@ -41,5 +41,5 @@ def fit(
         document=lambda: fit_document(fitted, ends),
         screen=lambda: report.screen(fitted, ends),
         sections=lambda: report.sections(fitted, ends),
-        html=lambda: report.html_report(fitted, ends),
+        page="kvscope fit",
     )

@@ -46,9 +46,12 @@ def report(
     document: Callable[[], Document],
     screen: Callable[[], Sequence[Section]],
     sections: Callable[[], Sequence[Section]],
-    html: Callable[[], str],
+    page: str,
 ) -> None:
-    """Print a result as JSON, one screen or sections, and write its HTML report, if wanted."""
+    """Print a result as JSON, one screen or sections, and write its HTML page, if wanted.
+
+    The page's title is `page` and the trace's name.
+    """
     if printing.as_json:
         emit_json(document())
     else:
@@ -59,7 +62,9 @@ def report(
         _print(console(), f"{trace.name}: {trace_in_words(trace)}")
         show_sections(chosen)
     if printing.html is not None:
-        write_text(Path(printing.html), html())
+        from kvscope.report.html import report as html_report
+
+        write_text(Path(printing.html), html_report(page, trace, sections()))
         note(f"report written to {printing.html}")
 
 

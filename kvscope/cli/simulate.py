@@ -54,7 +54,7 @@ def simulate(
         document=lambda: simulate_document(simulation),
         screen=lambda: report.screen(simulation),
         sections=lambda: report.sections(simulation),
-        html=lambda: report.html_report(simulation),
+        page="kvscope simulate",
     )
     if simulation.unfinished:
         count = len(simulation.runs)

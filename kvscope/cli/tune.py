@@ -76,7 +76,7 @@ def tune(
         document=lambda: tune_document(tuned),
         screen=lambda: report.screen(tuned),
         sections=lambda: report.sections(tuned),
-        html=lambda: report.html_report(tuned),
+        page="kvscope tune",
     )
     if path != values.STANDARD_STREAM:
         write_recommended(Path(path), tuned, prompts)

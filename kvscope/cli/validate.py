@@ -59,7 +59,7 @@ def validate(
         document=lambda: validate_document(stored, validation),
         screen=lambda: report.sections(validation),
         sections=lambda: report.sections(validation),
-        html=lambda: report.html_report(stored, validation),
+        page="kvscope validate",
     )
     if validation.ended:
         note(f"ended early: {validation.ended}; what was measured until then is kept")

@@ -7,10 +7,10 @@ from dataclasses import replace
 from kvscope.app.analyze import Analysis, Caching
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
-from kvscope.report import caching, html, reuse, space, time, traffic
+from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.section import Section
-from kvscope.report.words import count, definition_in_words, share, significant, trace_in_words
+from kvscope.report.words import count, definition_in_words, share, significant
 
 SECTIONS = (
     *("summary", "capacity", "misses", "definitions", "categories", "contribution", "last-touch"),
@@ -36,12 +36,6 @@ def sections(analysis: Analysis) -> list[Section]:
     ]
 
 
-def html_report(analysis: Analysis) -> str:
-    """Return the analysis as one self-contained HTML page."""
-    lead = trace_in_words(analysis.trace)
-    return html.page(f"kvscope: {analysis.trace.name}", lead, sections(analysis))
-
-
 def headline(analysis: Analysis) -> Section:
     """Return the one screen: what the cache gives and could give, why tokens miss, who reuses."""
     facts, caching = analysis.characterization, analysis.caching
@@ -52,10 +46,10 @@ def headline(analysis: Analysis) -> Section:
             "The trace has only lengths and arrivals: without block hashes nothing"
             " can be said about reuse, hit rates or capacity."
         )
-        return Section("Summary", (*notes, _traffic(facts), unknown), (categories,))
-    words = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
-    tables = (capacity_table(analysis, caching),) if caching.ideal else ()
-    return Section("Summary", (*notes, *words), (*tables, categories))
+        return Section.of("Summary", *notes, _traffic(facts), unknown, categories)
+    answer = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
+    capacities = capacity_table(analysis, caching) if caching.ideal else None
+    return Section.of("Summary", *notes, *answer, capacities, categories)
 
 
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
@@ -95,7 +89,7 @@ def _traffic(facts: Characterization) -> str:
     if facts.turns is None:
         return f"{text}."
     hits = contribution.multi_turn_hit_share
-    get = f" and get {share(hits)} of the hits" if hits is not None else ""
+    get = "" if hits is None else f" and get {share(hits)} of the hits"
     turns = share(contribution.multi_turn_request_share)
     return f"{text}; {turns} of requests are follow-up turns{get}."
 

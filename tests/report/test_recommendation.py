@@ -15,9 +15,9 @@ from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.report import explanation, recommendation
 from kvscope.report.explanation import sensitivity
+from kvscope.report.html import report
 from kvscope.report.recommendation import (
     change,
-    html_report,
     interval,
     sections,
     verdict_in_words,
@@ -221,8 +221,9 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     )
     for draw in map(partial, drawing):
         json.loads(draw(result).to_json(), parse_constant=_no_constant)
-    assert f"Recommendation: {verdict}" in html_report(result)
-    assert result.trace.name in html_report(result)
+    page = report("kvscope tune", result.trace, sections(result))
+    assert f"Recommendation: {verdict}" in page
+    assert result.trace.name in page
 
 
 def _no_constant(name: str) -> None:

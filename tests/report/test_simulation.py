@@ -20,6 +20,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.replay.sweep import make_run
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.report import policies as report
+from kvscope.report.html import report as html_report
 from kvscope.report.policies import tier_sections
 from kvscope.report.runs import contest, names, policy_line
 from kvscope.report.style import SERIES
@@ -177,7 +178,7 @@ def test_charts_show_every_run(simulation: Simulation) -> None:
 
 def test_the_page_is_whole_and_safe(simulation: Simulation) -> None:
     """Every section and chart stands in one file, and no string of the trace is HTML."""
-    page = report.html_report(simulation)
+    page = html_report("kvscope simulate", simulation.trace, report.sections(simulation))
     assert page.count('class="figure"') == 6
     assert "<h2>Summary</h2>" in page
     assert HOSTILE not in page
