@@ -6,9 +6,9 @@ from dashboard import background_cache, worker_process
 from dashboard.connection import reading
 from dashboard.job import Job
 from kvscope.app.analyze import Analysis, resized
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
@@ -22,7 +22,7 @@ def all_traces() -> list[Trace]:
         return traces.all_traces(store)
 
 
-def analysis(trace: Trace, model: ModelKv | None = None, hbm_bytes: int | None = None) -> Analysis:
+def analysis(trace: Trace, model: Model | None = None, hbm_bytes: int | None = None) -> Analysis:
     """Return what `kvscope analyze` finds, with sizes for this model."""
     return resized(background_cache.analysis(trace), model, hbm_bytes)
 

@@ -11,22 +11,22 @@ import streamlit as st
 
 from dashboard import query_params
 from dashboard.markdown import escape
-from kvscope.app.monitor import Unit
+from kvscope.app.monitor import Monitor, Unit
 from kvscope.core.errors import KvscopeError, Stopped
 
 _EVERY_S = 0.3
 _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the details."
 
 
-class Job:
-    """One call of `work(job)` in a thread; the monitor (kvscope.app.monitor) of what it runs.
+class Job(Monitor):
+    """One call of `work(job)` in a thread; the monitor of what it runs.
 
     `request` is what the work answers. `result` is what it returned, `error` why it failed.
     """
 
     def __init__(self, work: Callable[[Any], Any], request: Any = None) -> None:
+        super().__init__()
         self.request = request
-        self.stop = threading.Event()
         self.label = "preparing"
         self.done = 0
         self.total: int | None = None

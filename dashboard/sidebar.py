@@ -13,8 +13,8 @@ from dashboard.markdown import escape
 from kvscope.app.requests import Capacities
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError
-from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model, preset_names, resolve_model
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
 from kvscope.report.words import trace_in_words
@@ -31,7 +31,7 @@ class Choices:
 
     trace: Trace | None
     model_name: str | None
-    model: ModelKv | None
+    model: Model | None
     hbm_bytes: int | None
     latency: str
     profile: LatencyProfile

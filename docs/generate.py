@@ -29,7 +29,7 @@ the keys `kvscope` (version), `schema`, `command` and `trace`, followed by the c
 | 1 | failure |
 | 2 | wrong usage |
 | 3 | unreadable trace or store |
-| 4 | a validation outside its tolerance |
+| 4 | a condition of `--fail-on` holds, or a validation is outside its tolerance |
 | 5 | engine unreachable |
 | 130 | interrupted |
 """

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from kvscope.app.monitor import Silent
+from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
     AnalyzeOptions,
     FitOptions,
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from kvscope.app.analyze import Analysis
-    from kvscope.app.documents.base import Document
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.core.trace import Prompts, Trace
-    from kvscope.report.section import Section
+    from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
     from kvscope.store.db import Store
     from kvscope.tuning.end_gain import EndsFit
@@ -79,7 +78,7 @@ Share = str | float
 """A share: a text such as `"5%"`, or a fraction from 0 to 1."""
 
 
-class _Logged(Silent):
+class _Logged(Monitor):
     """A monitor whose notes go to the logger `kvscope`."""
 
     def note(self, text: str) -> None:
@@ -117,9 +116,9 @@ class OpenTrace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
-        from kvscope.app.documents.base import trace_facts, values
+        from kvscope.app.documents.base import trace_facts
 
-        return values(trace_facts(self.facts))
+        return vars(trace_facts(self.facts))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,46 +127,28 @@ class _Result(ABC):
 
     @property
     @abstractmethod
-    def _document(self) -> Document:
-        """The document of `--json`."""
-
-    @property
-    @abstractmethod
-    def _screen(self) -> Sequence[Section]:
-        """What the command prints by default."""
-
-    @property
-    @abstractmethod
-    def _sections(self) -> Sequence[Section]:
-        """What the command prints with `--full`."""
-
-    @property
-    @abstractmethod
-    def _page(self) -> str:
-        """The HTML report."""
+    def _report(self) -> Report:
+        """The result in every form."""
 
     def __repr__(self) -> str:
-        facts = self._document.trace
-        return f"<{type(self).__name__} of {facts.name if facts else 'a trace'}>"
+        return f"<{type(self).__name__} of {self._report.trace.name}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of the command, as docs/json.md describes it."""
         from kvscope.app.documents.base import to_dict
 
-        return to_dict(self._document)
+        return to_dict(self._report.document())
 
     def figure(self, section: str | None = None) -> go.Figure:
         """Return the first plotly figure of a section, or of the first section that has one.
 
         Section names are those of `--section`. Raises UsageError where there is no figure.
         """
-        from kvscope.report.section import select
-
-        names = [section] if section else []
-        sections = select(lambda: self._sections, lambda: self._sections, full=False, names=names)
+        report = self._report
+        sections = report.select([section]) if section else report.sections()
         figures = [figure for each in sections for figure in each.figures]
         if not figures:
-            named = [each.name for each in self._sections if each.figures]
+            named = [each.name for each in report.sections() if each.figures]
             raise UsageError(
                 "has no figure", where="section", remedy=f"name one of {', '.join(named)}"
             )
@@ -177,12 +158,12 @@ class _Result(ABC):
         """Write the HTML report, whole or not at all."""
         from kvscope.core.files import write_text
 
-        write_text(Path(path), self._page)
+        write_text(Path(path), self._report.html())
 
     def _repr_html_(self) -> str:
         from kvscope.report.html import fragment
 
-        return fragment(self._screen)
+        return fragment(self._report.screen())
 
     def _frame(self, table: str) -> pl.DataFrame:
         """Return a list of the document as a frame; nested fields become columns of their own."""
@@ -209,28 +190,10 @@ class AnalysisResult(_Result):
         return self._frame(table)
 
     @property
-    def _document(self) -> Document:
-        from kvscope.app.documents.analyze import analyze_document
+    def _report(self) -> Report:
+        from kvscope.report.overview import report
 
-        return analyze_document(self.analysis)
-
-    @property
-    def _screen(self) -> Sequence[Section]:
-        from kvscope.report import overview
-
-        return [overview.headline(self.analysis)]
-
-    @property
-    def _sections(self) -> Sequence[Section]:
-        from kvscope.report import overview
-
-        return overview.sections(self.analysis)
-
-    @property
-    def _page(self) -> str:
-        from kvscope.report.html import report
-
-        return report("kvscope", self.analysis.trace, self._sections)
+        return report(self.analysis)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -245,28 +208,10 @@ class FitResult(_Result):
         return self._frame(table)
 
     @property
-    def _document(self) -> Document:
-        from kvscope.app.documents.fit import fit_document
+    def _report(self) -> Report:
+        from kvscope.report.fit import report
 
-        return fit_document(self.fit, self.ends)
-
-    @property
-    def _screen(self) -> Sequence[Section]:
-        from kvscope.report import fit as report
-
-        return [report.headline(self.fit)]
-
-    @property
-    def _sections(self) -> Sequence[Section]:
-        from kvscope.report import fit as report
-
-        return report.sections(self.fit, self.ends)
-
-    @property
-    def _page(self) -> str:
-        from kvscope.report.html import report
-
-        return report("kvscope fit", self.fit.trace, self._sections)
+        return report(self.fit, self.ends)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -280,28 +225,10 @@ class SimulationResult(_Result):
         return self._frame(table)
 
     @property
-    def _document(self) -> Document:
-        from kvscope.app.documents.runs import simulate_document
+    def _report(self) -> Report:
+        from kvscope.report.policies import report
 
-        return simulate_document(self.simulation)
-
-    @property
-    def _screen(self) -> Sequence[Section]:
-        from kvscope.report import policies
-
-        return policies.screen(self.simulation)
-
-    @property
-    def _sections(self) -> Sequence[Section]:
-        from kvscope.report import policies
-
-        return policies.sections(self.simulation)
-
-    @property
-    def _page(self) -> str:
-        from kvscope.report.html import report
-
-        return report("kvscope simulate", self.simulation.trace, self._sections)
+        return report(self.simulation)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -328,28 +255,10 @@ class TuneResult(_Result):
         return self._frame(table)
 
     @property
-    def _document(self) -> Document:
-        from kvscope.app.documents.tune import tune_document
+    def _report(self) -> Report:
+        from kvscope.report.recommendation import report
 
-        return tune_document(self.recommendation)
-
-    @property
-    def _screen(self) -> Sequence[Section]:
-        from kvscope.report import recommendation as report
-
-        return report.screen(self.recommendation)
-
-    @property
-    def _sections(self) -> Sequence[Section]:
-        from kvscope.report import recommendation as report
-
-        return report.sections(self.recommendation)
-
-    @property
-    def _page(self) -> str:
-        from kvscope.report.html import report
-
-        return report("kvscope tune", self.recommendation.trace, self._sections)
+        return report(self.recommendation)
 
 
 Source = str | PathLike[str] | OpenTrace | None

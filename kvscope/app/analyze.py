@@ -18,8 +18,8 @@ from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.characterize.traffic import RequestSize
 from kvscope.core.background import in_background
 from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import PromptPaths, Trace
+from kvscope.deployment.models import Model
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
@@ -106,7 +106,7 @@ class Analysis:
     """A trace characterized; `caching` is None for a trace of lengths."""
 
     trace: Trace
-    model: ModelKv | None
+    model: Model | None
     hbm_bytes: int | None
     characterization: Characterization
     caching: Caching | None
@@ -172,7 +172,7 @@ def analyze_source(
     return analyze(store, trace, request, started=started[0] if started else None)
 
 
-def resized(analysis: Analysis, model: ModelKv | None, hbm_bytes: int | None) -> Analysis:
+def resized(analysis: Analysis, model: Model | None, hbm_bytes: int | None) -> Analysis:
     """Return an analysis that was made without a model, with all sizes by this model."""
     request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
     block_size = analysis.trace.block_size
@@ -211,7 +211,7 @@ def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization
     return replace(facts, request_sizes=sizes, working_set=alive)
 
 
-def _request_size(size: RequestSize, model: ModelKv, hbm_bytes: int | None) -> RequestSize:
+def _request_size(size: RequestSize, model: Model, hbm_bytes: int | None) -> RequestSize:
     in_bytes = _times(size.tokens, model.bytes_per_token)
     return replace(
         size, bytes=in_bytes, hbm_multiple=_times(in_bytes, 1 / hbm_bytes) if hbm_bytes else None
@@ -223,7 +223,7 @@ def _times(summary: Summary, factor: float) -> Summary:
 
 
 def _working_set(
-    alive: WorkingSet, model: ModelKv, block_size: int, hbm_bytes: int | None
+    alive: WorkingSet, model: Model, block_size: int, hbm_bytes: int | None
 ) -> WorkingSet:
     peak = model.bytes_for(alive.peak_blocks * block_size)
     return replace(

@@ -18,11 +18,11 @@ from kvscope.app.monitor import Monitor
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvscope.latency.calibration import Calibration, Measurable, MeasuredEngine
+    from kvscope.latency.calibration import CalibratedEngine, Calibration, Measurable
 
 DEFAULT_LONGEST = 4096
 
-OpenEngine = tuple["Measurable", "MeasuredEngine", int]
+OpenEngine = tuple["Measurable", "CalibratedEngine", int]
 """What to measure, what it is, and the longest prompt in tokens."""
 
 
@@ -73,13 +73,13 @@ def calibrate(
 def _server(
     target: TargetOptions, options: CalibrateOptions, launch: LaunchOptions
 ) -> Iterator[OpenEngine]:
-    from kvscope.latency.calibration import MeasuredEngine
+    from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.client import Endpoint
 
     endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
     served = endpoint.model(target.served_model)
-    measured = MeasuredEngine("server", endpoint.version(), None, served.name)
+    measured = CalibratedEngine("server", endpoint.version(), None, served.name)
     # without a seed: it may have been calibrated before, and still have those tokens in its cache
     target_server = ServerTarget(endpoint, served.name)
     yield target_server, measured, _longest(options.max_tokens, served.max_model_len)
@@ -89,7 +89,7 @@ def _server(
 def _vllm(
     model: str, options: CalibrateOptions, launch: LaunchOptions, monitor: Monitor
 ) -> Iterator[OpenEngine]:
-    from kvscope.latency.calibration import MeasuredEngine
+    from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, VllmServer, config_of
@@ -116,7 +116,7 @@ def _vllm(
     )
     with server:
         served = server.endpoint.model()
-        measured = MeasuredEngine(
+        measured = CalibratedEngine(
             "vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags
         )
         yield ServerTarget(server.endpoint, served.name, seed=options.seed), measured, longest
@@ -124,7 +124,7 @@ def _vllm(
 
 @contextmanager
 def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iterator[OpenEngine]:
-    from kvscope.latency.calibration import MeasuredEngine
+    from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import TorchTarget
     from kvscope.serving.interpreter import with_torch
     from kvscope.serving.server import config_of, model_folder
@@ -148,7 +148,7 @@ def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iter
     with decoder:
         device = decoder.description["device"]
         name = python.device_name if device == python.device and python.device_name else device
-        yield decoder, MeasuredEngine("torch", python.torch, name, folder.name), longest
+        yield decoder, CalibratedEngine("torch", python.torch, name, folder.name), longest
 
 
 def _limit(config: dict[str, object] | None) -> int | None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
-from kvscope.core.kv_size import KvDtype as Precision
+from kvscope.deployment.models import KvDtype as Precision
 from kvscope.replay.policy_options import CONTENDERS, REPLAYED
 
 DEFAULT_EXPORT = "gittins"

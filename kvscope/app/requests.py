@@ -14,8 +14,8 @@ from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
-from kvscope.core.kv_size import KvDtype, ModelKv, resolve_model
 from kvscope.core.runs import RunSetting
+from kvscope.deployment.models import KvDtype, Model, resolve_model
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
 from kvscope.replay.policy_options import (
@@ -44,7 +44,7 @@ class Capacities:
     sizes_bytes: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
 
-    def in_blocks(self, model: ModelKv | None, block_size: int) -> list[int]:
+    def in_blocks(self, model: Model | None, block_size: int) -> list[int]:
         """Return them all in blocks of `block_size` tokens, ascending and distinct.
 
         Raises UsageError for a size in bytes that holds no block of the model.
@@ -67,7 +67,7 @@ class AnalyzeRequest:
     """What an analysis shows beyond the trace itself."""
 
     definition: HitDefinition = standard()
-    model: ModelKv | None = None
+    model: Model | None = None
     hbm_bytes: int | None = None
     capacities: Capacities = Capacities()
 
@@ -83,7 +83,7 @@ class SimulateRequest:
     variants: tuple[Variant, ...]
     capacities: Capacities = Capacities()
     points: int | None = None
-    model: ModelKv | None = None
+    model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TuneRequest:
     variants: tuple[Variant, ...]
     capacities: Capacities = Capacities()
     range_bytes: tuple[int, int] | None = None
-    model: ModelKv | None = None
+    model: Model | None = None
     hbm_bytes: int | None = None
     warmup: float | None = None
     judge: float | None = None
@@ -236,7 +236,7 @@ def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDe
 
 def kv_model(
     name: str | None, kv_dtype: KvDtype | None, *, sizes_named: bool = False
-) -> ModelKv | None:
+) -> Model | None:
     """Return the model called `name`, or None.
 
     Raises UsageError for a precision or sizes in bytes without a model.

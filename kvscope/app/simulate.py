@@ -9,15 +9,15 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
 from kvscope.app.traces import Stores
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.models import Model
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
@@ -41,7 +41,7 @@ class Simulation:
     """
 
     trace: Trace
-    model: ModelKv | None
+    model: Model | None
     setting: RunSetting
     runs: tuple[Run, ...]
     curve: HitCurve | None = None
@@ -77,7 +77,7 @@ def simulate(
     Once the monitor's `stop` is set, the replays under way are finished and kept, and the others
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
-    setting, monitor = request.setting, monitor or Silent()
+    setting, monitor = request.setting, monitor or Monitor()
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
@@ -114,7 +114,7 @@ def simulate_over_xi(
     from kvscope.tuning.search import over_xi
     from kvscope.tuning.target import Target
 
-    setting, monitor = request.setting, monitor or Silent()
+    setting, monitor = request.setting, monitor or Monitor()
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = workload_for(trace, prompts, setting)
     half = workload.curve.ideal / 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvscope.app.monitor import Monitor, Silent
+from kvscope.app.monitor import Monitor
 from kvscope.app.requests import TuneRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
@@ -50,7 +50,7 @@ class Recommendation:
     """A tuning with the trace and the model that it is for; `path` is where it is written."""
 
     trace: Trace
-    model: ModelKv | None
+    model: Model | None
     hbm_bytes: int | None
     profile: LatencyProfile
     tuning: TuningResult
@@ -132,7 +132,7 @@ def tune(
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
     split, UsageError for shares that cannot split it and for a capacity that holds no block.
     """
-    monitor = monitor or Silent()
+    monitor = monitor or Monitor()
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
     tuning_options = TuningOptions(

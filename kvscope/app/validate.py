@@ -19,6 +19,7 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.models import read_config
 from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def _own_vllm(
         max_num_batched_tokens=launch.max_num_batched_tokens,
         forced_outputs=forced,
         flags=launch.vllm_flags,
+        kv_bytes_per_token=_kv_bytes_per_token(model),
     )
     device = python.device_name or python.device
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
@@ -200,6 +202,14 @@ def _own_vllm(
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
     return EngineAtHand(facts, opened, sample, overlapped=is_gpu)
+
+
+def _kv_bytes_per_token(model: str) -> int | None:
+    """Return the KV bytes of a token, by the config.json of a folder; None for a name."""
+    from kvscope.serving.server import model_folder
+
+    folder = model_folder(model)
+    return None if folder is None else read_config(folder / "config.json").bytes_per_token
 
 
 def _running_server(

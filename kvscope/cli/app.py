@@ -1,6 +1,6 @@
 """The command `kvscope`: the list of its commands, the global options, and `main`.
 
-A new command is one file and one line in `COMMANDS`. Its module is imported when the command is
+A new command is a function and a line in `COMMANDS`. Its module is imported when the command is
 called, so `kvscope --help` and a mistyped command load none of them.
 """
 
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from kvscope import __version__
 from kvscope.cli import diagnostics, output
-from kvscope.cli.options import Debug, typed
+from kvscope.cli.options import Debug, convert_directly, typed
 from kvscope.core.errors import ExitCode
 
 
@@ -40,12 +40,12 @@ class Lazy(NamedTuple):
 Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
-    ("analyze", Lazy("analyze:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
-    ("fit", Lazy("fit:fit", "Fit models of reuse and of conversations.")),
-    ("simulate", Lazy("simulate:simulate", "Replay a trace under eviction policies.")),
-    ("tune", Lazy("tune:tune", "Recommend policy, parameters and capacity for an SLO.")),
-    ("calibrate", Lazy("calibrate:calibrate", "Measure TTFT on an engine; write a profile.")),
-    ("validate", Lazy("validate:validate", "Replay the trace on a real engine; compare.")),
+    ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
+    ("fit", Lazy("reports:fit", "Fit models of reuse and of conversations.")),
+    ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
+    ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
+    ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
+    ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
     ("runs", Lazy("runs:app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("traces:ingest", "Read traces into the store.")),
@@ -121,7 +121,7 @@ def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> Any:
         rich_markup_mode=None,  # plain help: importing rich for it doubles the time it takes
         pretty_exceptions_enable=False,
     )
-    group: Any = typer.main.get_command(app)
+    group = convert_directly(typer.main.get_command(app))
     group.commands = _LoadedWhenCalled(commands)
     return group
 
@@ -137,10 +137,10 @@ def _built(name: str, command: Command) -> Any:
     if isinstance(loaded, typer.Typer):
         outer = typer.Typer(**settings, context_settings=_HELP_NAMES)
         outer.add_typer(_typed_inside(loaded), name=name)
-        return typer.main.get_group(outer).commands[name]
+        return convert_directly(typer.main.get_group(outer).commands[name])
     single = typer.Typer(**settings)
     single.command(name, context_settings=_HELP_NAMES)(typed(loaded))
-    return typer.main.get_command(single)
+    return convert_directly(typer.main.get_command(single))
 
 
 def main(

@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from kvscope.core.errors import ExitCode, KvscopeError
+
+if TYPE_CHECKING:
+    from kvscope.app.gates import Figures, Gate
 
 _RED, _YELLOW = "1;31", "33"
 _ALIKE = 0.75  # Typer's own suggestions begin at 0.6, where --version is like --json
@@ -60,6 +63,28 @@ def show_log(lines: Sequence[str]) -> None:
     """Write the last lines of a server's log to stderr."""
     for line in lines:
         say(f"  | {line[:300]}")
+
+
+def end_on(gates: Sequence[Gate], figures: Figures) -> None:
+    """Write why conditions of `--fail-on` hold, a line each; end with exit code 4 if any does."""
+    from kvscope.app.gates import reasons
+
+    if lines := reasons(gates, figures):
+        for line in lines:
+            say(one_line(line))
+        raise typer.Exit(ExitCode.CHECK_FAILED)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Go on after the block where the reader of stdout left in it (`kvscope ... | head`)."""
+    try:
+        yield
+    except BrokenPipeError:
+        _discard_stdout()
+    except SystemExit as stop:  # rich's answer to it
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
 
 
 def one_line(text: str) -> str:
@@ -101,7 +126,7 @@ def guarded(command: Callable[[], object]) -> ExitCode:
         sys.stdout.flush()  # here, while a full disk or a reader that left can still be told apart
     except OSError as failure:
         _discard_stdout()
-        return ExitCode.DONE if isinstance(failure, BrokenPipeError) else _failed(failure)
+        return code if isinstance(failure, BrokenPipeError) else _failed(failure)
     return code
 
 

@@ -6,12 +6,12 @@ No printed line ends in blanks. Whatever a trace holds is printed as one line of
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.cli.diagnostics import note, one_line
+from kvscope.cli.diagnostics import note, one_line, reader_may_leave
 from kvscope.core.files import write_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvscope.app.documents.base import Document
     from kvscope.cli.options import ScreenOptions
-    from kvscope.core.trace import Trace
+    from kvscope.report.report import Report
     from kvscope.report.section import Section, Table
 
 _PIPED_WIDTH = 100
@@ -39,32 +39,17 @@ def emit_json(document: Document) -> None:
     sys.stdout.write(f"{to_json(document)}\n")
 
 
-def report(
-    trace: Trace,
-    printing: ScreenOptions,
-    *,
-    document: Callable[[], Document],
-    screen: Callable[[], Sequence[Section]],
-    sections: Callable[[], Sequence[Section]],
-    page: str,
-) -> None:
-    """Print a result as JSON, one screen or sections, and write its HTML page, if wanted.
-
-    The page's title is `page` and the trace's name.
-    """
-    if printing.as_json:
-        emit_json(document())
-    else:
-        from kvscope.report.section import select
-        from kvscope.report.words import trace_in_words
-
-        chosen = select(screen, sections, full=printing.full, names=printing.section)
-        _print(console(), f"{trace.name}: {trace_in_words(trace)}")
-        show_sections(chosen)
+def report(result: Report, printing: ScreenOptions) -> None:
+    """Print a result as JSON, one screen or sections, and write its HTML report, if wanted."""
+    with reader_may_leave():
+        if printing.as_json:
+            emit_json(result.document())
+        else:
+            chosen = result.select(printing.section, full=printing.full)
+            _print(console(), f"{result.trace.name}: {result.lead}")
+            show_sections(chosen)
     if printing.html is not None:
-        from kvscope.report.html import report as html_report
-
-        write_text(Path(printing.html), html_report(page, trace, sections()))
+        write_text(Path(printing.html), result.html())
         note(f"report written to {printing.html}")
 
 

@@ -12,18 +12,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
 
-from kvscope.app.monitor import Advance, Unit
+from kvscope.app.monitor import Advance, Monitor, Unit
 from kvscope.cli.diagnostics import interactive, note, say
 from kvscope.core import units
 
 LINE_EVERY_S = 5.0
 
 
-class Terminal:
+class Terminal(Monitor):
     """A monitor whose user sits at a terminal."""
-
-    def __init__(self, stop: Event | None = None) -> None:
-        self.stop = stop or Event()
 
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"

@@ -72,7 +72,7 @@ def ingest(*, paths: Paths, db: Db = DEFAULT_DB, reading: Reading, as_json: Json
     if as_json:
         from kvscope.app.documents.lists import ingest_document
 
-        output.emit_json(ingest_document([(each.trace, each.created) for each in ingested]))
+        output.emit_json(ingest_document(ingested))
 
 
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:

@@ -5,6 +5,8 @@ The command line turns each class into its exit code; nothing else in kvscope ca
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -15,7 +17,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     INPUT = 3
-    TOLERANCE = 4
+    CHECK_FAILED = 4
     ENGINE = 5
     INTERRUPTED = 130
 
@@ -40,6 +42,15 @@ class UsageError(KvscopeError):
     """A command, an option or a value that kvscope does not take."""
 
     exit_code = ExitCode.USAGE
+
+
+@contextmanager
+def placed(where: str, kind: type[KvscopeError] = UsageError) -> Iterator[None]:
+    """Raise a UsageError of the block as an error of `kind` at this place."""
+    try:
+        yield
+    except UsageError as error:
+        raise kind(error.what, where=where, remedy=error.remedy) from error
 
 
 class InputError(KvscopeError):

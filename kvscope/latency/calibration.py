@@ -10,8 +10,8 @@ from threading import Event
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import PARAMETERS, LatencyProfile
@@ -234,13 +234,13 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0) -> ProfileFit:
     )
 
 
-def _terms(cells: Sequence[Cell]) -> NDArray[np.float64]:
+def _terms(cells: Sequence[Cell]) -> Float64s:
     """Return the factors of b, a and g in each cell, an array of cells x 3."""
     uncached, cached = np.array(cells, dtype=float).T
     return np.column_stack((np.ones_like(uncached), uncached, uncached * (cached + uncached / 2)))
 
 
-def _least(terms: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _least(terms: Float64s, times: Float64s) -> Float64s:
     """Return the parameters, none below 0, with the least squares of relative errors."""
     from scipy.optimize import nnls
 
@@ -251,7 +251,7 @@ def _least(terms: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np
 
 
 def _intervals(
-    terms: NDArray[np.float64], times: Sequence[NDArray[np.float64]], seed: int
+    terms: Float64s, times: Sequence[Float64s], seed: int
 ) -> tuple[list[float], list[float]]:
     rng = np.random.default_rng(seed)
     resampled = np.empty((DRAWS, terms.shape[1]))
@@ -265,10 +265,10 @@ def _intervals(
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredEngine:
-    """What was measured: vLLM, torch, or `server` for one that was running already."""
+class CalibratedEngine:
+    """The engine that was measured."""
 
-    name: str
+    name: str  # vLLM, torch, or `server` for one that was running already
     version: str | None
     device: str | None
     model: str
@@ -285,7 +285,7 @@ class MeasuredEngine:
 class Calibration:
     """A latency profile, the fit behind it, and the measurements."""
 
-    engine: MeasuredEngine
+    engine: CalibratedEngine
     profile: LatencyProfile
     fit: ProfileFit
     run: CalibrationRun
@@ -293,7 +293,7 @@ class Calibration:
 
 def calibrate(
     engine: Measurable,
-    description: MeasuredEngine,
+    description: CalibratedEngine,
     *,
     longest: int,
     rounds: int,

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.toml_files import SCHEMA, Seconds, document_in, table_as, write_toml
 from kvscope.latency.profile import DEFAULT_PROFILE, PARAMETERS, PRESETS, LatencyProfile
 
@@ -64,7 +64,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
     def profile(self, where: str) -> LatencyProfile:
         """Return the profile; InputError for values that no engine has."""
         intervals = {name: getattr(self.intervals, name, None) for name in PARAMETERS}
-        try:
+        with placed(where, InputError):
             return LatencyProfile(
                 name=self.name,
                 source=self.source,
@@ -75,8 +75,6 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
                 },
                 **{name: float(getattr(self, name)) for name in PARAMETERS},
             )
-        except UsageError as error:
-            raise InputError(error.what, where=where, remedy=error.remedy) from error
 
 
 def load_profile(name_or_path: str = DEFAULT_PROFILE) -> LatencyProfile:

@@ -97,18 +97,13 @@ class Guard:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request that no shadow has served yet."""
+    """A request that no shadow has served yet, as far as it is known."""
 
     match: PrefixMatch
     prompt_tokens: int
-    arrival_s: float
     tables: Sequence[Scores]
-    forgotten_s: float
-    segments: list[tuple[int, int, int]]
-    blocks: int
-    output_tokens: int = 0
+    request: ShadowRequest
     ended: bool = False
-    served: bool = True
 
 
 class OnlineGuard:
@@ -178,29 +173,40 @@ class OnlineGuard:
             self.guard.forget()
             self.clear()
             return
-        segments = _placed(match.segments, 0)
-        request = _Waiting(
-            match, prompt_tokens, arrival_s, self._tables, forgotten_s, segments, match.followed
+        request = ShadowRequest(
+            match.number,
+            arrival_s,
+            _placed(match.segments, 0),
+            match.followed,
+            prompt_tokens,
+            kinds=(),
+            forgotten_s=forgotten_s,
         )
-        self._queue.append(request)
-        self._waiting[match.number] = request
+        waiting = self._waiting[match.number] = _Waiting(
+            match, prompt_tokens, self._tables, request
+        )
+        self._queue.append(waiting)
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
         """Note that a request has been served, and touched so many blocks more."""
-        request = self._waiting.get(number)
-        if request is None:
+        waiting = self._waiting.get(number)
+        if waiting is None:
             return
-        request.segments += _placed(segments, request.blocks)
-        request.blocks += blocks
-        request.output_tokens, request.ended = output_tokens, True
+        request = waiting.request
+        waiting.request = request._replace(
+            segments=[*request.segments, *_placed(segments, request.blocks)],
+            blocks=request.blocks + blocks,
+            history_tokens=waiting.prompt_tokens + output_tokens,
+        )
+        waiting.ended = True
         self._serve()
 
     def forget(self, number: int) -> None:
         """Note that a request ends unserved: its blocks are touched, none of them new."""
-        request = self._waiting.get(number)
-        if request is not None:
-            request.ended, request.served = True, False
+        waiting = self._waiting.get(number)
+        if waiting is not None:
+            waiting.request, waiting.ended = waiting.request._replace(served=False), True
             self._serve()
 
     def clear(self) -> None:
@@ -225,26 +231,18 @@ class OnlineGuard:
         queue, late_s = self._queue, self._now_s - self._patience_s
         for _ in range(AT_ONCE):
             if not queue or not (
-                queue[0].ended or len(queue) > MOST_WAITING or queue[0].arrival_s < late_s
+                queue[0].ended or len(queue) > MOST_WAITING or queue[0].request.arrival_s < late_s
             ):
                 break
-            request = queue.popleft()
-            del self._waiting[request.match.number]
-            self.shadows.use(request.tables)
-            hits = self.shadows.serve(
-                ShadowRequest(
-                    request.match.number,
-                    request.arrival_s,
-                    request.segments,
-                    request.blocks,
-                    request.prompt_tokens + request.output_tokens,
-                    self._kinds_of(request.match, request.prompt_tokens, request.output_tokens),
-                    request.served,
-                    request.forgotten_s,
-                )
-            )
+            waiting = queue.popleft()
+            prompt_tokens, request = waiting.prompt_tokens, waiting.request
+            del self._waiting[request.number]
+            self.shadows.use(waiting.tables)
+            outputs = request.history_tokens - prompt_tokens
+            kinds = self._kinds_of(waiting.match, prompt_tokens, outputs)
+            hits = self.shadows.serve(request._replace(kinds=kinds))
             if request.served:
-                cost = [self._beyond_xi(request.prompt_tokens, leading) for leading in hits]
+                cost = [self._beyond_xi(prompt_tokens, leading) for leading in hits]
                 self.guard.computed(int(request.arrival_s // self.look_s), cost)
 
     def _beyond_xi(self, prompt_tokens: int, leading: int) -> float:

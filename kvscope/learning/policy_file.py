@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.toml_files import Number, table_as
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import by_name
@@ -44,10 +44,8 @@ def policy_in(document: Mapping[str, Any], where: str) -> Policy:
     if "policy" not in document:
         raise InputError("missing", where=place, remedy=REMEDY)
     table = table_as(document["policy"], PolicyTable, place, REMEDY)
-    try:
+    with placed(f"{place}.name", InputError):
         kind = by_name(table.name)
-    except UsageError as error:
-        raise InputError(error.what, where=f"{place}.name", remedy=error.remedy) from error
     if kind.hindsight:
         raise InputError(
             f"{kind.name} needs the future and cannot be run", where=f"{place}.name", remedy=REMEDY

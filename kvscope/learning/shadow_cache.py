@@ -8,20 +8,16 @@ far as they are cached.
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from kvscope.learning.lane_heap import EARLY, Scores
+from kvscope.learning.lane_heap import LaneHeap, Scores
 from kvscope.learning.recent_blocks import MOST_REQUESTS
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 
-LaneHead: TypeAlias = tuple[float, int, int]  # worth of a lane's oldest run, its request, lane
-
-NOBODY = -1
 DEEPEST = 2**31 - 1
 _SPARE = 64
 
@@ -107,28 +103,24 @@ class ShadowCache:
         self.end = array("i", bytes(4 * runs.slots))
         self.table: Any = {}
         self._which, self._runs, self._policy = which, runs, policy
-        self._p: Any = policy.settings().tolist()
         self._depth = array("i", bytes(4 * runs.slots))  # beyond it a run is in its deep lane
         self._deep, self._shallow = (array("H", bytes(2 * runs.slots)) for _ in range(2))
-        self._heaps: list[list[int]] = []  # of each lane, the requests whose runs end in it
+        self._heaps: list[list[int]] = []  # of each lane a heap: the requests whose runs end in it
         self._most: list[int] = []  # of them, before the empty ones are removed
-        self._heads: list[LaneHead] = []
-        self._until_s: list[float] = []  # each lane's worth is valid until then
-        self._soonest_s = math.inf  # before it none changes
-        self._changed: set[int] = set()  # lanes whose oldest run may be another
-        self._next_step_s: Callable[[float], float] | None = None
-        self._steady: dict[int, float] | None = None  # what lanes are worth if that never changes
+        p: Any = policy.settings().tolist()
+        self._order = LaneHeap(
+            self._heaps,
+            self._oldest,
+            lambda lane, idle_s: policy.score(lane, idle_s, p, self.table),
+            policy.next_step_s if policy.stepwise else None,
+        )
 
     def use(self, table: Scores) -> None:
         """Score by this table from now on."""
         if table is not self.table:
             self.table = table
-            self._soonest_s = -math.inf
-            self._until_s = [-math.inf] * len(self._until_s)
-            self._next_step_s, self._steady = None, None
-            if self._policy.stepwise:
-                self._next_step_s = self._policy.next_step_s
-                self._steady = {} if table.steady else None
+            self._order.steady = self._policy.stepwise and table.steady
+            self._order.anew()
 
     def cut(
         self, previous: int, begin: int, until: int, parent: BranchPoint | None
@@ -147,7 +139,7 @@ class ShadowCache:
             self.blocks -= until - begin
             return until, True
         self.blocks -= end - begin
-        self._changed.add(self._lane(at))
+        self._order.changed.add(self._lane(at))
         return end, False
 
     def join(self, number: int, now_s: float, place: RunPlacement, end: int) -> None:
@@ -155,18 +147,18 @@ class ShadowCache:
         at = number & self._runs.mask
         self._depth[at], self._deep[at], self._shallow[at], _ = place
         while place.deep >= len(self._heaps) or place.shallow >= len(self._heaps):
-            self._heads.append((math.inf, NOBODY, len(self._heaps)))
-            self._until_s.append(-math.inf)
             self._heaps.append([])
             self._most.append(_SPARE)
         self.end[at] = end
         self.blocks += end
         if end > 0 and self._floor(at, end) < end:
             self._push(number, self._lane(at))
+        if self.blocks > self.capacity:
+            self._order.at(now_s)
         while self.blocks > self.capacity:
-            victim = self._least_worth(now_s)
-            if victim >= 0:
-                self._shrink(victim)
+            head = self._order.first()
+            if head is not None:
+                self._shrink(head[1])
             elif not self._force(number):
                 break
 
@@ -176,7 +168,7 @@ class ShadowCache:
         left = self.end[at] - self._runs.first[at]
         if left > 0:
             self.blocks -= left
-            self._changed.add(self._lane(at))
+            self._order.changed.add(self._lane(at))
             parent = self._runs.parent[at]
             if parent is not None:
                 self._lose_child(parent)
@@ -206,11 +198,11 @@ class ShadowCache:
         heap = self._heaps[lane]
         heappush(heap, number)
         if heap[0] == number:
-            self._changed.add(lane)
+            self._order.changed.add(lane)
         if len(heap) > self._most[lane]:
             heap[:] = [request for request in heap if not self._empty(request)]
             heapify(heap)
-            self._changed.add(lane)
+            self._order.changed.add(lane)
             self._most[lane] = 2 * len(heap) + _SPARE
 
     def _empty(self, number: int) -> bool:
@@ -218,47 +210,12 @@ class ShadowCache:
         runs, at = self._runs, number & self._runs.mask
         return number < runs.oldest or runs.first[at] >= self.end[at]
 
-    def _least_worth(self, now_s: float) -> int:
-        """Return the request to evict the next block of, NOBODY if there is none."""
-        if now_s >= self._soonest_s:
-            self._soonest_s = math.inf
-            for lane, until_s in enumerate(self._until_s):
-                if until_s <= now_s:
-                    self._changed.add(lane)
-                elif until_s < self._soonest_s:
-                    self._soonest_s = until_s
-        while self._changed:
-            self._rank(self._changed.pop(), now_s)
-        return min(self._heads)[1] if self._heads else NOBODY
-
-    def _rank(self, lane: int, now_s: float) -> None:
-        """Update what a lane's oldest run is worth."""
+    def _oldest(self, lane: int) -> tuple[int, float] | None:
+        """Return a lane's oldest run that is not empty, and when it was touched."""
         heap = self._heaps[lane]
         while heap and self._empty(heap[0]):
             heappop(heap)
-        if not heap:
-            self._heads[lane], self._until_s[lane] = (math.inf, NOBODY, lane), math.inf
-            return
-        number = heap[0]
-        if self._heads[lane][1] == number and now_s < self._until_s[lane]:
-            return
-        since_s = self._runs.arrival_s[number & self._runs.mask]
-        worth, until_s = self._worth(lane, since_s, now_s)
-        self._soonest_s = min(self._soonest_s, until_s)
-        self._heads[lane], self._until_s[lane] = (worth, number, lane), until_s
-
-    def _worth(self, lane: int, since_s: float, now_s: float) -> tuple[float, float]:
-        """Return the worth of a run in a lane that was touched at that time, and until when."""
-        steady = self._steady
-        if steady is not None and lane in steady:
-            return steady[lane], math.inf
-        worth = self._policy.score(lane, now_s - since_s, self._p, self.table)
-        if steady is not None:
-            steady[lane] = worth
-            return worth, math.inf
-        if self._next_step_s is None:
-            return worth, now_s
-        return worth, since_s + self._next_step_s(now_s - since_s) * EARLY
+        return (heap[0], self._runs.arrival_s[heap[0] & self._runs.mask]) if heap else None
 
     def _shrink(self, number: int) -> None:
         """Evict from the deep end of a lane's oldest run, as far as it is in that lane."""
@@ -273,7 +230,7 @@ class ShadowCache:
         if low > first and low > floor and (low > depth or not deep):
             return
         heappop(self._heaps[lane])
-        self._changed.add(lane)
+        self._order.changed.add(lane)
         if low == first:
             parent = runs.parent[at]
             if parent is not None:

@@ -77,7 +77,9 @@ class Policy:
 
     `leaves` names the blocks that may be evicted: "leaf" only those without a cached child, so that
     no block is cached that no look-up can reach; "any" as published. `offers` lists both where both
-    make sense. `hindsight` marks oracles, which know the future and are never recommended.
+    make sense. `makes_room` policies evict other blocks before a request's own, as an engine does
+    that makes room before it inserts; under the others a request's new blocks may leave at once.
+    `hindsight` marks oracles, which know the future and are never recommended.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
     """
 
@@ -87,6 +89,7 @@ class Policy:
     source: ClassVar[str]
     leaves: ClassVar[Leaves] = "any"
     offers: ClassVar[tuple[Leaves, ...]] = ()
+    makes_room: ClassVar[bool] = False
     hindsight: ClassVar[bool] = False
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()

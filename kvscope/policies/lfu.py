@@ -1,4 +1,4 @@
-"""Least frequently used."""
+"""Least frequently used, as SGLang has it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
 
 
 class Lfu(KeyPolicy):
-    """Evict what was touched least since its insertion; of those the least recently used.
+    """Evict what fewest requests touched since its insertion; of those the least recently used.
 
-    Key (uses, r, -d). Insertion is optional, so a request's own new blocks, touched once, leave
-    before any block touched twice. A block's ancestors were touched at least as often: no orphans.
+    Key (uses, r, -d), where the request that inserts a block counts as its first use. Room is made
+    before a prompt is inserted: its own blocks leave last.
+
+    On prefix caches this is a poor policy. A prompt is inserted whole, so all its new blocks have
+    one use and are next to leave, those of a conversation that is about to go on among them, while
+    a block used twice stays as long as anything used once is cached. Nothing ages: the cache fills
+    with the heads of conversations that are over. A block's ancestors were used at least as often:
+    no orphans.
+    Source: SGLang 0.5.23, srt/mem_cache/evict_policy.py (LFUStrategy), radix_cache.py
+    (_insert_helper: one hit a request, counted from its insertion).
     """
 
     name = "lfu"
-    summary = "least frequently used since insertion, then least recently"
-    source = "classic"
+    summary = "fewest touches since insertion, then LRU (SGLang's)"
+    source = "SGLang"
+    makes_room = True
     counts_uses = True
 
     @staticmethod

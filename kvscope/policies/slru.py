@@ -10,14 +10,21 @@ _PROTECTED = 0
 class Slru(KeyPolicy):
     """LRU that evicts blocks touched again since their insertion after all others.
 
-    Key (0 if uses < protected_uses else 1, r, -d). SGLang makes room before it inserts; here a
-    request's own new blocks may leave as well, so with `protected_uses` 2 what is protected stays.
-    Source: SGLang 0.5, python/sglang/srt/mem_cache/evict_policy.py (SLRUStrategy).
+    Key (0 if uses < protected_uses else 1, r, -d), where the request that inserts a block counts as
+    its first use: at SGLang's default of 2 the second request protects it. Room is made before a
+    prompt is inserted: its own blocks leave last.
+
+    Nothing returns to probation, and protected blocks leave only when no other is left. In a cache
+    that is small against its traffic they take all the room that the latest prompts leave, so a
+    conversation's new blocks rarely last until its next turn, as under `lfu`.
+    Source: SGLang 0.5.23, srt/mem_cache/evict_policy.py (SLRUStrategy), radix_cache.py
+    (_insert_helper: one hit a request, counted from its insertion).
     """
 
     name = "slru"
     summary = "LRU that protects what was used again (SGLang's segmented LRU)"
     source = "SGLang"
+    makes_room = True
     counts_uses = True
     parameters = (
         Parameter("protected_uses", 2, "touches since insertion that protect a block", low=1),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int64s
 from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
 
 XI, NEXT_PROMPT, PERCENTILE = 0, 1, 2
@@ -76,7 +76,7 @@ class TLru(LanePolicy):
         return bool(p[PERCENTILE] > 0.0)
 
     @staticmethod
-    def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
+    def adapt(uncached_tokens: Int64s, p: Floats) -> None:
         """Move xi to the nearest-rank percentile of what recent requests had to compute."""
         rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
         p[XI] = float(uncached_tokens[max(rank, 1) - 1])

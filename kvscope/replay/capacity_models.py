@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import TierOutcome
@@ -132,9 +132,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 
 def _served(
-    workload: Workload,
-    hit_blocks: NDArray[np.int32],
-    transfer_s: NDArray[np.float64] | None = None,
+    workload: Workload, hit_blocks: Int32s, transfer_s: Float64s | None = None
 ) -> ServedRequests:
     setting = workload.setting
     return serve(
@@ -147,7 +145,7 @@ def _served(
     )
 
 
-def _by_request(workload: Workload, hit_blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+def _by_request(workload: Workload, hit_blocks: Int32s) -> Int32s:
     """Return hits by request: in a flat cache every access is replayed as a request."""
     if not workload.setting.definition.flat:
         return hit_blocks

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Float64s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptPaths
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 
 SMALLEST_SHARE = 0.01  # of the largest capacity
 
-Events = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+Events = tuple[Int64s, Int64s, Int64s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class HitCurve:
     """
 
     definition: HitDefinition
-    knots: NDArray[np.int64]
-    hits: NDArray[np.int64]
+    knots: Int64s
+    hits: Int64s
     total: int
 
-    def rate(self, capacity_blocks: NDArray[np.int64] | int) -> NDArray[np.float64]:
+    def rate(self, capacity_blocks: Int64s | int) -> Float64s:
         """Return the hit rate (0–1) at each capacity."""
         if not self.total:
             return np.zeros(np.shape(capacity_blocks))
@@ -96,12 +96,12 @@ def first_counted(prompts: PromptPaths, definition: HitDefinition) -> int:
     return int(len(prompts.leaf) * definition.warmup)
 
 
-def _block_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+def _block_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> Events:
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     return distance, blocks, np.ones_like(blocks)
 
 
-def _token_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+def _token_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> Events:
     """Weigh a block by its tokens; a partial last one weighs less and is split off."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     size = prompts.block_size
@@ -116,16 +116,14 @@ def _token_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.
     )
 
 
-def _request_events(prompts: PromptPaths, runs: LruDistances, counted: NDArray[np.bool_]) -> Events:
+def _request_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> Events:
     """Count a request as hit if its first block is."""
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
     return distance, ones, ones
 
 
-def _accumulate(
-    distance: NDArray[np.int64], blocks: NDArray[np.int64], weight: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _accumulate(distance: Int64s, blocks: Int64s, weight: Int64s) -> tuple[Int64s, Int64s]:
     """Sum runs that each give `weight` more from capacity d to d + blocks - 1."""
     kept = blocks > 0
     distance, blocks, weight = distance[kept], blocks[kept], weight[kept]

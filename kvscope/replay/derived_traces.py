@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
@@ -18,7 +18,7 @@ _BY_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "user", "category")
 _LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")
 
 
-def select(prompts: Prompts, requests: NDArray[np.int64]) -> Prompts:
+def select(prompts: Prompts, requests: Int64s) -> Prompts:
     """Return the requests with these numbers (ascending), over the blocks that they need.
 
     Blocks, requests and conversations are numbered anew, in the same order; times, users and
@@ -47,9 +47,7 @@ def select(prompts: Prompts, requests: NDArray[np.int64]) -> Prompts:
 
 
 @kernel
-def _mark_needed(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], needed: NDArray[np.bool_]
-) -> None:
+def _mark_needed(block_parent: Int32s, leaf: Int32s, needed: Bools) -> None:
     """Mark the blocks on the paths to these leaves, up to those that are marked, as the root is."""
     for last in leaf:
         block = last
@@ -86,12 +84,7 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
 
 
 @kernel
-def _find_last_of_large(
-    block_parent: NDArray[np.int32],
-    factor: int,
-    count: NDArray[np.int32],
-    last: NDArray[np.int32],
-) -> None:
+def _find_last_of_large(block_parent: Int32s, factor: int, count: Int32s, last: Int32s) -> None:
     """Fill `last`: the deepest block on the path to each one that ends a large block, or 0.
 
     `count` are the blocks on the path to each.
@@ -128,7 +121,7 @@ def isolate(prompts: Prompts, by: Tenant) -> Prompts:
     return replace(prompts, leaf=leaf, carried_leaf=carried_leaf, block_parent=trie.parent.copy())
 
 
-def _tenants(prompts: Prompts, by: Tenant) -> NDArray[np.int32]:
+def _tenants(prompts: Prompts, by: Tenant) -> Int32s:
     if by == "conversation":
         return prompts.conversation
     if not (prompts.user >= 0).any():
@@ -142,11 +135,7 @@ def _tenants(prompts: Prompts, by: Tenant) -> NDArray[np.int32]:
 
 @kernel
 def _write_salted(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    tenant: NDArray[np.int32],
-    ids: NDArray[np.int64],
+    block_parent: Int32s, leaf: Int32s, starts: Int64s, tenant: Int32s, ids: Int64s
 ) -> None:
     """Fill `ids`: the path to each leaf, its first block renamed by its tenant."""
     for k in range(len(leaf)):

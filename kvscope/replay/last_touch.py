@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import NEVER
@@ -27,20 +27,20 @@ class Segments(NamedTuple):
     -1.
     """
 
-    starts: NDArray[np.int64]
-    end: NDArray[np.int32]
-    previous: NDArray[np.int32]
-    block: NDArray[np.int32]
-    owner: NDArray[np.int32]
+    starts: Int64s
+    end: Int32s
+    previous: Int32s
+    block: Int32s
+    owner: Int32s
 
     @property
-    def request(self) -> NDArray[np.int32]:
+    def request(self) -> Int32s:
         """The request on whose path each segment lies."""
         requests = np.arange(len(self.starts) - 1, dtype=np.int32)
         return np.repeat(requests, np.diff(self.starts))
 
     @property
-    def start(self) -> NDArray[np.int32]:
+    def start(self) -> Int32s:
         """The depth at which each segment begins."""
         start = np.zeros_like(self.end)
         start[1:] = self.end[:-1]
@@ -58,8 +58,8 @@ class NextTouches(NamedTuple):
     not touched again.
     """
 
-    starts: NDArray[np.int64]
-    segments: NDArray[np.int32]
+    starts: Int64s
+    segments: Int32s
 
 
 NO_NEXT_TOUCHES = NextTouches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int32))
@@ -80,7 +80,7 @@ def last_touch_segments(traffic: Traffic) -> Segments:
     return Segments(starts, end, previous, block, owner)
 
 
-def next_touches(segments: Segments, look: NDArray[np.int32]) -> NextTouches:
+def next_touches(segments: Segments, look: Int32s) -> NextTouches:
     """Return the next hits of all blocks, for hindsight policies; `look` as in `Traffic`."""
     order = np.argsort(segments.previous, kind="stable")  # in order of time, and so of depth
     previous, request = segments.previous[order], segments.request[order]
@@ -113,12 +113,7 @@ def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]
 
 @kernel
 def _find_segments(
-    traffic: Traffic,
-    begin: int,
-    owner: NDArray[np.int32],
-    path: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    columns: NDArray[np.int32],
+    traffic: Traffic, begin: int, owner: Int32s, path: Int32s, starts: Int64s, columns: Int32s
 ) -> int:
     """Fill end, previous and block (`columns`) from request `begin` on, while there is room.
 

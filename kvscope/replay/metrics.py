@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.percentiles import percentiles
@@ -22,9 +23,7 @@ from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 
 
-def waiting_s(
-    arrival_s: NDArray[np.float64], service_s: NDArray[np.float64], rate_scale: float = 1.0
-) -> NDArray[np.float64]:
+def waiting_s(arrival_s: Float64s, service_s: Float64s, rate_scale: float = 1.0) -> Float64s:
     """Return the seconds that each request waits until its prefill starts.
 
     `arrival_s` ascends; at `rate_scale` 2 requests come twice as fast. Raises UsageError for a
@@ -37,9 +36,7 @@ def waiting_s(
     return np.asarray(np.maximum.accumulate(slack) - slack)
 
 
-def queued_ttft_s(
-    arrival_s: NDArray[np.float64], service_s: NDArray[np.float64], rate_scale: float = 1.0
-) -> NDArray[np.float64]:
+def queued_ttft_s(arrival_s: Float64s, service_s: Float64s, rate_scale: float = 1.0) -> Float64s:
     """Return the seconds from each request's arrival to its first token: wait and service."""
     return waiting_s(arrival_s, service_s, rate_scale) + service_s
 
@@ -56,22 +53,22 @@ class ServedRequests:
 
     prompts: Prompts
     first: int
-    looked_up: NDArray[np.int32]
-    hit_blocks: NDArray[np.int32]
-    hit_tokens: NDArray[np.int64]
-    uncached_tokens: NDArray[np.int64]
-    ttft_s: NDArray[np.float64]
-    queued_ttft_s: NDArray[np.float64] | None
+    looked_up: Int32s
+    hit_blocks: Int32s
+    hit_tokens: Int64s
+    uncached_tokens: Int64s
+    ttft_s: Float64s
+    queued_ttft_s: Float64s | None
 
 
 def serve(
     prompts: Prompts,
     definition: HitDefinition,
-    hit_blocks: NDArray[np.int32],
+    hit_blocks: Int32s,
     profile: LatencyProfile,
     *,
     rate_scale: float = 1.0,
-    transfer_s: NDArray[np.float64] | None = None,
+    transfer_s: Float64s | None = None,
 ) -> ServedRequests:
     """Return how an engine of this profile serves the prompts, given the blocks that each hits.
 
@@ -153,9 +150,7 @@ class LruAnywhere:
         return summarize(self.served(capacity_blocks, profile), slo_s)
 
 
-def _groups(
-    served: ServedRequests, group: NDArray[np.integer]
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def _groups(served: ServedRequests, group: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
     """Yield each group that has counted requests, and which they are."""
     counted = group[served.first :]
     order = np.argsort(counted, kind="stable")
@@ -164,9 +159,7 @@ def _groups(
     yield from zip(groups.tolist(), members, strict=True)
 
 
-def _outcome(
-    served: ServedRequests, which: slice | NDArray[np.int64], slo_s: float | None
-) -> Outcome:
+def _outcome(served: ServedRequests, which: slice | Int64s, slo_s: float | None) -> Outcome:
     hits, hit_tokens = served.hit_blocks[which], int(served.hit_tokens[which].sum())
     total_tokens = int(served.prompts.input_tokens[which].sum(dtype=np.int64))
     looked_up = int(served.looked_up[which].sum(dtype=np.int64))
@@ -191,9 +184,7 @@ def _outcome(
     )
 
 
-def _answered(
-    queued_ttft_s: NDArray[np.float64] | None, which: slice | NDArray[np.int64]
-) -> NDArray[np.float64] | None:
+def _answered(queued_ttft_s: Float64s | None, which: slice | Int64s) -> Float64s | None:
     """Return the times of requests that got a token; None without one, or without times."""
     if queued_ttft_s is None:
         return None
@@ -202,9 +193,7 @@ def _answered(
     return answered if len(answered) else None
 
 
-def _excess(
-    ttft_s: NDArray[np.float64] | None, slo_s: float | None
-) -> tuple[float | None, int | None]:
+def _excess(ttft_s: Float64s | None, slo_s: float | None) -> tuple[float | None, int | None]:
     """Return the tail excess latency in ms and the number of requests that cause it."""
     if ttft_s is None or slo_s is None:
         return None, None

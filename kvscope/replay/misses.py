@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
@@ -16,7 +16,7 @@ from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Walk, walk
 
 
-def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.int32]:
+def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
     """Return the leading blocks of each prompt that earlier requests had written (R entries).
 
     Whether blocks are looked up as a prefix or one by one is all the same here: of a path that was
@@ -30,7 +30,7 @@ def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> NDArray[np.
 
 
 def ideal_rate(
-    prompts: PromptPaths, definition: HitDefinition, blocks: NDArray[np.int32] | None = None
+    prompts: PromptPaths, definition: HitDefinition, blocks: Int32s | None = None
 ) -> float:
     """Return the hit rate (0–1) of an infinite cache, without computing a curve.
 
@@ -51,7 +51,7 @@ def ideal_rate(
 
 
 @kernel
-def _climb(steps: Walk, written: NDArray[np.bool_], ideal: NDArray[np.int32]) -> None:
+def _climb(steps: Walk, written: Bools, ideal: Int32s) -> None:
     """Climb each path from its end to the first block that was written before.
 
     So the work is one step a block of the trie, whatever was reused.
@@ -94,10 +94,10 @@ class Novelty:
     previous turn had other blocks.
     """
 
-    seen: NDArray[np.int32]
-    look: NDArray[np.int32]
-    diverged_from: NDArray[np.int32]
-    diverged_to: NDArray[np.int32]
+    seen: Int32s
+    look: Int32s
+    diverged_from: Int32s
+    diverged_to: Int32s
 
 
 def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
@@ -109,17 +109,13 @@ def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
 
 
 def reasons(
-    prompts: PromptPaths,
-    new: Novelty,
-    hit_blocks: NDArray[np.int32],
-    capacity_blocks: int,
-    first: int = 0,
+    prompts: PromptPaths, new: Novelty, hit_blocks: Int32s, capacity_blocks: int, first: int = 0
 ) -> MissReasons:
     """Return why tokens of the requests from `first` on missed; `hit_blocks` is what each hit."""
     counted = slice(first, None)
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
-    def tokens(blocks: NDArray[np.int32]) -> int:
+    def tokens(blocks: Int32s) -> int:
         """Return the tokens in that many leading blocks; a partial last one holds fewer."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
@@ -138,7 +134,7 @@ def reasons(
     )
 
 
-def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> NDArray[np.int32]:
+def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> Int32s:
     """Return the leading blocks that each request hits in an LRU cache, by their distances."""
     hits = np.clip(capacity_blocks - runs.distance + 1, 0, runs.blocks)
     return np.bincount(runs.request, hits, minlength=requests).astype(np.int32)
@@ -160,13 +156,7 @@ def miss_reasons(
 
 
 @kernel
-def _find_diverged(
-    steps: Walk,
-    parent: NDArray[np.int32],
-    seen: NDArray[np.int32],
-    start: NDArray[np.int32],
-    stop: NDArray[np.int32],
-) -> None:
+def _find_diverged(steps: Walk, parent: Int32s, seen: Int32s, start: Int32s, stop: Int32s) -> None:
     """Fill where a path has new blocks at depths where its previous turn's path has others.
 
     Where it has none, `start` and `stop` stay what they are.

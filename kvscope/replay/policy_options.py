@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, placed
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Leaves, Parameter, Policy
@@ -76,31 +76,44 @@ def refitted(variant: Variant, refit_s: float) -> Variant:
 
 def parse_value(parameter: Parameter, text: str) -> float:
     """Return a parameter's value in the unit that its name says; `inf` without an upper bound."""
-    name = parameter.name
     if text == "inf" and math.isinf(parameter.high):
         return math.inf
-    if name.endswith("_per_s"):
-        return units.parse_rate(text)
-    if name.endswith("_percentile"):
-        return 0.0 if text in {"0", "off"} else units.parse_percentile(text)
-    if name.endswith("_share"):
-        return units.parse_share(text)
-    if name.endswith("_tokens"):
-        return float(units.parse_tokens(text))
-    return units.parse_duration(text) if name.endswith("_s") else _number(text)
+    return _unit_of(parameter.name)[0](text)
 
 
 def format_value(name: str, value: float) -> str:
     """Return a parameter's value in the unit that its name says, as `parse_value` reads it."""
-    if name.endswith("_per_s"):
-        return units.format_rate(value)
-    if name.endswith("_percentile"):
-        return units.format_percentile(value) if value else "off"
-    if name.endswith("_share"):
-        return units.format_share(value)
-    if name.endswith("_tokens"):
-        return units.format_count(value)
-    return units.format_duration(value) if name.endswith("_s") else f"{value:g}"
+    return _unit_of(name)[1](value)
+
+
+def _unit_of(name: str) -> tuple[Callable[[str], float], Callable[[float], str]]:
+    """Return what reads and what writes the values of a parameter of this name."""
+    return next((parse, write) for end, parse, write in _UNITS if name.endswith(end))
+
+
+def _parse_percentile(text: str) -> float:
+    return 0.0 if text in {"0", "off"} else units.parse_percentile(text)
+
+
+def _format_percentile(value: float) -> str:
+    return units.format_percentile(value) if value else "off"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number", remedy="write for example 2 or 0.5") from None
+
+
+_UNITS: tuple[tuple[str, Callable[[str], float], Callable[[float], str]], ...] = (
+    ("_per_s", units.parse_rate, units.format_rate),
+    ("_percentile", _parse_percentile, _format_percentile),
+    ("_share", units.parse_share, units.format_share),
+    ("_tokens", lambda text: float(units.parse_tokens(text)), units.format_count),
+    ("_s", units.parse_duration, units.format_duration),
+    ("", _number, "{:g}".format),
+)
 
 
 def _assign(values: Values, assignment: str) -> None:
@@ -113,9 +126,7 @@ def _assign(values: Values, assignment: str) -> None:
     policy = _policy(owner, where)
     if policy not in values:
         raise UsageError(
-            f"{policy.name} is not replayed",
-            where=where,
-            remedy=f"add {policy.name} to --policies",
+            f"{policy.name} is not replayed", where=where, remedy=f"add {policy.name} to --policies"
         )
     known = {parameter.name: parameter for parameter in policy.parameters}
     if name not in {_LEAVES, *known}:
@@ -126,20 +137,16 @@ def _assign(values: Values, assignment: str) -> None:
             remedy=f"did you mean {near[0]}?" if near else "it has " + ", ".join([*known, _LEAVES]),
         )
     for part in text.split(","):
-        try:
+        with placed(where):
             value = part if name == _LEAVES else parse_value(known[name], part)
-        except UsageError as error:
-            raise UsageError(error.what, where=where, remedy=error.remedy) from error
         values[policy].setdefault(name, []).append(value)
 
 
 def _policy(name: str, where: str) -> type[Policy]:
     from kvscope.policies.registry import by_name
 
-    try:
+    with placed(where):
         return by_name(name)
-    except UsageError as error:
-        raise UsageError(error.what, where=where, remedy=error.remedy) from error
 
 
 def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> list[Variant]:
@@ -151,10 +158,3 @@ def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> lis
         policy(variant.given, variant.leaves)  # refuses here what it does not take
         variants.append(variant)
     return variants
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a number", remedy="write for example 2 or 0.5") from None

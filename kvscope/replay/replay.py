@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.prefix import Paths, paths
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
@@ -30,12 +30,12 @@ class Replay:
 
     policy: Policy
     capacity_blocks: int
-    hit_blocks: NDArray[np.int32]
+    hit_blocks: Int32s
     evictions: int
-    find_cached: Callable[[], NDArray[np.bool_]] = field(repr=False)
+    find_cached: Callable[[], Bools] = field(repr=False)
 
     @property
-    def cached(self) -> NDArray[np.bool_]:
+    def cached(self) -> Bools:
         """The blocks that are cached at the end (N + 1 entries, the root's first).
 
         Computed on access: sweeps never need it, and it takes as long as a quick replay.
@@ -52,9 +52,9 @@ class Tables:
     `choose` gives the tables for one policy and capacity, where they depend on that.
     """
 
-    since: NDArray[np.int64]
-    values: NDArray[np.float64]
-    classes: NDArray[np.int32] | None = None
+    since: Int64s
+    values: Float64s
+    classes: Int32s | None = None
     choose: Callable[[Policy, int], Tables] | None = None
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
@@ -109,12 +109,13 @@ def replay(
     A request is looked up, its path joins the cache, then the policy evicts down to the capacity.
     `history` saves work where one trace is replayed many times; `tables` are for policies that read
     them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
-    refuse an insertion.
+    refuse an insertion; `Policy.makes_room` asks for the same.
     """
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.classified(policy, traffic)
     history = history or touch_history(traffic)
     p, leaf = policy.settings(), policy.evicts == "leaf"
+    mandatory = mandatory or policy.makes_room
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
     kernel = kernel_of(type(policy), leaf)
     if isinstance(policy, QueuePolicy):

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
@@ -36,8 +36,8 @@ class Sample:
     """
 
     prompts: Prompts
-    requests: NDArray[np.int64]
-    group: NDArray[np.int64]
+    requests: Int64s
+    group: Int64s
     rate: float
     coarsen: int
     rate_requests: float
@@ -84,9 +84,7 @@ def sampled(
     )
 
 
-def subtrees(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], limit: int
-) -> NDArray[np.int64]:
+def subtrees(block_parent: Int32s, leaf: Int32s, limit: int) -> Int64s:
     """Return the subtree of each request: its first block that at most `limit` requests share.
 
     A request that ends in a shared head, or has no blocks, stands for itself, as a number beyond
@@ -100,11 +98,7 @@ def subtrees(
 
 @kernel
 def _find_roots(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    limit: int,
-    requests: NDArray[np.int32],
-    root: NDArray[np.int32],
+    block_parent: Int32s, leaf: Int32s, limit: int, requests: Int32s, root: Int32s
 ) -> None:
     """Fill `requests`, how many have each block, and `root`, the subtree that it belongs to."""
     for block in leaf:
@@ -117,7 +111,7 @@ def _find_roots(
             root[block] = block
 
 
-def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+def uniform(numbers: Int64s, seed: int) -> Float64s:
     """Return a number in [0, 1) for each, the same for the same number and seed.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
@@ -154,10 +148,10 @@ class Anchor:
     definition: HitDefinition
     whole: HitCurve
     runs: LruDistances
-    total: NDArray[np.int64]
+    total: Int64s
     first: int
 
-    def estimate(self, hit_blocks: NDArray[np.int32], capacity_blocks: int) -> Estimate:
+    def estimate(self, hit_blocks: Int32s, capacity_blocks: int) -> Estimate:
         """Return the whole trace's hit rate at `capacity_blocks`, from a replay of the sample.
 
         `hit_blocks` is what each sampled request hit at `sample.capacity(capacity_blocks)`. The
@@ -180,8 +174,7 @@ class Anchor:
         spread = _standard_error(self.sample.group[counted], lead - gain * total, self.sample.rate)
         rate = float(self.whole.rate(capacity_blocks)) + gain
         return Estimate(
-            rate=min(max(rate, 0.0), 1.0),
-            error=self._error(spread / asked, wrong, capacity_blocks),
+            rate=min(max(rate, 0.0), 1.0), error=self._error(spread / asked, wrong, capacity_blocks)
         )
 
     def _error(self, spread: float, wrong: float, capacity_blocks: int) -> float:
@@ -193,7 +186,7 @@ class Anchor:
             return 1.0
         return min(2 * math.hypot(spread, wrong), 1.0)
 
-    def _lru_hits(self, capacity_blocks: int) -> NDArray[np.int64]:
+    def _lru_hits(self, capacity_blocks: int) -> Int64s:
         capacity = self.sample.capacity(capacity_blocks)
         return self._weighted(lru_hit_blocks(self.runs, len(self.sample.requests), capacity))
 
@@ -202,7 +195,7 @@ class Anchor:
         hits = float(self._lru_hits(capacity_blocks)[counted].sum())
         return hits / asked - float(self.whole.rate(capacity_blocks))
 
-    def _weighted(self, hit_blocks: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _weighted(self, hit_blocks: Int32s) -> Int64s:
         if self.definition.weight == "request":
             return (hit_blocks > 0).astype(np.int64)
         if self.definition.weight == "block":
@@ -230,7 +223,7 @@ def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anc
             remedy="sample by rate alone, or drop partial blocks",
         )
     inside = sample.prompts
-    asked: dict[str, NDArray[np.int32]] = {
+    asked: dict[str, Int32s] = {
         "token": inside.input_tokens,
         "block": inside.blocks if definition.partial else inside.full_blocks,
         "request": np.ones(len(inside.leaf), dtype=np.int32),
@@ -245,7 +238,7 @@ def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anc
     )
 
 
-def _standard_error(group: NDArray[np.int64], residual: NDArray[np.float64], rate: float) -> float:
+def _standard_error(group: Int64s, residual: Float64s, rate: float) -> float:
     """Return the standard error of a sum over subtrees that were sampled at this rate."""
     _, subtree = np.unique(group, return_inverse=True)
     by_subtree = np.bincount(subtree, residual)

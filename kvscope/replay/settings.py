@@ -56,42 +56,24 @@ def with_capacity_model(
     Raises UsageError for options that contradict each other.
     """
     engine, tiered = model == "engine", tiers is not None
-    no_capacity = "leave out --capacity, --capacity-blocks and --points"
-    for wrong, what, where, remedy in (
-        *(
-            (
-                not engine and limit is not None,
-                "only an engine has it",
-                option,
-                "add --capacity-model engine",
-            )
-            for option, limit in (
-                ("--max-num-seqs", max_num_seqs),
-                ("--max-num-batched-tokens", max_num_batched_tokens),
-            )
-        ),
-        (not tiered and tier_mode is not None, "needs tiers", "--tier-mode", "add --tiers"),
+    limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
+    where = next((name for name, limit in limits.items() if limit is not None), "")
+    if where and not engine:
+        remedy = "add --capacity-model engine"
+        raise UsageError("only an engine has it", where=where, remedy=remedy)
+    if tier_mode is not None and not tiered:
+        raise UsageError("needs tiers", where="--tier-mode", remedy="add --tiers")
+    for wrong, what, options in (
         (
-            tiered and capacities_named,
+            capacities_named,
             "tiers have capacities of their own",
-            "--tiers",
-            no_capacity,
+            "--capacity, --capacity-blocks and --points",
         ),
-        (
-            tiered and engine,
-            "an engine is replayed without tiers",
-            "--tiers",
-            "leave out --capacity-model",
-        ),
-        (
-            tiered and not setting.exact,
-            "tiers are not replayed on a sample",
-            "--tiers",
-            "leave out --sample and --coarsen",
-        ),
+        (engine, "an engine is replayed without tiers", "--capacity-model"),
+        (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
     ):
-        if wrong:
-            raise UsageError(what, where=where, remedy=remedy)
+        if tiered and wrong:
+            raise UsageError(what, where="--tiers", remedy=f"leave out {options}")
     if engine:
         return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
     if tiers is None:
@@ -101,9 +83,7 @@ def with_capacity_model(
 
 
 def engine_setting(
-    setting: RunSetting,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
+    setting: RunSetting, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
 ) -> RunSetting:
     """Return `setting` on an engine with these limits, by default vLLM's.
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.prefix import write_path
@@ -29,10 +30,10 @@ class LruDistances:
     large never evicts.
     """
 
-    request: NDArray[np.int32]
-    depth: NDArray[np.int32]
-    blocks: NDArray[np.int32]
-    distance: NDArray[np.int64]
+    request: Int32s
+    depth: Int32s
+    blocks: Int32s
+    distance: Int64s
     live: int
 
 
@@ -87,11 +88,11 @@ def _stack(
     begin: int,
     count: int,
     live: int,
-    owned: NDArray[np.int64],
-    last: NDArray[np.int32],
-    path: NDArray[np.int32],
-    runs: NDArray[np.int32],
-    distance: NDArray[np.int64],
+    owned: Int64s,
+    last: Int32s,
+    path: Int32s,
+    runs: Int32s,
+    distance: Int64s,
 ) -> tuple[int, int, int]:
     """Continue from request `begin` while there is room for runs: (next request, runs, blocks).
 
@@ -153,12 +154,7 @@ def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistan
 
 @kernel
 def _flat_stack(
-    steps: Walk,
-    present: NDArray[np.int32],
-    last: NDArray[np.int64],
-    path: NDArray[np.int32],
-    places: NDArray[np.int32],
-    distance: NDArray[np.int64],
+    steps: Walk, present: Int32s, last: Int64s, path: Int32s, places: Int32s, distance: Int64s
 ) -> tuple[int, int]:
     """Fill `places` and `distance`; return their number and that of distinct blocks.
 

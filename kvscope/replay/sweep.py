@@ -9,9 +9,7 @@ from dataclasses import fields, replace
 from threading import Event
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kvscope.core.arrays import Int32s
 from kvscope.core.runs import Misses, Outcome, Run
 from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.metrics import by_category, over_time, summarize
@@ -91,7 +89,7 @@ def cores() -> int:
 
 
 def _estimated(
-    workload: Workload, outcome: Outcome, hit_blocks: NDArray[np.int32], capacity: int
+    workload: Workload, outcome: Outcome, hit_blocks: Int32s, capacity: int
 ) -> tuple[Outcome, float | None]:
     """Return the outcome with the hit rate of the whole trace, and that rate's error."""
     if workload.anchor is None:
@@ -101,7 +99,7 @@ def _estimated(
     return replace(outcome, **changed), estimate.error
 
 
-def _misses(workload: Workload, hit_blocks: NDArray[np.int32], first: int) -> Misses | None:
+def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None:
     if workload.novelty is None:
         return None
     why = reasons(workload.prompts, workload.novelty, hit_blocks, 0, first)

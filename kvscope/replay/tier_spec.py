@@ -19,20 +19,24 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, placed
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 
-T = TypeVar("T")
 Bind = Callable[[type[Policy]], Policy]
 
 _BLOCKS = "blocks"
 _FORM = "write for example hbm=40GiB,dram=128GiB:ttl=10m"
-_OPTIONS = ("ttl", "policy", "read", "latency")
+_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "ttl": units.parse_duration,
+    "policy": by_name,
+    "read": units.parse_bandwidth,
+    "latency": units.parse_duration,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,12 @@ def _tier(
         raise UsageError(f"{part!r} is no tier", where=where, remedy=_FORM)
     place = f"{where} {name}"
     options = _options(rest, place)
-    kind = _at(place, by_name, options["policy"]) if "policy" in options else default
-    policy = bind(kind)
+    policy = bind(options.get("policy", default))
     if "ttl" in options:
-        ttl_s = _at(place, units.parse_duration, options["ttl"])
-        policy = _with_ttl(policy, ttl_s, place)
+        if "ttl_s" not in policy.values:
+            what, remedy = f"{policy.name} has no time to live", "leave out ttl, or take lru"
+            raise UsageError(what, where=place, remedy=remedy)
+        policy = type(policy)({**policy.values, "ttl_s": options["ttl"]}, policy.evicts)
     return Tier(
         name,
         _capacity(capacity, block_bytes, place),
@@ -119,8 +124,8 @@ def _tier(
     )
 
 
-def _options(rest: list[str], place: str) -> dict[str, str]:
-    options: dict[str, str] = {}
+def _options(rest: list[str], place: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     for piece in rest:
         key, equals, value = (side.strip() for side in piece.partition("="))
         if not (equals and value):
@@ -133,37 +138,27 @@ def _options(rest: list[str], place: str) -> dict[str, str]:
             raise UsageError(f"a tier has no option {key!r}", where=place, remedy=remedy)
         if key in options:
             raise UsageError(f"{key} is there twice", where=place, remedy="leave one out")
-        options[key] = value
+        with placed(place):
+            options[key] = _OPTIONS[key](value)
     return options
-
-
-def _at(place: str, parse: Callable[[str], T], text: str) -> T:
-    """Return what `parse` reads; let its error name the tier."""
-    try:
-        return parse(text)
-    except UsageError as error:
-        raise UsageError(error.what, where=place, remedy=error.remedy) from error
-
-
-def _with_ttl(policy: Policy, ttl_s: float, place: str) -> Policy:
-    if "ttl_s" not in policy.values:
-        raise UsageError(
-            f"{policy.name} has no time to live", where=place, remedy="leave out ttl, or take lru"
-        )
-    return type(policy)({**policy.values, "ttl_s": ttl_s}, policy.evicts)
 
 
 def _capacity(text: str, block_bytes: int | None, place: str) -> int:
     if text.endswith(_BLOCKS):
-        blocks = _at(place, _parse_blocks, text)
-    else:
-        size_bytes = _at(place, units.parse_size, text)
-        if block_bytes is None:
+        try:
+            blocks = units.parse_tokens(text.removesuffix(_BLOCKS).strip())
+        except UsageError as error:
             raise UsageError(
-                "bytes need a model",
+                f"{text!r} is not a number of blocks",
                 where=place,
-                remedy="name one, or write for example 5000blocks",
-            )
+                remedy="write for example 5000blocks or 8kblocks",
+            ) from error
+    else:
+        with placed(place):
+            size_bytes = units.parse_size(text)
+        if block_bytes is None:
+            remedy = "name one, or write for example 5000blocks"
+            raise UsageError("bytes need a model", where=place, remedy=remedy)
         blocks = size_bytes // block_bytes
     if blocks == 0:
         remedy = f"a block takes {units.format_size(block_bytes)}" if block_bytes else "take more"
@@ -180,15 +175,11 @@ def _parse_blocks(text: str) -> int:
         ) from error
 
 
-def _read(name: str, options: Mapping[str, str], place: str, *, first: bool) -> Read:
+def _read(name: str, options: Mapping[str, Any], place: str, *, first: bool) -> Read:
     usual = IN_PLACE if first else READS.get(name)
     if usual is None and "read" not in options:
         near = get_close_matches(name, READS, n=1)
         remedy = f"did you mean {near[0]}?" if near else "write for example read=10GB/s:latency=1ms"
         raise UsageError("nothing says what a read takes", where=place, remedy=remedy)
-    latency_s, bytes_per_s = (usual.latency_s, usual.bytes_per_s) if usual else (0.0, math.inf)
-    if "read" in options:
-        bytes_per_s = _at(place, units.parse_bandwidth, options["read"])
-    if "latency" in options:
-        latency_s = _at(place, units.parse_duration, options["latency"])
-    return Read(latency_s, bytes_per_s)
+    usual = usual or IN_PLACE
+    return Read(options.get("latency", usual.latency_s), options.get("read", usual.bytes_per_s))

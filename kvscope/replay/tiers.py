@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import TierMode, TierOutcome
 from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
@@ -39,15 +39,15 @@ class TieredReplay:
 
     tiers: tuple[Tier, ...]
     mode: TierMode
-    tier_hits: NDArray[np.int32]
+    tier_hits: Int32s
     evictions: tuple[int, ...]
     demotions: tuple[int, ...]
-    cached: NDArray[np.bool_]
+    cached: Bools
 
     @property
-    def hit_blocks(self) -> NDArray[np.int32]:
+    def hit_blocks(self) -> Int32s:
         """The leading blocks that each request hits in any tier."""
-        blocks: NDArray[np.int32] = self.tier_hits.sum(axis=1, dtype=np.int32)
+        blocks: Int32s = self.tier_hits.sum(axis=1, dtype=np.int32)
         return blocks
 
 
@@ -186,9 +186,7 @@ def _worth(policy: LanePolicy) -> Floats:
     return np.array([policy.score(lane, 0.0, p, _NO_TABLE) for lane in range(policy.lanes)])
 
 
-def _places(
-    traffic: Traffic, policies: Sequence[LanePolicy], first_lane: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def _places(traffic: Traffic, policies: Sequence[LanePolicy], first_lane: Int64s) -> Int32s:
     places = np.empty((len(policies), len(traffic.leaf), 3), dtype=np.int32)
     for policy, rows in zip(policies, places, strict=True):
         kind: type[LanePolicy] = type(policy)
@@ -197,7 +195,7 @@ def _places(
     return places
 
 
-def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float64]:
+def transfer_s(done: TieredReplay, block_bytes: int | None) -> Floats:
     """Return the seconds that each request waits for blocks from slower tiers (R entries).
 
     A tier with hits takes its latency once a request, then its bandwidth; reads of one
@@ -210,9 +208,9 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> NDArray[np.float6
     return waits
 
 
-def _waits_s(tier: Tier, hits: NDArray[np.int32], block_bytes: int | None) -> NDArray[np.float64]:
+def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Floats:
     """Return the seconds that each request waits for its hits in one tier."""
-    waits: NDArray[np.float64] = np.where(hits > 0, tier.read.latency_s, 0.0)
+    waits: Floats = np.where(hits > 0, tier.read.latency_s, 0.0)
     if math.isinf(tier.read.bytes_per_s):
         return waits
     if block_bytes is None:

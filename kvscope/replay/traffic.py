@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.prefix import paths
@@ -22,11 +22,11 @@ class Walk(NamedTuple):
     can hit. `block_parent` (N + 1 entries) is the trie.
     """
 
-    block_parent: NDArray[np.int32]
-    leaf: NDArray[np.int32]
-    length: NDArray[np.int32]
-    look: NDArray[np.int32]
-    anonymous: NDArray[np.int32]
+    block_parent: Int32s
+    leaf: Int32s
+    length: Int32s
+    look: Int32s
+    anonymous: Int32s
 
 
 class Traffic(NamedTuple):
@@ -37,17 +37,17 @@ class Traffic(NamedTuple):
     """
 
     block_size: int
-    block_parent: NDArray[np.int32]
-    leaf: NDArray[np.int32]
-    length: NDArray[np.int32]
-    look: NDArray[np.int32]
-    anonymous: NDArray[np.int32]
-    arrival_s: NDArray[np.float64]
-    input_tokens: NDArray[np.int32]
-    history_tokens: NDArray[np.int64]
-    category: NDArray[np.int32]
-    parent: NDArray[np.int32]
-    next_prompt_tokens: NDArray[np.int64]
+    block_parent: Int32s
+    leaf: Int32s
+    length: Int32s
+    look: Int32s
+    anonymous: Int32s
+    arrival_s: Float64s
+    input_tokens: Int32s
+    history_tokens: Int64s
+    category: Int32s
+    parent: Int32s
+    next_prompt_tokens: Int64s
 
 
 def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
@@ -95,9 +95,7 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
     return _by_access(by_request) if definition.flat else by_request
 
 
-def next_prompts(
-    parent: NDArray[np.int32], input_tokens: NDArray[np.int32], history_tokens: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -> Int64s:
     """Return the tokens that each next turn really adds to its history; ENDS without a next turn.
 
     Of several turns that continue one request the earliest counts. A history that was cut adds 0.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from kvscope.app.documents.fit import fit_document
 from kvscope.core import units
 from kvscope.report import returns, style
+from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, curve_plot, tabulate
 from kvscope.report.words import (
     NONE,
@@ -56,11 +58,6 @@ _MEANING = (
 )
 
 
-def screen(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
-    """Return the one screen: which models to use, and how well ends are predicted where asked."""
-    return [headline(fit), *([returns.section(ends)] if ends is not None else [])]
-
-
 def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
     known = [
@@ -72,6 +69,17 @@ def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
         returns.section(ends) if ends is not None else None,
     ]
     return [section for section in known if section is not None]
+
+
+def report(fit: Fit, ends: EndsFit | None = None) -> Report:
+    """Return the fit in every form; its screen has how well ends are predicted where asked."""
+    return Report(
+        "kvscope fit",
+        fit.trace,
+        document=lambda: fit_document(fit, ends),
+        screen=lambda: [headline(fit), *([returns.section(ends)] if ends is not None else [])],
+        sections=lambda: sections(fit, ends),
+    )
 
 
 def headline(fit: Fit) -> Section:

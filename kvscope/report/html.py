@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from kvscope import __version__
-from kvscope.core.trace import Trace
 from kvscope.report import style
 from kvscope.report.section import Section, Table
-from kvscope.report.words import trace_in_words
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de;
@@ -99,11 +97,6 @@ unpack().then(() => {
     "This browser cannot draw the charts; the tables are complete.";
 });
 """
-
-
-def report(command: str, trace: Trace, sections: Sequence[Section]) -> str:
-    """Return the sections of a command's result as one self-contained page."""
-    return page(f"{command}: {trace.name}", trace_in_words(trace), sections)
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:

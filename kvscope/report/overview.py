@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvscope.app.analyze import Analysis, Caching
+from kvscope.app.documents.analyze import analyze_document
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
+from kvscope.report.report import Report
 from kvscope.report.section import Section
 from kvscope.report.words import count, definition_in_words, share, significant
 
@@ -34,6 +36,17 @@ def sections(analysis: Analysis) -> list[Section]:
         *space.sections(analysis),
         *traffic.sections(facts),
     ]
+
+
+def report(analysis: Analysis) -> Report:
+    """Return the analysis in every form."""
+    return Report(
+        "kvscope",
+        analysis.trace,
+        document=lambda: analyze_document(analysis),
+        screen=lambda: [headline(analysis)],
+        sections=lambda: sections(analysis),
+    )
 
 
 def headline(analysis: Analysis) -> Section:

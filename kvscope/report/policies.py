@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from kvscope.app.documents.runs import simulate_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model
 from kvscope.replay.curve import HitCurve
 from kvscope.report import style, ttft
+from kvscope.report.report import Report
 from kvscope.report.runs import (
     ORACLE_NOTE,
     SYMBOLS,
@@ -81,7 +83,7 @@ def sections(simulation: Simulation) -> list[Section]:
     ]
 
 
-def stored(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> list[Section]:
+def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Section]:
     """Return the runs of a store: a section for each setting, a row a run."""
     by_setting: dict[RunSetting, list[Run]] = {}
     for run in ordered(runs):
@@ -94,6 +96,17 @@ def stored(trace: Trace, runs: Sequence[Run], model: ModelKv | None) -> list[Sec
         table = tabulate("", alike, columns, _star(alike))
         known.append(Section.of(f"{trace.name}{slo}", *setting_in_words(setting), table))
     return known
+
+
+def report(simulation: Simulation) -> Report:
+    """Return the simulation in every form."""
+    return Report(
+        "kvscope simulate",
+        simulation.trace,
+        document=lambda: simulate_document(simulation),
+        screen=lambda: screen(simulation),
+        sections=lambda: sections(simulation),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.policies.registry import plugin_policies
 from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, style, ttft
+from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
@@ -72,6 +74,17 @@ def sections(tuned: Recommendation) -> list[Section]:
         Section.of("Assumed", *assumed, *_scaled(tuned)),
         *explanation.sections(tuned),
     ]
+
+
+def report(tuned: Recommendation) -> Report:
+    """Return the recommendation in every form."""
+    return Report(
+        "kvscope tune",
+        tuned.trace,
+        document=lambda: tune_document(tuned),
+        screen=lambda: screen(tuned),
+        sections=lambda: sections(tuned),
+    )
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:

@@ -85,26 +85,6 @@ def tabulate(
     )
 
 
-def select(
-    screen: Callable[[], Sequence[Section]],
-    sections: Callable[[], Sequence[Section]],
-    *,
-    full: bool,
-    names: Sequence[str],
-) -> Sequence[Section]:
-    """Return what a command prints: its one screen, all sections, or those of these names.
-
-    Names match without regard to case. Raises UsageError for one that this report does not have.
-    """
-    if not full and not names:
-        return screen()
-    every = sections()
-    if full:
-        return every
-    check_names(names, list(dict.fromkeys(section.name for section in every)))
-    return [section for name in names for section in every if section.name == name.lower()]
-
-
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
     """Raise UsageError for a section that is not among the `known` ones, in any case."""
     if unknown := [name for name in names if name.lower() not in known]:

@@ -9,7 +9,7 @@ from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.spatial import Spatial
 from kvscope.characterize.traffic import RequestSize
 from kvscope.core import units
-from kvscope.core.kv_size import ModelKv
+from kvscope.deployment.models import Model
 from kvscope.report import style
 from kvscope.report.caching import sizes_of
 from kvscope.report.section import Section, heat_map, sparkline, tabulate
@@ -75,7 +75,7 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
     )
 
 
-def _sizes(model: ModelKv, hbm: int | None, sizes: tuple[RequestSize, ...]) -> Section:
+def _sizes(model: Model, hbm: int | None, sizes: tuple[RequestSize, ...]) -> Section:
     """Return how much memory the KV cache of one request takes."""
 
     def cell(tokens: float) -> str:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from kvscope.core import units
 from kvscope.core.hits import HitDefinition
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import Model
 from kvscope.report.section import Columns
 
 Row = TypeVar("Row")
@@ -208,7 +208,7 @@ class Sizes:
     """How to write capacities of blocks of `block_size` tokens; in bytes where a model is known."""
 
     block_size: int
-    model: ModelKv | None = None
+    model: Model | None = None
     hbm_bytes: int | None = None
 
     def columns(self, blocks: Callable[[Any], int]) -> Columns:

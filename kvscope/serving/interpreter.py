@@ -85,9 +85,6 @@ def with_torch(python: str | None = None) -> Interpreter:
     """Return `interpreter(python)`; EngineError, with how to install it, where it lacks torch."""
     probed = interpreter(python)
     if probed.torch is None:
-        raise EngineError(
-            "there is no torch",
-            where=probed.python,
-            remedy="install it (`pip install torch`), or name another interpreter with --python",
-        )
+        remedy = "install it (`pip install torch`), or name another interpreter with --python"
+        raise EngineError("there is no torch", where=probed.python, remedy=remedy)
     return probed

@@ -19,7 +19,6 @@ from threading import Event
 from typing import IO, Self
 
 from kvscope.core.errors import EngineError, InputError
-from kvscope.core.kv_size import read_config
 from kvscope.serving import guard
 from kvscope.serving.client import Endpoint
 from kvscope.serving.interpreter import Interpreter
@@ -48,8 +47,8 @@ class Launch:
 
     `model` is a folder or a name as vLLM takes it; a folder without weights gets random ones.
     `blocks` are those that requests can use (vLLM's own count is one more); None leaves vLLM as
-    many as fit. `forced_outputs` lets requests name their output tokens. `flags` and `environment`
-    are added as they are.
+    many as fit; `kv_bytes_per_token` sizes them on a CPU (default: 1 GiB). `forced_outputs` lets
+    requests name their output tokens. `flags` and `environment` are added as they are.
     """
 
     model: str
@@ -61,6 +60,7 @@ class Launch:
     forced_outputs: bool = False
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    kv_bytes_per_token: int | None = None
 
     def command(self, has: Interpreter, port: int) -> list[str]:
         """Return the command line as a list of words."""
@@ -100,12 +100,11 @@ class Launch:
         return {**defaults, **os.environ, **python_path, **self.environment}
 
     def _gib(self) -> int:
-        """Return the GiB of the blocks, which vLLM on a CPU needs; 1 where their number is open."""
-        folder = model_folder(self.model)
-        if folder is None or self.blocks is None:
+        """Return the GiB of the blocks, which vLLM on a CPU needs; 1 where it is open."""
+        if self.kv_bytes_per_token is None or self.blocks is None:
             return 1
         tokens = (self.blocks + 1) * self.block_size
-        return max(1, math.ceil(read_config(folder / "config.json").bytes_for(tokens) / _GIB))
+        return max(1, math.ceil(tokens * self.kv_bytes_per_token / _GIB))
 
 
 class VllmServer:

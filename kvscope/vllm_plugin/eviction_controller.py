@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,15 @@ from kvscope.policies.registry import plugin_policies
 from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, LanePlan
 
 
+@dataclass(slots=True)
 class _RequestState:
     """What is known of a request that is being served; `memo` is the learner's."""
 
-    __slots__ = ("arrival_s", "hit_blocks", "memo", "number", "prompt_tokens")
-
-    def __init__(self, number: int, arrival_s: float, prompt_tokens: int) -> None:
-        self.number = number
-        self.arrival_s = arrival_s
-        self.prompt_tokens = prompt_tokens
-        self.hit_blocks = -1
-        self.memo: Any = None
+    number: int
+    arrival_s: float
+    prompt_tokens: int
+    hit_blocks: int = -1
+    memo: Any = None
 
 
 class EvictionController(Observer):

@@ -14,10 +14,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from kvscope.learning.lane_heap import LaneHeap, Ring, Score
+from kvscope.learning.lane_heap import LaneHeap, Score
 from kvscope.learning.prefixes import Key, Prefixes
 
 Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_num_tokens, neighbours
+
+
+class Ring:
+    """The place before a list's first block and behind its last one."""
+
+    __slots__ = ("next_free_block", "prev_free_block")
+
+    def __init__(self) -> None:
+        self.next_free_block: Any = self
+        self.prev_free_block: Any = self
+
+    def __iter__(self) -> Iterator[Any]:
+        block = self.next_free_block
+        while block is not self:
+            yield block
+            block = block.next_free_block
 
 
 class LanePlan(NamedTuple):
@@ -71,7 +87,7 @@ class FreeBlocks:
         self._freed = [0] * total
         self._freed_s = [0.0] * total
         self._lane = [0] * total
-        self._heap = LaneHeap(self.lanes, self._freed, self._freed_s, score, next_step_s)
+        self._heap = LaneHeap(self.lanes, self._oldest, score, next_step_s)
         for block in blocks:
             _link(block, self.unhashed.prev_free_block)
             self.num_free_blocks += 1
@@ -218,14 +234,20 @@ class FreeBlocks:
         self.plan, self.usual = None, 0
         self.lanes, self.set_aside = [Ring()], Ring()
         self._lane = [0] * len(self._lane)
-        self._heap = LaneHeap(
-            self.lanes, self._freed, self._freed_s, lambda *_: 0.0, lambda _: math.inf
-        )
+        self._heap = LaneHeap(self.lanes, self._oldest, lambda *_: 0.0, lambda _: math.inf)
         for block in hashed:
             _link(block, self.lanes[0].prev_free_block)
 
     def _rings(self) -> list[Ring]:
         return [self.unhashed, *self.lanes, self.set_aside]
+
+    def _oldest(self, lane: int) -> tuple[int, float] | None:
+        """Return the free-sequence number and time of a lane's oldest block."""
+        block = self.lanes[lane].next_free_block
+        if type(block) is Ring:  # it is empty
+            return None
+        at = block.block_id
+        return self._freed[at], self._freed_s[at]
 
     def _least_worth(self) -> Block:
         """Return the block to evict, whatever fails inside."""
@@ -248,7 +270,8 @@ class FreeBlocks:
         if len(self.lanes) == 1:
             (ring,) = self.lanes
             return None if ring.next_free_block is ring else ring.next_free_block
-        return self._heap.first()
+        entry = self._heap.first()
+        return None if entry is None else self.lanes[entry[2]].next_free_block
 
     def _park_prefixes(self, prefixes: Prefixes) -> None:
         """Set aside lanes' oldest blocks while they have cached children."""

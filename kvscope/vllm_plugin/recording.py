@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TextIO
@@ -117,19 +118,17 @@ class Hashes:
         ]
 
 
+@dataclass(slots=True)
 class _RecordedRequest:
     """What is known of a request that is being served."""
 
-    __slots__ = ("cached_tokens", "hints", "number", "parent", "request", "ttft_s", "turn")
-
-    def __init__(self, number: int, request: Request, hints: RequestHints) -> None:
-        self.number = number
-        self.request = request
-        self.hints = hints
-        self.turn = hints.turn
-        self.parent: int | None = None  # -1: it begins a session; None: unknown
-        self.cached_tokens = -1
-        self.ttft_s: float | None = None
+    number: int
+    request: Request
+    hints: RequestHints
+    turn: int | None
+    parent: int | None = None  # -1: it begins a session; None: unknown
+    cached_tokens: int = -1
+    ttft_s: float | None = None
 
 
 class Recording(Observer):
@@ -160,11 +159,13 @@ class Recording(Observer):
         """Note the request's hints, and its session's request before."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
-        recorded = _RecordedRequest(self._arrived, request, read_hints(request))
+        hints = read_hints(request)
+        recorded = _RecordedRequest(self._arrived, request, hints, hints.turn)
         self._arrived += 1
-        if (session := recorded.hints.session) is not None:
-            turn = recorded.hints.turn
-            recorded.parent, recorded.turn = self._sessions.begin(session, recorded.number, turn)
+        if hints.session is not None:
+            recorded.parent, recorded.turn = self._sessions.begin(
+                hints.session, recorded.number, hints.turn
+            )
         self._requests[request.request_id] = recorded
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:

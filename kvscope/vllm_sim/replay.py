@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
 from kvscope.policies.base import Policy
@@ -33,12 +33,12 @@ class EngineReplay:
     policy: str
     params: Mapping[str, float]
     settings: EngineSettings
-    hit_blocks: NDArray[np.int32]
-    queue_s: NDArray[np.float64]
-    ttft_s: NDArray[np.float64]
-    finish_s: NDArray[np.float64]
-    preemptions: NDArray[np.int32]
-    oversized: NDArray[np.bool_]
+    hit_blocks: Int32s
+    queue_s: Float64s
+    ttft_s: Float64s
+    finish_s: Float64s
+    preemptions: Int32s
+    oversized: Bools
     evictions: int
     steps: int
 

@@ -12,8 +12,8 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
@@ -101,17 +101,17 @@ class Machine(NamedTuple):
     nodes: Records
     requests: Records
     state: Records
-    table: NDArray[np.int64]
-    path: NDArray[np.int32]
-    running: NDArray[np.int64]
-    preempted: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    batch: NDArray[np.int64]
-    yields: NDArray[np.bool_]
-    recent: NDArray[np.int64]
+    table: Int64s
+    path: Int32s
+    running: Int64s
+    preempted: Int64s
+    slots: Int64s
+    batch: Int64s
+    yields: Bools
+    recent: Int64s
     p: Floats
-    tables: NDArray[np.float64]
-    since: NDArray[np.int64]
+    tables: Floats
+    since: Int64s
 
 
 def idle_machine(
@@ -199,7 +199,7 @@ def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:
     )
 
 
-def blocks_needed(known: Traffic) -> NDArray[np.int64]:
+def blocks_needed(known: Traffic) -> Int64s:
     """Return the blocks that each request fills at the end of its output, a partial one included.
 
     The last sampled token is never computed, so it takes no place; every request samples one.

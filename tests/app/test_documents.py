@@ -27,7 +27,6 @@ class _Point:
     token_hit_rate: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Measured(Document):
     curve: list[_Point]
     best: Any

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.cli.app import COMMANDS, run
 from kvscope.core.errors import ExitCode
-from kvscope.core.kv_size import preset_names
+from kvscope.deployment.models import preset_names
 from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.registry import POLICIES

@@ -33,7 +33,7 @@ def _fail(failure: BaseException, *arguments: str) -> ExitCode:
         (errors.StoreBusyError("x"), ExitCode.FAILED),
         (typer.BadParameter("x"), ExitCode.USAGE),
         (ZeroDivisionError("x"), ExitCode.FAILED),
-        (typer.Exit(4), ExitCode.TOLERANCE),
+        (typer.Exit(4), ExitCode.CHECK_FAILED),
         (SystemExit(3), ExitCode.INPUT),
     ],
 )

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.latency import calibration as module
 from kvscope.latency.calibration import (
+    CalibratedEngine,
     Cell,
-    MeasuredEngine,
     TtftReading,
     calibrate,
     fit,
@@ -23,7 +23,7 @@ from kvscope.latency.file import read_profile
 from kvscope.latency.profile import LatencyProfile
 
 TRUE = LatencyProfile("true", "", 8e-3, 1.2e-4, 6e-8)
-ENGINE = MeasuredEngine("vLLM", "0.32.0", "a test", "tiny")
+ENGINE = CalibratedEngine("vLLM", "0.32.0", "a test", "tiny")
 
 
 def ignore(amount: int) -> None:

@@ -117,6 +117,7 @@ def setting(
     policy: Policy, capacity: int, told: Tables = NO_TABLES, *, mandatory: bool = False
 ) -> Setting:
     """Return the same for the oracle."""
+    mandatory = mandatory or policy.makes_room
     return Setting(policy.name, policy.values, policy.evicts, capacity, told, mandatory)
 
 

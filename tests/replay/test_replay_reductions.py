@@ -67,17 +67,6 @@ def test_is_lru(name: str, values: dict[str, float], of: Traffic) -> None:
 
 
 @QUICK
-@given(traffics())
-def test_lfu_is_slru(of: Traffic) -> None:
-    """A request's own blocks may leave at once, so what was touched twice never has to.
-
-    All that is too much was just inserted, and the victim is a block touched once: that alone
-    counts. Where others leave first (`mandatory`) the two differ.
-    """
-    _assert_equal(of, by_name("lfu")(), by_name("slru")({"protected_uses": 2}))
-
-
-@QUICK
 @given(traffics(), st.floats(0, 1), st.floats(0, 10), st.floats(0, 100))
 def test_wa_with_one_category_is_lru(of: Traffic, reused: float, rate: float, life: float) -> None:
     """Whatever the distribution: within a category the older block is never worth more."""

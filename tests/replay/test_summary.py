@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import HitDefinition, standard
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import lru_curve

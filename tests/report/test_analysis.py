@@ -12,11 +12,10 @@ import pytest
 from kvscope.app.analyze import Analysis, Caching, analyze
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
-from kvscope.report.html import report
 from kvscope.report.section import Section
 from kvscope.report.words import trace_in_words
 from kvscope.store.db import MEMORY, Store, open_store
@@ -155,8 +154,7 @@ def test_notes_open_the_report(three: Stored) -> None:
     analysis = analyze(*three)
     noted = replace(analysis, trace=replace(analysis.trace, notes=("turns are inferred",)))
     assert overview.headline(noted).sentences[0] == "Note: turns are inferred."
-    page = report("kvscope", noted.trace, overview.sections(noted))
-    assert "<p>Note: turns are inferred.</p>" in page
+    assert "<p>Note: turns are inferred.</p>" in overview.report(noted).html()
 
 
 def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:

@@ -9,16 +9,16 @@ from functools import partial
 import pytest
 
 from kvscope.app.tune import Recommendation
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.trace import Trace
+from kvscope.deployment.models import resolve_model
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.report import explanation, recommendation
 from kvscope.report.explanation import sensitivity
-from kvscope.report.html import report
 from kvscope.report.recommendation import (
     change,
     interval,
+    report,
     sections,
     verdict_in_words,
 )
@@ -221,9 +221,8 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     )
     for draw in map(partial, drawing):
         json.loads(draw(result).to_json(), parse_constant=_no_constant)
-    page = report("kvscope tune", result.trace, sections(result))
-    assert f"Recommendation: {verdict}" in page
-    assert result.trace.name in page
+    assert f"Recommendation: {verdict}" in report(result).html()
+    assert result.trace.name in report(result).html()
 
 
 def _no_constant(name: str) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.core.kv_size import resolve_model
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
-from kvscope.report.html import report
-from kvscope.report.overview import sections
+from kvscope.report import overview
 from kvscope.store.db import MEMORY, open_store
 from tests.dashboard.browsing import FLAGS, chromium
 
@@ -60,7 +59,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
 
 def test_every_subject_has_its_section(analysis: Analysis) -> None:
     """Nothing of the characterization is left out of the report."""
-    titles = {section.title for section in sections(analysis)}
+    titles = {section.title for section in overview.sections(analysis)}
     assert titles >= {
         "Capacity",
         "Misses",
@@ -82,7 +81,7 @@ def test_every_subject_has_its_section(analysis: Analysis) -> None:
 
 def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -> None:
     """Each row has a cell a column, and no two columns share a title."""
-    for section in sections(analysis):
+    for section in overview.sections(analysis):
         for table in section.tables:
             titled = [column for column in table.columns if column]
             assert len(titled) == len(set(titled)), table.title
@@ -91,7 +90,7 @@ def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -
 
 def test_the_page_needs_no_network(analysis: Analysis) -> None:
     """No script, style, font or image is loaded from anywhere."""
-    page = report("kvscope", analysis.trace, sections(analysis))
+    page = overview.report(analysis).html()
     assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=", page)
     assert not re.search(r"<link\b", page)
     assert "@import" not in page
@@ -99,14 +98,14 @@ def test_the_page_needs_no_network(analysis: Analysis) -> None:
 
 def test_trace_supplied_strings_are_escaped(analysis: Analysis) -> None:
     """A type that is HTML stays text, in tables and in the charts' data."""
-    page = report("kvscope", analysis.trace, sections(analysis))
+    page = overview.report(analysis).html()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
 
 def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
     """Every axis of every chart has a title, but where the ticks are names."""
-    for section in sections(analysis):
+    for section in overview.sections(analysis):
         for make in section.figures:
             figure = make()
             assert figure.layout.title.text
@@ -115,7 +114,7 @@ def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
 
 def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
     """plotly's script is in there once, compressed."""
-    page = report("kvscope", analysis.trace, sections(analysis))
+    page = overview.report(analysis).html()
     assert len(page) < 2_500_000
     assert page.count('id="plotly"') == 1
 
@@ -130,7 +129,7 @@ def test_a_browser_draws_every_chart(
     """Without a network; on a phone nothing scrolls sideways and no legend sticks out."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = tmp_path / "report.html"
-    path.write_text(report("kvscope", analysis.trace, sections(analysis)), encoding="utf-8")
+    path.write_text(overview.report(analysis).html(), encoding="utf-8")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
         size: ViewportSize = {"width": width, "height": 900}

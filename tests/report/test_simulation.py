@@ -10,8 +10,8 @@ import pytest
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.characterize.windows import round_windows
 from kvscope.core.hits import standard
-from kvscope.core.kv_size import resolve_model
 from kvscope.core.runs import Run, TierOutcome
+from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency.file import load_profile
 from kvscope.policies.registry import POLICIES, by_name
@@ -20,7 +20,6 @@ from kvscope.replay.settings import run_setting
 from kvscope.replay.sweep import make_run
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.report import policies as report
-from kvscope.report.html import report as html_report
 from kvscope.report.policies import tier_sections
 from kvscope.report.runs import contest, names, policy_line
 from kvscope.report.style import SERIES
@@ -178,7 +177,7 @@ def test_charts_show_every_run(simulation: Simulation) -> None:
 
 def test_the_page_is_whole_and_safe(simulation: Simulation) -> None:
     """Every section and chart stands in one file, and no string of the trace is HTML."""
-    page = html_report("kvscope simulate", simulation.trace, report.sections(simulation))
+    page = report.report(simulation).html()
     assert page.count('class="figure"') == 6
     assert "<h2>Summary</h2>" in page
     assert HOSTILE not in page

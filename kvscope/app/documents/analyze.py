@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal
 
 from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark
@@ -12,14 +12,12 @@ from kvscope.app.documents.base import (
     TraceFacts,
     model_facts,
     trace_facts,
-    values,
 )
 from kvscope.characterize.summary import Characterization
 from kvscope.core.hits import HitDefinition
 from kvscope.replay.misses import MissReasons
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnalyzeDocument(Document, Characterization):
     """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths."""
 
@@ -37,22 +35,20 @@ class AnalyzeDocument(Document, Characterization):
     misses: tuple[MissReasons, ...]
 
 
+WITHOUT_HASHES = SimpleNamespace(
+    definition=None, ideal=None, hit_rates=(), curve=(), landmarks=(), asked=(), misses=()
+)
+
+
 def analyze_document(analysis: Analysis) -> AnalyzeDocument:
     """Return the document of `kvscope analyze`."""
-    caching = analysis.caching
-    return AnalyzeDocument(
-        **values(analysis.characterization)
-        | {
-            "trace": trace_facts(analysis.trace),
-            "notes": analysis.trace.notes,
-            "model": model_facts(analysis.model),
-            "hbm_bytes": analysis.hbm_bytes,
-            "definition": caching and caching.definition,
-            "ideal_hit_rate": caching and caching.ideal,
-            "hit_rates": caching.hit_rates if caching else (),
-            "curve": caching.curve if caching else (),
-            "landmarks": caching.landmarks if caching else (),
-            "asked": caching.asked if caching else (),
-            "misses": caching.misses if caching else (),
-        }
+    caching = analysis.caching or WITHOUT_HASHES
+    return AnalyzeDocument.build(
+        analysis.characterization,
+        analysis,
+        caching,
+        trace=trace_facts(analysis.trace),
+        notes=analysis.trace.notes,
+        model=model_facts(analysis.model),
+        ideal_hit_rate=caching.ideal,
     )

@@ -2,26 +2,55 @@
 
 A document is a dataclass whose fields are its keys: units in their names, rates from 0 to 1. Fields
 are added, never renamed or removed. Infinities and NaN become null. `kvscope.app.schemas` makes a
-JSON schema of each.
+JSON schema of each. `Facts.build` fills it from the results that it shows.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self, dataclass_transform
 
 import msgspec
 
 from kvscope import __version__
-from kvscope.core.kv_size import ModelKv
 from kvscope.core.trace import Lineage, Trace
+from kvscope.deployment.models import Model
 
 SCHEMA: Literal[1] = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceFacts:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Facts:
+    """An object of a document; each subclass becomes a frozen dataclass of keyword arguments."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    @classmethod
+    def build(cls, *sources: object, **stated: Any) -> Self:
+        """Return a record of what is `stated` and, for other fields, of the sources' attributes.
+
+        The first source that has an attribute of the field's name counts. A field `x_ms` also takes
+        `x_s`, in milliseconds. Without any the field keeps its default.
+        """
+        for field in fields(cls):  # type: ignore[arg-type]  # every subclass is a dataclass
+            name = field.name
+            seconds = f"{name.removesuffix('_ms')}_s" if name.endswith("_ms") else name
+            if name in stated:
+                continue
+            for source in sources:
+                if hasattr(source, name):
+                    stated[name] = getattr(source, name)
+                    break
+                if hasattr(source, seconds):
+                    value = getattr(source, seconds)
+                    stated[name] = None if value is None else value * 1e3
+                    break
+        return cls(**stated)
+
+
+class TraceFacts(Facts):
     """The trace that a document is about."""
 
     name: str
@@ -37,8 +66,7 @@ class TraceFacts:
     bad_lines: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
+class Document(Facts):
     """What every document begins with."""
 
     kvscope: str = __version__
@@ -47,8 +75,7 @@ class Document:
     trace: TraceFacts | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(Facts):
     """The model whose KV cache sizes are computed for."""
 
     name: str
@@ -73,22 +100,12 @@ def to_dict(document: Document) -> dict[str, Any]:
 
 def trace_facts(trace: Trace) -> TraceFacts:
     """Return what documents say of a trace."""
-    return TraceFacts(**named(trace, TraceFacts))
+    return TraceFacts.build(trace)
 
 
-def model_facts(model: ModelKv | None) -> ModelFacts | None:
+def model_facts(model: Model | None) -> ModelFacts | None:
     """Return what documents say of a model."""
-    return ModelFacts(**named(model, ModelFacts)) if model else None
-
-
-def values(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, as they are."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def named(value: Any, kind: type[Any]) -> dict[str, Any]:
-    """Return what `value` has by the names of the fields of `kind`."""
-    return {field.name: getattr(value, field.name) for field in fields(kind)}
+    return ModelFacts.build(model) if model else None
 
 
 def _plain(value: object) -> object:

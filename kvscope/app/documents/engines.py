@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
-from kvscope.app.documents.base import Document, TraceFacts, trace_facts
+from kvscope.app.documents.base import Document, Facts, TraceFacts, trace_facts
 from kvscope.core.trace import Trace
-from kvscope.latency.calibration import Calibration
+from kvscope.latency.calibration import CalibratedEngine, Calibration
 from kvscope.validate.result import (
     Check,
     EngineFacts,
     Figures,
     GainComparison,
-    RunFacts,
     Validation,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestCounts:
+class RequestCounts(Facts):
     """Which requests of the trace a validation sent, and which not."""
 
     of: int
@@ -31,8 +28,7 @@ class RequestCounts:
     too_long: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineRun:
+class EngineRun(Facts):
     """One run of one policy on the engine: prediction and measurement."""
 
     policy: str
@@ -50,7 +46,6 @@ class EngineRun:
     ended: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ValidateDocument(Document):
     """What `kvscope validate` measured, next to what was predicted, and the verdict."""
 
@@ -70,19 +65,7 @@ class ValidateDocument(Document):
     ended: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibratedEngine:
-    """The engine that was measured."""
-
-    name: str
-    version: str | None
-    device: str | None
-    model: str
-    flags: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileFacts:
+class ProfileFacts(Facts):
     """A latency profile with the 95 % intervals of its coefficients."""
 
     name: str
@@ -93,8 +76,7 @@ class ProfileFacts:
     intervals: Mapping[str, tuple[float, float]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TtftRange:
+class TtftRange(Facts):
     """Median, least and largest TTFT measured."""
 
     median: float
@@ -102,8 +84,7 @@ class TtftRange:
     most: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationCell:
+class CalibrationCell(Facts):
     """One pair of token counts; `off` is the relative distance of the fit from the median."""
 
     uncached_tokens: int
@@ -115,8 +96,7 @@ class CalibrationCell:
     linear_off: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotCached:
+class NotCached(Facts):
     """A measurement that was left out, since the engine had other tokens cached than it should."""
 
     uncached_tokens: int
@@ -124,7 +104,6 @@ class NotCached:
     were_cached: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateDocument(Document):
     """What `kvscope calibrate` measured, and the profile that fits it."""
 
@@ -144,14 +123,9 @@ class CalibrateDocument(Document):
 def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
     """Return the document of `kvscope validate`."""
     sample = validation.sample
-    return ValidateDocument(
+    return ValidateDocument.build(
+        validation,
         trace=trace_facts(trace),
-        engine=validation.engine,
-        pace=validation.pace,
-        forced_outputs=validation.forced_outputs,
-        latency=validation.latency,
-        tolerance=validation.tolerance,
-        slo_ms=None if validation.slo_s is None else validation.slo_s * 1e3,
         requests=RequestCounts(
             of=sample.total,
             sent=len(sample.prompts.leaf),
@@ -160,54 +134,46 @@ def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
             later=sample.beyond_limit,
             too_long=sample.too_long,
         ),
-        runs=tuple(_engine_run(run) for run in validation.runs),
+        runs=tuple(
+            EngineRun.build(
+                run,
+                counted=int(run.counted.sum()),
+                failed_requests=len(run.failed),
+                failures=tuple(sorted(set(run.failed.values()))),
+                ended=run.ended or None,
+            )
+            for run in validation.runs
+        ),
         gain=validation.compared,
-        checks=validation.checks,
-        verdict=validation.verdict,
         ended=validation.ended or None,
     )
 
 
 def calibrate_document(calibration: Calibration) -> CalibrateDocument:
     """Return the document of `kvscope calibrate`."""
-    engine, profile = calibration.engine, calibration.profile
-    fit, run = calibration.fit, calibration.run
-    return CalibrateDocument(
-        engine=CalibratedEngine(
-            name=engine.name,
-            version=engine.version,
-            device=engine.device,
-            model=engine.model,
-            flags=engine.flags,
-        ),
-        profile=ProfileFacts(
-            name=profile.name,
-            source=profile.source,
-            base_ms=profile.base_s * 1e3,
-            per_token_ms=profile.per_token_s * 1e3,
-            per_token_pair_ms=profile.per_token_pair_s * 1e3,
+    run = calibration.run
+    return CalibrateDocument.build(
+        calibration,
+        calibration.fit,
+        profile=ProfileFacts.build(
+            calibration.profile,
             intervals={
                 f"{key.removesuffix('_s')}_ms": (low * 1e3, high * 1e3)
-                for key, (low, high) in profile.intervals.items()
+                for key, (low, high) in calibration.profile.intervals.items()
             },
         ),
-        linear_is_enough=fit.linear_is_enough,
-        is_enough=fit.is_enough,
         cells=tuple(
-            CalibrationCell(
+            CalibrationCell.build(
+                cell,
                 uncached_tokens=cell.uncached,
                 cached_tokens=cell.cached,
-                n=cell.n,
                 ttft_ms=TtftRange(
                     median=cell.median_s * 1e3,
                     least=cell.least_s * 1e3,
                     most=cell.most_s * 1e3,
                 ),
-                fitted_ms=cell.fitted_s * 1e3,
-                off=cell.off,
-                linear_off=cell.linear_off,
             )
-            for cell in fit.cells
+            for cell in calibration.fit.cells
         ),
         measurements=run.count,
         wanted=run.planned,
@@ -218,23 +184,5 @@ def calibrate_document(calibration: Calibration) -> CalibrateDocument:
             )
             for cell, were_cached in sorted(run.uncached_prefixes.items())
         ),
-        ended=run.ended or None,
-    )
-
-
-def _engine_run(run: RunFacts) -> EngineRun:
-    return EngineRun(
-        policy=run.policy,
-        leaves=run.leaves,
-        params=run.params,
-        repeat=run.repeat,
-        flags=run.flags,
-        counted=int(run.counted.sum()),
-        predicted=run.predicted,
-        measured=run.measured,
-        mismatched_requests=run.mismatched_requests,
-        mismatched_tokens=run.mismatched_tokens,
-        failed_requests=len(run.failed),
-        failures=tuple(sorted(set(run.failed.values()))),
         ended=run.ended or None,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from kvscope.app.documents.base import Document, TraceFacts, trace_facts, values
+from kvscope.app.documents.base import Document, Facts, TraceFacts, trace_facts
 from kvscope.learning.ends.chances import FEATURES
 from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.reuse_models.results import (
@@ -21,8 +20,7 @@ from kvscope.reuse_models.results import (
 from kvscope.tuning.end_gain import EndGain, EndsFit
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowsFacts:
+class WindowsFacts(Facts):
     """Fits over sliding windows."""
 
     length_s: float
@@ -31,8 +29,7 @@ class WindowsFacts:
     fits: tuple[WindowFit, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreesFacts:
+class TreesFacts(Facts):
     """A boosted model of whether a conversation goes on."""
 
     start: float
@@ -41,8 +38,7 @@ class TreesFacts:
     values: tuple[tuple[float, float, float, float], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReturnsFacts(PredictionQuality):
+class ReturnsFacts(Facts, PredictionQuality):
     """How well returns are predicted, and what that is worth to T-LRU."""
 
     features: tuple[str, ...]
@@ -52,7 +48,6 @@ class ReturnsFacts(PredictionQuality):
     end_gains: tuple[EndGain, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitDocument(Document):
     """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths."""
 
@@ -75,25 +70,12 @@ class FitDocument(Document):
 def fit_document(fit: Fit, ends: EndsFit | None) -> FitDocument:
     """Return the document of `kvscope fit`; `ends` is what `--returns` adds."""
     windows = fit.windows
-    return FitDocument(
+    return FitDocument.build(
+        fit,
         trace=trace_facts(fit.trace),
         notes=fit.trace.notes,
-        warmup=fit.warmup,
-        start_s=fit.start_s,
-        end_s=fit.end_s,
-        categories=fit.categories,
-        models=fit.models,
-        windows=WindowsFacts(
-            length_s=windows.length_s,
-            step_s=windows.step_s,
-            at_s=windows.at_s,
-            fits=windows.fits,
-        )
-        if windows
-        else None,
+        windows=WindowsFacts.build(windows) if windows else None,
         stability=windows.stability if windows else (),
-        conversation=fit.conversation,
-        next_turns=fit.next_turns,
         next_prompt_tokens=fit.next_prompts,
         returns=_returns(ends) if ends else None,
     )
@@ -101,10 +83,11 @@ def fit_document(fit: Fit, ends: EndsFit | None) -> FitDocument:
 
 def _returns(ends: EndsFit) -> ReturnsFacts:
     trees = ends.foreseen.trees
-    return ReturnsFacts(
-        **values(ends.foreseen) | {"trees": trees and TreesFacts(**trees._asdict())},
+    return ReturnsFacts.build(
+        ends.foreseen,
+        ends,
+        trees=TreesFacts.build(trees) if trees else None,
         features=FEATURES,
-        xi_tokens=ends.xi_tokens,
         judged_after=ends.warmup,
         end_gains=ends.gains,
     )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from kvscope.app.documents.base import Document, named, trace_facts
-from kvscope.core.kv_size import HeadKv, LatentKv, preset, preset_names
+from kvscope.app.documents.base import Document, Facts, trace_facts
 from kvscope.core.trace import Lineage, Trace
+from kvscope.deployment.models import HeadKv, LatentKv, preset, preset_names
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 
 if TYPE_CHECKING:
+    from kvscope.ingest.pipeline import Ingested
     from kvscope.policies.base import Policy
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredTrace:
+class StoredTrace(Facts):
     """All that a store has of a trace itself."""
 
     name: str
@@ -37,7 +36,6 @@ class StoredTrace:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TracesDocument(Document):
     """The traces of a store, the one last worked on first."""
 
@@ -45,14 +43,12 @@ class TracesDocument(Document):
     traces: tuple[StoredTrace, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class IngestedTrace(StoredTrace):
     """A trace that was read; `created` is false where the store had it already."""
 
     created: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class IngestDocument(Document):
     """What `kvscope ingest` read, in the order of the paths; `trace` is the last one."""
 
@@ -62,24 +58,18 @@ class IngestDocument(Document):
 
 def traces_document(traces: Sequence[Trace]) -> TracesDocument:
     """Return the document of `kvscope traces`."""
-    return TracesDocument(
-        traces=tuple(StoredTrace(**named(trace, StoredTrace)) for trace in traces)
-    )
+    return TracesDocument(traces=tuple(map(StoredTrace.build, traces)))
 
 
-def ingest_document(ingested: Sequence[tuple[Trace, bool]]) -> IngestDocument:
-    """Return the document of `kvscope ingest`: each trace, and whether it is new."""
+def ingest_document(ingested: Sequence[Ingested]) -> IngestDocument:
+    """Return the document of `kvscope ingest`."""
     return IngestDocument(
-        trace=trace_facts(ingested[-1][0]),
-        ingested=tuple(
-            IngestedTrace(**named(trace, StoredTrace), created=created)
-            for trace, created in ingested
-        ),
+        trace=trace_facts(ingested[-1].trace),
+        ingested=tuple(IngestedTrace.build(each.trace, created=each.created) for each in ingested),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Facts):
     """One named thing."""
 
     name: str
@@ -87,8 +77,7 @@ class Entry:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParameterEntry:
+class ParameterEntry(Facts):
     """A policy's parameter; its unit is in its name. An infinite bound or default is None."""
 
     name: str
@@ -98,7 +87,6 @@ class ParameterEntry:
     summary: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class PolicyEntry(Entry):
     """An eviction policy.
 
@@ -113,7 +101,6 @@ class PolicyEntry(Entry):
     parameters: tuple[ParameterEntry, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelEntry(Entry):
     """A model preset with the bytes of KV cache that one token takes."""
 
@@ -122,7 +109,6 @@ class ModelEntry(Entry):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatencyEntry(Entry):
     """A latency preset: TTFT = base + per_token u + per_token_pair u (c + u / 2)."""
 
@@ -133,7 +119,6 @@ class LatencyEntry(Entry):
     per_token_pair_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class FormatEntry(Entry):
     """A trace format that kvscope reads or writes."""
 
@@ -142,7 +127,6 @@ class FormatEntry(Entry):
     has_hashes: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class PoliciesDocument(Document):
     """The eviction policies, in the order of the registry."""
 
@@ -150,7 +134,6 @@ class PoliciesDocument(Document):
     policies: tuple[PolicyEntry, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelsDocument(Document):
     """The model presets."""
 
@@ -158,7 +141,6 @@ class ModelsDocument(Document):
     models: tuple[ModelEntry, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatenciesDocument(Document):
     """The latency presets, the default first."""
 
@@ -166,7 +148,6 @@ class LatenciesDocument(Document):
     latencies: tuple[LatencyEntry, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FormatsDocument(Document):
     """The trace formats."""
 
@@ -182,22 +163,11 @@ def policies_document() -> PoliciesDocument:
     from kvscope.policies.registry import POLICIES
 
     entries = tuple(
-        PolicyEntry(
-            name=policy.name,
-            aliases=tuple(policy.aliases),
-            summary=policy.summary,
-            source=policy.source,
-            hindsight=policy.hindsight,
-            leaves=policy.leaves,
+        PolicyEntry.build(
+            policy,
             engines=tuple(_engines(policy)),
             parameters=tuple(
-                ParameterEntry(
-                    name=parameter.name,
-                    default=_finite(parameter.default),
-                    low=_finite(parameter.low),
-                    high=_finite(parameter.high),
-                    summary=parameter.help,
-                )
+                ParameterEntry.build(parameter, summary=parameter.help)
                 for parameter in policy.parameters
             ),
         )
@@ -209,14 +179,7 @@ def policies_document() -> PoliciesDocument:
 def models_document() -> ModelsDocument:
     """Return the document of `kvscope models`."""
     entries = tuple(
-        ModelEntry(
-            name=model.name,
-            summary=_layers(model.shape),
-            source=model.source,
-            kv_dtype=model.dtype,
-            bytes_per_token=model.bytes_per_token,
-            notes=model.notes,
-        )
+        ModelEntry.build(model, summary=_layers(model.shape), kv_dtype=model.dtype)
         for model in map(preset, preset_names())
     )
     return ModelsDocument(models=entries)
@@ -225,16 +188,12 @@ def models_document() -> ModelsDocument:
 def latencies_document() -> LatenciesDocument:
     """Return the document of `kvscope latencies`."""
     entries = tuple(
-        LatencyEntry(
-            name=profile.name,
+        LatencyEntry.build(
+            profile,
             summary=f"{profile.base_s * 1e3:.3g} ms + {profile.per_token_s * 1e6:.3g} us per "
             "uncached token",
-            source=profile.source,
             model=MODELS.get(profile.name),
             default=profile.name == DEFAULT_PROFILE,
-            base_s=profile.base_s,
-            per_token_s=profile.per_token_s,
-            per_token_pair_s=profile.per_token_pair_s,
         )
         for profile in PRESETS.values()
     )
@@ -246,31 +205,16 @@ def formats_document() -> FormatsDocument:
     from kvscope.ingest.export import EXPORTERS
     from kvscope.ingest.formats.registry import FORMATS
 
-    exporters = {exporter.name: exporter for exporter in EXPORTERS}
-    read = [
-        FormatEntry(
-            name=known.name,
-            summary=known.summary,
-            source=known.source,
-            reads=True,
-            writes=known.name in exporters,
-            has_hashes=known.has_hashes,
-        )
-        for known in FORMATS
-    ]
-    only_written = [
-        FormatEntry(
-            name=name,
-            summary=exporter.summary,
-            source=exporter.source,
-            reads=False,
-            writes=True,
-            has_hashes=exporter.needs_hashes,
-        )
-        for name, exporter in exporters.items()
-        if name not in {entry.name for entry in read}
-    ]
-    return FormatsDocument(formats=(*read, *only_written))
+    read, written = ({each.name for each in known} for known in (FORMATS, EXPORTERS))
+    entries = (
+        *(FormatEntry.build(each, reads=True, writes=each.name in written) for each in FORMATS),
+        *(
+            FormatEntry.build(each, reads=False, writes=True, has_hashes=each.needs_hashes)
+            for each in EXPORTERS
+            if each.name not in read
+        ),
+    )
+    return FormatsDocument(formats=entries)
 
 
 def _engines(policy: type[Policy]) -> list[str]:
@@ -282,10 +226,6 @@ def _engines(policy: type[Policy]) -> list[str]:
     known = flags(policy(), _ANY_CAPACITY)
     vllm = "vllm with kvscope's plugin" if known.vllm_needs_plugin else "vllm"
     return [*([vllm] if known.vllm else []), *(["sglang"] if known.sglang else [])]
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) != float("inf") else None
 
 
 def _layers(shape: HeadKv | LatentKv) -> str:

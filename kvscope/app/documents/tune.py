@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from kvscope.app.documents.base import (
     Document,
+    Facts,
     ModelFacts,
     TraceFacts,
     model_facts,
     trace_facts,
-    values,
 )
 from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Recommendation
@@ -26,8 +25,7 @@ from kvscope.tuning.tuner import HeldOutTrial, PrefillScenario, RequiredCapacity
 _GIB = 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacityFacts:
+class CapacityFacts(Facts):
     """A capacity in every unit that is known; `capacity_hbm` is a multiple of the GPU memory."""
 
     capacity_blocks: int
@@ -37,8 +35,7 @@ class CapacityFacts:
     capacity_hbm: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetFacts:
+class TargetFacts(Facts):
     """The target of a tuning."""
 
     slo_ms: float
@@ -47,8 +44,7 @@ class TargetFacts:
     view: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialFigures(Outcome):
+class TrialFigures(Facts, Outcome):
     """One policy at one capacity, by the window that it was tried on, in the target's view."""
 
     policy: str
@@ -62,7 +58,6 @@ class TrialFigures(Outcome):
     prefills_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class JudgedFigures(TrialFigures):
     """The same by the held-out window, with the gain over LRU at the user's capacity."""
 
@@ -70,14 +65,12 @@ class JudgedFigures(TrialFigures):
     gain: Mapping[str, Gain]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NextBest(JudgedFigures):
     """What SGLang can run, where it lacks the recommended policy."""
 
     flags: Flags
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeastCapacity(CapacityFacts):
     """The least capacity that meets the SLO, by the training window and by the held-out one."""
 
@@ -86,15 +79,13 @@ class LeastCapacity(CapacityFacts):
     would_need_blocks: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeastCapacities:
+class LeastCapacities(Facts):
     """The least capacity that meets the SLO: with LRU, and with any policy."""
 
     lru: LeastCapacity | None
     best: LeastCapacity | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecommendationFacts(CapacityFacts):
     """What to run, what it gives, and the engines' flags for it."""
 
@@ -109,7 +100,6 @@ class RecommendationFacts(CapacityFacts):
     next_best_for_sglang: NextBest | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneDocument(Document, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried."""
 
@@ -133,38 +123,31 @@ class TuneDocument(Document, SettingFacts):
 def tune_document(tuned: Recommendation) -> TuneDocument:
     """Return the document of `kvscope tune`."""
     tuning, best = tuned.tuning, tuned.tuning.recommended
-    return TuneDocument(
-        **setting_facts(tuning.setting),
+    return TuneDocument.build(
+        setting_facts(tuning.setting),
+        tuning,
         trace=trace_facts(tuned.trace),
-        target=TargetFacts(
-            slo_ms=tuning.target.slo_s * 1e3,
-            percentile=tuning.target.percentile,
-            measure=tuning.target.measure,
-            view=tuning.target.view,
-        ),
+        target=TargetFacts.build(tuning.target),
         model=model_facts(tuned.model),
-        capacity_blocks=tuning.capacity_blocks,
-        capacity_origin=tuning.capacity_origin,
-        recommendation=RecommendationFacts(
-            **_capacity(tuned, best.capacity_blocks),
-            verdict=tuning.verdict,
+        recommendation=RecommendationFacts.build(
+            _capacity(tuned, best.capacity_blocks),
+            tuning,
             policy=best.policy.name,
             leaves=best.policy.evicts,
             params=_params(tuned, best),
-            baseline=TrialFigures(**_trial(tuned, tuning.baseline)),
-            expected=TrialFigures(**_trial(tuned, best)),
+            baseline=_trial(tuned, tuning.baseline),
+            expected=_trial(tuned, best),
             gain=best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             flags=tuned.flags,
             next_best_for_sglang=_next_best(tuned),
         ),
-        contenders=tuple(JudgedFigures(**_judged(tuned, trial)) for trial in tuning.contenders),
-        ceilings=tuple(JudgedFigures(**_judged(tuned, trial)) for trial in tuning.oracles),
-        infinite=JudgedFigures(**_judged(tuned, tuning.infinite)),
+        contenders=tuple(_judged(tuned, trial) for trial in tuning.contenders),
+        ceilings=tuple(_judged(tuned, trial) for trial in tuning.oracles),
+        infinite=_judged(tuned, tuning.infinite),
         least_capacity=LeastCapacities(
             lru=_least(tuned, tuning.least_lru), best=_least(tuned, tuning.least_any)
         ),
-        explored=tuple(TrialFigures(**_trial(tuned, trial)) for trial in tuning.explored),
-        split=tuning.split,
+        explored=tuple(_trial(tuned, trial) for trial in tuning.explored),
         scaled=tuning.scenarios,
         assumptions=tuned.assumptions,
     )
@@ -174,7 +157,7 @@ def _next_best(tuned: Recommendation) -> NextBest | None:
     other = None if tuned.flags.sglang else tuned.next_best_for_sglang()
     if other is None:
         return None
-    return NextBest(**_judged(tuned, other), flags=tuned.flags_for(other))
+    return NextBest.build(_judged(tuned, other), flags=tuned.flags_for(other))
 
 
 def _params(tuned: Recommendation, trial: Trial) -> dict[str, float]:
@@ -184,42 +167,42 @@ def _params(tuned: Recommendation, trial: Trial) -> dict[str, float]:
     return params
 
 
-def _capacity(tuned: Recommendation, blocks: int) -> dict[str, Any]:
+def _capacity(tuned: Recommendation, blocks: int) -> CapacityFacts:
     size = tuned.bytes_in(blocks)
-    return {
-        "capacity_blocks": blocks,
-        "capacity_tokens": blocks * tuned.trace.block_size,
-        "capacity_bytes": size,
-        "capacity_gib": None if size is None else size / _GIB,
-        "capacity_hbm": size / tuned.hbm_bytes if size is not None and tuned.hbm_bytes else None,
-    }
+    return CapacityFacts(
+        capacity_blocks=blocks,
+        capacity_tokens=blocks * tuned.trace.block_size,
+        capacity_bytes=size,
+        capacity_gib=None if size is None else size / _GIB,
+        capacity_hbm=size / tuned.hbm_bytes if size is not None and tuned.hbm_bytes else None,
+    )
 
 
-def _trial(tuned: Recommendation, trial: Trial) -> dict[str, Any]:
-    return {
-        **values(trial.outcome),
-        "policy": trial.policy.name,
-        "params": _params(tuned, trial),
-        "hindsight": trial.policy.hindsight,
-        "capacity_blocks": trial.capacity_blocks,
-        "target_ms": trial.target_s * 1e3,
-        "violation_share": trial.violation_share,
-        "target_tel_ms": trial.tel_s * 1e3,
-        "meets_slo": trial.meets(tuned.tuning.target),
-        "prefills_per_s": trial.served_per_s,
-    }
+def _trial(tuned: Recommendation, trial: Trial) -> TrialFigures:
+    return TrialFigures.build(
+        trial.outcome,
+        trial,
+        policy=trial.policy.name,
+        params=_params(tuned, trial),
+        hindsight=trial.policy.hindsight,
+        target_tel_ms=trial.tel_s * 1e3,
+        meets_slo=trial.meets(tuned.tuning.target),
+        prefills_per_s=trial.served_per_s,
+    )
 
 
-def _judged(tuned: Recommendation, judged: HeldOutTrial) -> dict[str, Any]:
-    return _trial(tuned, judged) | {"keeps_share": judged.meeting_share, "gain": judged.gains}
+def _judged(tuned: Recommendation, judged: HeldOutTrial) -> JudgedFigures:
+    return JudgedFigures.build(
+        _trial(tuned, judged), keeps_share=judged.meeting_share, gain=judged.gains
+    )
 
 
 def _least(tuned: Recommendation, least: RequiredCapacity | None) -> LeastCapacity | None:
     if least is None:
         return None
-    return LeastCapacity(
-        **_capacity(tuned, least.training.capacity_blocks),
-        chosen=TrialFigures(**_trial(tuned, least.training)),
-        judged=TrialFigures(**_trial(tuned, least.held_out)),
-        would_need_blocks=least.would_need_blocks,
+    return LeastCapacity.build(
+        _capacity(tuned, least.training.capacity_blocks),
+        least,
+        chosen=_trial(tuned, least.training),
+        judged=_trial(tuned, least.held_out),
     )

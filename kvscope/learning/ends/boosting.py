@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int64s
 from kvscope.learning.ends.chances import Trees
 from kvscope.policies.base import Floats
 
@@ -19,8 +19,6 @@ BINS = 16  # distinct values of a feature, equally frequent
 _PULL = 1.0  # pseudo-observations (in units of the loss's curvature) that draw a leaf to 0
 _LEAST = 2.0  # curvature on each side of a cut: 8 requests where both outcomes are as likely
 _NO_CUT = float("inf")  # everything is below
-
-Codes = NDArray[np.int64]
 
 
 class _Cut(NamedTuple):
@@ -41,7 +39,7 @@ class _LossSums(NamedTuple):
         return _LossSums(self.slope - other.slope, self.curve - other.curve)
 
 
-def boosted(known: Floats, returned: NDArray[np.bool_], rounds: int = ROUNDS) -> Trees:
+def boosted(known: Floats, returned: Bools, rounds: int = ROUNDS) -> Trees:
     """Return trees for requests with features `known` (R × F), of which some `returned`.
 
     Each tree takes a Newton step on the logistic loss, `RATE` of it, by the two-level cuts that
@@ -108,7 +106,7 @@ def _edges(known: Floats) -> list[Floats]:
     return edges
 
 
-def _codes(known: Floats, edges: list[Floats]) -> Codes:
+def _codes(known: Floats, edges: list[Floats]) -> Int64s:
     """Return how many edges of its feature each value reaches (F × R)."""
     both = zip(edges, known.T, strict=True)
     return np.stack([np.searchsorted(own, column, side="right") for own, column in both])
@@ -118,14 +116,14 @@ def _edge(edges: list[Floats], cut: _Cut | None) -> float:
     return _NO_CUT if cut is None else float(edges[cut.feature][cut.code])
 
 
-def _beyond(codes: Codes, cut: _Cut | None) -> Codes:
+def _beyond(codes: Int64s, cut: _Cut | None) -> Int64s:
     if cut is None:
         return np.zeros(codes.shape[1], dtype=np.int64)
-    beyond: Codes = (codes[cut.feature] > cut.code).astype(np.int64)
+    beyond: Int64s = (codes[cut.feature] > cut.code).astype(np.int64)
     return beyond
 
 
-def _tree(codes: Codes, slope: Floats, curve: Floats) -> tuple[_Cut | None, ...]:
+def _tree(codes: Int64s, slope: Floats, curve: Floats) -> tuple[_Cut | None, ...]:
     """Return the best cut, and those below it and above it; None where none helps."""
     whole = _sums(codes, slope, curve)
     first = _best(whole)
@@ -136,7 +134,7 @@ def _tree(codes: Codes, slope: Floats, curve: Floats) -> tuple[_Cut | None, ...]
     return first, _best(whole.without(high)), _best(high)
 
 
-def _sums(codes: Codes, slope: Floats, curve: Floats) -> _LossSums:
+def _sums(codes: Int64s, slope: Floats, curve: Floats) -> _LossSums:
     return _LossSums(
         np.stack([np.bincount(column, slope, minlength=BINS) for column in codes]),
         np.stack([np.bincount(column, curve, minlength=BINS) for column in codes]),

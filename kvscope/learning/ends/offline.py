@@ -8,19 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvscope.core.arrays import Bools, Int64s
 from kvscope.learning.ends.boosting import boosted, chances
 from kvscope.learning.ends.chances import FEATURES, NOTHING, SHARED_HEAD, Trees
 from kvscope.learning.ends.file import NO_TREES, FittedEnds
 from kvscope.learning.guard import Rule
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
-from kvscope.learning.offline.prefix_features import (
-    Bools,
-    PrefixFeatures,
-    chained,
-    prefix_features,
-)
-from kvscope.learning.offline.refits import Ints, refits_of
+from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
+from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
 from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
@@ -118,7 +114,7 @@ class TurnPredictions(NamedTuple):
     """
 
     chance: Floats
-    since: Ints
+    since: Int64s
     fits: tuple[FittedTrees | None, ...]
 
 
@@ -221,7 +217,7 @@ class ThresholdShadows(ShadowReplays):
         """Return the tables by the threshold that does best, from each look on."""
         return self.tables_by(self.taken(self.costs(policy, capacity_blocks)))
 
-    def tables_by(self, taken: Ints) -> Tables:
+    def tables_by(self, taken: Int64s) -> Tables:
         """Return the tables by the threshold `taken` at each look, whenever requests were served.
 
         A class lies between two thresholds: class k from number k - 1 on, and below number k. So it

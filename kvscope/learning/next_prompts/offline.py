@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from kvscope.core.arrays import Int64s
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import Ints, categories_of, refits_of
+from kvscope.learning.offline.refits import categories_of, refits_of
 from kvscope.learning.reuse.formulas import WINDOW_REFITS
 from kvscope.policies.base import REFIT_S, Floats
 from kvscope.replay.replay import Tables
@@ -81,7 +82,7 @@ def conversation_parameters(traffic: Traffic, share: float = FIT_SHARE) -> Mappi
     }
 
 
-def _added(traffic: Traffic, child: Ints) -> Floats:
+def _added(traffic: Traffic, child: Int64s) -> Floats:
     """Return the tokens that each turn added to the history before it."""
     before = traffic.parent[child]
     return added_tokens(child, before, traffic.input_tokens, traffic.history_tokens)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvscope.learning.offline.refits import Ints
+from kvscope.core.arrays import Bools, Int64s
 from kvscope.policies.base import Floats
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
-Bools = NDArray[np.bool_]
-_Numbers = TypeVar("_Numbers", Ints, Floats)
+_Numbers = TypeVar("_Numbers", Int64s, Floats)
 
 
 class PrefixFeatures(NamedTuple):
@@ -29,14 +27,14 @@ class PrefixFeatures(NamedTuple):
     one.
     """
 
-    full: Ints
-    previous: Ints
-    request: Ints
-    end: Ints
+    full: Int64s
+    previous: Int64s
+    request: Int64s
+    end: Int64s
     wait_s: Floats
     whole: Bools
     recent: Bools
-    deepest: Ints
+    deepest: Int64s
 
     def of_deepest(self, values: _Numbers, none: float) -> _Numbers:
         """Return each request's value (of K) in its deepest recent segment; `none` without one."""
@@ -44,11 +42,11 @@ class PrefixFeatures(NamedTuple):
         per_request[self.request[self.deepest]] = values[self.deepest]
         return per_request
 
-    def known(self) -> Ints:
+    def known(self) -> Int64s:
         """Return the full blocks of each prompt that were touched before, and not forgotten."""
         return self.of_deepest(self.end, 0)
 
-    def before(self, goes_on: Bools) -> Ints:
+    def before(self, goes_on: Bools) -> Int64s:
         """Return the turn before each request, -1 for none, where these segments (K) are turns."""
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
@@ -67,7 +65,7 @@ def prefix_features(traffic: Traffic, segments: Segments, memory_s: float) -> Pr
     return PrefixFeatures(full, previous, request, end, wait_s, whole, recent, deepest)
 
 
-def chained(before: Ints) -> tuple[Ints, Ints]:
+def chained(before: Int64s) -> tuple[Int64s, Int64s]:
     """Return the number of requests before each, one `before` the other, and the first of them."""
     at = np.arange(len(before))
     first = np.where(before >= 0, before, at)

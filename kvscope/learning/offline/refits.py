@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.policies.base import Floats
 from kvscope.replay.traffic import Traffic
-
-Ints = NDArray[np.int64]
 
 
 class Refits(NamedTuple):
@@ -20,9 +18,9 @@ class Refits(NamedTuple):
     request `since[k]` on.
     """
 
-    bin: Ints
-    number: Ints
-    since: Ints
+    bin: Int64s
+    number: Int64s
+    since: Int64s
 
 
 def refits_of(traffic: Traffic, refit_s: float) -> Refits:
@@ -42,8 +40,8 @@ def categories_of(traffic: Traffic) -> int:
 class Cells(NamedTuple):
     """The cells that some requests count in, where they are `inside` a window that holds."""
 
-    at: Ints
-    inside: NDArray[np.bool_]
+    at: Int64s
+    inside: Bools
     size: int
 
     def sums(self, values: Floats) -> Floats:
@@ -59,14 +57,14 @@ class WindowCells(NamedTuple):
     """
 
     refits: Refits
-    class_of: NDArray[np.int32]
+    class_of: Int32s
     classes: int
 
     def size(self, slots: int = 1) -> int:
         """Return the number of cells."""
         return len(self.refits.number) * self.classes * slots
 
-    def rows(self, requests: Ints, ahead: int) -> Cells:
+    def rows(self, requests: Int64s, ahead: int) -> Cells:
         """Return the refits that see `requests` when they are `ahead` refits old."""
         number = self.refits.bin[requests] + ahead
         refits = self.refits.number
@@ -74,7 +72,7 @@ class WindowCells(NamedTuple):
         inside = refits[row] == number
         return Cells(row[inside], inside, len(refits))
 
-    def cells(self, requests: Ints, ahead: int, slot: Ints | int = 0, slots: int = 1) -> Cells:
+    def cells(self, requests: Int64s, ahead: int, slot: Int64s | int = 0, slots: int = 1) -> Cells:
         """Return the cells of `requests`, with these slots, when they are `ahead` refits old."""
         row, inside, _ = self.rows(requests, ahead)
         own = slot if isinstance(slot, int) else slot[inside]

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.prefix import Paths
 from kvscope.learning.guard import Guard, Rule
-from kvscope.learning.offline.refits import Ints, refits_of
+from kvscope.learning.offline.refits import refits_of
 from kvscope.policies.base import Floats, Policy
 from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
 from kvscope.replay.replay import Tables, TouchHistory, replay
@@ -31,9 +31,9 @@ NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 class Candidate(NamedTuple):
     """Tables that a policy may go by, as in `Tables`, and the class of each request in them."""
 
-    since: Ints
+    since: Int64s
     values: Floats
-    classes: NDArray[np.int32]
+    classes: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _ShadowSample:
     """A share `rate` of the traffic's conversations: its `requests`, by ascending number."""
 
     rate: float
-    requests: Ints
+    requests: Int64s
     traffic: Traffic
     segments: Segments
 
@@ -61,7 +61,7 @@ class ShadowReplays:
         self._looks = refits_of(traffic, refit_s / self.rule.looks)
         self._samples: dict[float, _ShadowSample] = {}
 
-    def taken(self, costs: Floats) -> Ints:
+    def taken(self, costs: Floats) -> Int64s:
         """Return the candidate in force from each look of the guard on.
 
         `costs` (candidates, looks) is what shadows computed between a look and the next.
@@ -116,7 +116,7 @@ class ShadowReplays:
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
-def first_turns(traffic: Traffic, segments: Segments) -> Ints:
+def first_turns(traffic: Traffic, segments: Segments) -> Int64s:
     """Return the request that began each one's conversation, as far as blocks show.
 
     A request continues the latest one that is the whole beginning of it. One that leaves another

@@ -10,8 +10,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.learning.guard import Rule
 from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S
@@ -47,13 +47,13 @@ class RequestFeatures(NamedTuple):
     block touched before had waited, 0 where there was none.
     """
 
-    new_tokens: NDArray[np.int64]
-    turns: NDArray[np.int64]
+    new_tokens: Int64s
+    turns: Int64s
     since_s: Floats
-    output_tokens: NDArray[np.int64]
+    output_tokens: Int64s
 
 
-def classes_of(requests: RequestFeatures) -> tuple[NDArray[np.int32], ...]:
+def classes_of(requests: RequestFeatures) -> tuple[Int32s, ...]:
     """Return the class of each request in each class set, counted from 0 in each."""
     classes = []
     for features in CLASS_SETS:
@@ -65,14 +65,14 @@ def classes_of(requests: RequestFeatures) -> tuple[NDArray[np.int32], ...]:
     return tuple(classes)
 
 
-def ages_of(idle_s: Floats) -> NDArray[np.int64]:
+def ages_of(idle_s: Floats) -> Int64s:
     """Return the age, as a column of the table, of blocks untouched for `idle_s`."""
     octaves = np.log2(np.maximum(idle_s, LEAST_S) / LEAST_S)
     ages = np.where(idle_s < LEAST_S, 0, (octaves * AGES_AN_OCTAVE).astype(np.int64) + 1)
     return np.minimum(ages, AGES - 1)
 
 
-def began_s(ages: NDArray[np.int64]) -> Floats:
+def began_s(ages: Int64s) -> Floats:
     """Return the seconds since the touch at which each age begins."""
     began: Floats = _BEGINS_S[ages]
     return began
@@ -129,7 +129,7 @@ def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     return hazard
 
 
-def _finer(coarse: Floats, returned: Floats, at_risk: Floats, group: NDArray[np.int64]) -> Floats:
+def _finer(coarse: Floats, returned: Floats, at_risk: Floats, group: Int64s) -> Floats:
     """Return the hazards of groups of classes, an entry a class, drawn to those of `coarse`."""
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     events = np.add.reduceat(returned, starts, axis=-2)[..., group, :]

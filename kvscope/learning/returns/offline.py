@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
 from kvscope.learning.offline.prefix_features import chained, prefix_features
-from kvscope.learning.offline.refits import Ints, Refits, WindowCells, refits_of
+from kvscope.learning.offline.refits import Refits, WindowCells, refits_of
 from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
@@ -80,7 +80,7 @@ class ClassSetShadows(ShadowReplays):
         return Tables(since, values, in_force.astype(np.int32))
 
 
-def _row(since: Ints, requests: Ints) -> Ints:
+def _row(since: Int64s, requests: Int64s) -> Int64s:
     """Return which of the rows that hold from requests `since` on holds for each request."""
     return np.searchsorted(since, requests, side="right") - 1
 
@@ -177,7 +177,7 @@ def fit_at_end(
     return FittedReturns(class_set, index, WINDOW_REFITS * refit_s, int(counts.requests[0]))
 
 
-def _classes(traffic: Traffic, segments: Segments, refit_s: float) -> tuple[NDArray[np.int32], ...]:
+def _classes(traffic: Traffic, segments: Segments, refit_s: float) -> tuple[Int32s, ...]:
     return classes_of(request_features(traffic, segments, WINDOW_REFITS * refit_s))
 
 
@@ -208,7 +208,7 @@ def count_returns(
     requests = np.zeros(len(refits.number))
     returned, waiting, seconds = np.zeros((3, window.size(AGES)))
 
-    def add(sums: Floats, of: Ints, ahead: int, wait_s: Floats, count: Floats) -> None:
+    def add(sums: Floats, of: Int64s, ahead: int, wait_s: Floats, count: Floats) -> None:
         age = ages_of(wait_s)
         cells = window.cells(of, ahead, age, AGES)
         sums += cells.sums(count)

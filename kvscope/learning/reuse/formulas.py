@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int64s
 from kvscope.policies.base import Floats
 from kvscope.policies.wa import reuse_rows
 
@@ -99,10 +99,10 @@ def mean_lifetimes(
     return means
 
 
-def slots_of(age_s: Floats, longest_s: float) -> NDArray[np.int64]:
+def slots_of(age_s: Floats, longest_s: float) -> Int64s:
     """Return the slot of each age, on a logarithmic scale: similar waits are counted together."""
     far = 1.0 + np.log(np.maximum(age_s / longest_s, 1 / AGES)) / np.log(AGES)  # 0 to 1
-    slots: NDArray[np.int64] = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
+    slots: Int64s = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
     return slots
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
 from kvscope.policies.base import Block, Floats, KeyPolicy
@@ -19,7 +20,6 @@ from kvscope.replay.structures.runs import (
     NAMED,
     TIP,
     CachedRuns,
-    Ints,
     empty_runs,
     may_shrink,
     release,
@@ -44,7 +44,7 @@ class Keys(NamedTuple):
     heap: Heap
     segments: Segments
     paths: Paths
-    uses: Ints
+    uses: Int32s
     clocks: Floats
     clock: Floats
 

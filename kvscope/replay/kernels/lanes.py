@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy
 from kvscope.replay.kernels.loop import Now, observe_nothing, replay_loop, turn_of
@@ -17,7 +18,6 @@ from kvscope.replay.structures.runs import (
     END,
     FIRST,
     CachedRuns,
-    Ints,
     empty_runs,
     may_shrink,
     release,
@@ -35,8 +35,8 @@ class Lanes(NamedTuple):
 
     runs: CachedRuns
     queues: NDArray[np.uint64]
-    places: Ints
-    recent: NDArray[np.int64]
+    places: Int32s
+    recent: Int64s
 
 
 def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.prefix import ancestor
 from kvscope.policies.base import Floats, Turn
@@ -80,11 +78,11 @@ def replay_loop(
         state: Any,
         capacity: int,
         p: Floats,
-        tables: NDArray[np.float64],
-        since: NDArray[np.int64],
+        tables: Floats,
+        since: Int64s,
         ttl_s: float,
         mandatory: bool,
-        hits: NDArray[np.int32],
+        hits: Int32s,
     ) -> int:
         runs: CachedRuns = state.runs
         size, evictions, expired, period = 0, 0, 0, 0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.policies.base import NEVER, NextUsePolicy
 from kvscope.replay.kernels.loop import Now, replay_loop, turn_of
@@ -18,7 +19,6 @@ from kvscope.replay.structures.runs import (
     FIRST,
     NAMED,
     CachedRuns,
-    Ints,
     empty_runs,
     may_shrink,
     release,
@@ -40,9 +40,9 @@ class NextUses(NamedTuple):
 
     runs: CachedRuns
     future: NextTouches
-    places: Ints
+    places: Int32s
     queues: NDArray[np.uint64]
-    run_for: Ints
+    run_for: Int32s
 
 
 def empty_next_uses(traffic: Traffic, lanes: int, future: NextTouches) -> NextUses:

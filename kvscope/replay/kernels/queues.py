@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.block_queues import AFTER, BEFORE, MASK, NOWHERE, SLOTS, WHERE
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import Paths
@@ -23,7 +23,7 @@ class Queues(NamedTuple):
 
     links: Ints
     numbers: Floats
-    cached: NDArray[np.bool_]
+    cached: Bools
 
 
 def empty_queues(policy: type[QueuePolicy], traffic: Traffic, capacity: int) -> Queues:
@@ -78,7 +78,7 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
         capacity: int,
         p: Floats,
         mandatory: bool,
-        hits: NDArray[np.int32],
+        hits: Int32s,
     ) -> int:
         starts, blocks = paths.starts, paths.blocks
         links, numbers, cached = queues.links, queues.numbers, queues.cached

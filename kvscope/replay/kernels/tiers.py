@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import Floats, LanePolicy
 from kvscope.replay.kernels.loop import turn_of
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.bitset import discard, least, words_for
-from kvscope.replay.structures.runs import Ints
 from kvscope.replay.structures.tier_runs import (
-    Counts,
     Tiers,
     join_lane,
     lane_of,
@@ -29,7 +28,7 @@ def places_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
     place = callable_in_kernels(policy.place)
 
     @kernel
-    def fill_places(traffic: Traffic, p: Floats, places: Ints) -> None:
+    def fill_places(traffic: Traffic, p: Floats, places: Int32s) -> None:
         for request in range(len(traffic.leaf)):
             depth, deep, shallow = place(turn_of(traffic, request), traffic.block_size, p)
             places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
@@ -59,7 +58,7 @@ def _lowest_lane(state: Tiers, tier: int) -> tuple[int, int]:
 
 
 @callable_in_kernels
-def _settle(state: Tiers, capacity: Counts, leaf: bool) -> None:
+def _settle(state: Tiers, capacity: Int64s, leaf: bool) -> None:
     """Move blocks down, from the first tier on, until no tier holds more than it can."""
     ends, words = state.ends, words_for(len(state.ends))
     for tier in range(len(capacity)):
@@ -81,11 +80,11 @@ def _settle(state: Tiers, capacity: Counts, leaf: bool) -> None:
 def exclusive_kernel(
     traffic: Traffic,
     segments: Segments,
-    capacity: Counts,
+    capacity: Int64s,
     ttl_s: Floats,
     state: Tiers,
     leaf: bool,
-    hits: Ints,
+    hits: Int32s,
 ) -> None:
     """Replay T empty tiers: fill in `state` and each request's `hits` (R x T)."""
     arrival_s, ends, expired = traffic.arrival_s, state.ends, state.expired

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
 
 
 class Heap(NamedTuple):
     """The first `size[0]` entries of `keys` and `requests`, side by side."""
 
-    keys: NDArray[np.float64]
-    requests: NDArray[np.int32]
-    size: NDArray[np.int64]
+    keys: Float64s
+    requests: Int32s
+    size: Int64s
 
 
 def empty_heap(room: int) -> Heap:

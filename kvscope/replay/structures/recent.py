@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int64s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.policies.base import RECENT
 
-Tokens = NDArray[np.int64]
 
-
-def nothing_recent() -> Tokens:
+def nothing_recent() -> Int64s:
     """Return room for the latest requests, in turn, and as much to sort them in."""
     return np.zeros(2 * RECENT, dtype=np.int64)
 
 
 @callable_in_kernels
-def note_recent(recent: Tokens, request: int, uncached_tokens: int) -> None:
+def note_recent(recent: Int64s, request: int, uncached_tokens: int) -> None:
     """Note the uncached tokens of a request, in place of those of the oldest recent one."""
     recent[request % RECENT] = uncached_tokens
 
 
 @callable_in_kernels
-def sort_recent(recent: Tokens, requests: int) -> int:
+def sort_recent(recent: Int64s, requests: int) -> int:
     """Sort the notes of the latest of so many requests to recent[RECENT:end]; return that end.
 
     A shell sort: without memory of its own.

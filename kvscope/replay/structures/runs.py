@@ -10,16 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
 FIRST, END, TIP, NAMED = 0, 1, 2, 3
 CHILD_RUNS, WAITING = 0, 1
-
-Ints = NDArray[np.int32]
 
 
 class CachedRuns(NamedTuple):
@@ -32,9 +30,9 @@ class CachedRuns(NamedTuple):
     block; WAITING is the request whose run ends in it and cannot shrink before those are gone.
     """
 
-    of: Ints
-    branches: Ints
-    parents: Ints
+    of: Int32s
+    branches: Int32s
+    parents: Int32s
 
 
 def empty_runs(traffic: Traffic, leaf: bool) -> CachedRuns:
@@ -119,9 +117,7 @@ def release(runs: CachedRuns, request: int) -> int:
     return waiting if of[waiting, TIP] == above and first < end <= named else -1
 
 
-def cached_blocks(
-    block_parent: Ints, owner: NDArray[np.int32], end: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def cached_blocks(block_parent: Int32s, owner: Int32s, end: Int32s) -> Bools:
     """Return which blocks are cached: those whose depth is below their owner's `end`."""
     cached = np.zeros(len(block_parent), dtype=np.bool_)
     _find_cached(block_parent, owner, end, np.empty(len(block_parent), dtype=np.int32), cached)
@@ -130,11 +126,7 @@ def cached_blocks(
 
 @kernel
 def _find_cached(
-    block_parent: Ints,
-    owner: NDArray[np.int32],
-    end: NDArray[np.int32],
-    depth: NDArray[np.int32],
-    cached: NDArray[np.bool_],
+    block_parent: Int32s, owner: Int32s, end: Int32s, depth: Int32s, cached: Bools
 ) -> None:
     """Fill `cached`, and `depth`, from -1 for the root on."""
     depth[0] = -1

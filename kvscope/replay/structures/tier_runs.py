@@ -12,14 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.policies.base import Floats
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.bitset import add, empty_sets, words_for
-from kvscope.replay.structures.runs import Ints
 from kvscope.replay.traffic import Traffic
-
-Counts = NDArray[np.int64]
 
 
 class Tiers(NamedTuple):
@@ -41,24 +39,24 @@ class Tiers(NamedTuple):
     interval ends in it and cannot shrink before they are gone.
     """
 
-    ends: Ints
-    tips: Ints
-    child_runs: Ints
-    waiting: Ints
-    parents: Ints
-    named: Ints
-    places: Ints
-    first_lane: Counts
+    ends: Int32s
+    tips: Int32s
+    child_runs: Int32s
+    waiting: Int32s
+    parents: Int32s
+    named: Int32s
+    places: Int32s
+    first_lane: Int64s
     worth: Floats
     queues: NDArray[np.uint64]
-    size: Counts
-    evicted: Counts
-    demoted: Counts
-    expired: Counts
+    size: Int64s
+    evicted: Int64s
+    demoted: Int64s
+    expired: Int64s
 
 
 def empty_tiers(
-    traffic: Traffic, places: Ints, first_lane: Counts, worth: Floats, leaf: bool
+    traffic: Traffic, places: Int32s, first_lane: Int64s, worth: Floats, leaf: bool
 ) -> Tiers:
     """Return empty tiers; `places`, `first_lane` and `worth` as in `Tiers`."""
     tiers, requests = len(places), len(traffic.leaf)
@@ -93,7 +91,7 @@ def top_tier(state: Tiers, request: int) -> int:
 
 @callable_in_kernels
 def take_up(
-    state: Tiers, segments: Segments, hits: Ints, request: int, look: int, leaf: bool
+    state: Tiers, segments: Segments, hits: Int32s, request: int, look: int, leaf: bool
 ) -> None:
     """Take the cached blocks of a request's path out of all tiers, and count them as its hits.
 

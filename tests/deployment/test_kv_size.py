@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.core.errors import ExitCode, InputError, UsageError
-from kvscope.core.kv_size import ModelKv, preset_names, resolve_model
 from kvscope.core.units import format_size
+from kvscope.deployment.models import Model, preset_names, resolve_model
 
 GQA = {
     "num_hidden_layers": 28,
@@ -21,7 +21,7 @@ GQA = {
 }
 
 
-def _read(folder: Path, config: object) -> ModelKv:
+def _read(folder: Path, config: object) -> Model:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return resolve_model(str(folder))
 

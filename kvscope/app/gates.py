@@ -1,0 +1,382 @@
+"""`--fail-on`: conditions on a command's verdict or figures that end it with exit code 4.
+
+    p95>200ms,attainment<95%        verdict!=switch        tlru.hit-rate<0.4
+
+A condition is a name, an operator and a limit. Commas, or the option again, separate several. A
+figure takes `<`, `<=`, `>` or `>=`, a verdict `=` or `!=`. `POLICY.` before the name picks one of
+several policies. Figures are in seconds, shares from 0 to 1, or requests per second.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, get_args
+
+from kvscope.app.options import DEFAULT_POINTS
+from kvscope.app.requests import BASELINE, AnalyzeRequest, SimulateRequest
+from kvscope.core import units
+from kvscope.core.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from kvscope.app.analyze import Analysis
+    from kvscope.app.simulate import Simulation
+    from kvscope.app.tune import Recommendation
+    from kvscope.core.percentiles import Percentiles
+    from kvscope.core.runs import Run
+
+Figures = Mapping[str, float | str | None]
+"""A command's verdict and figures by name; None for a figure that cannot be computed."""
+
+VERDICT = "verdict"
+_QUEUED = "queued-"
+_PERCENTILES = ("p50", "p90", "p95", "p99")
+_BY_SLO = ("attainment", "tel")
+_FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
+_QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
+_EQUALITY = ("=", "!=")
+_ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
+_DIGITS = 3
+
+
+def _requests_per_second(text: str) -> float:
+    return units.parse_rate(text if "/" in text else f"{text}/s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    """How the limit of a figure is written, and what a result without the figure lacks."""
+
+    parse: Callable[[str], float]
+    example: str
+    needs: str
+
+
+_TIME = _Quantity(units.parse_duration, ">200ms", "it takes requests with a TTFT")
+_QUEUED_TIME = _Quantity(units.parse_duration, ">200ms", "it takes a trace with arrival times")
+_ATTAINMENT = _Quantity(units.parse_share, "<95%", "it takes an SLO")
+_HIT_RATE = _Quantity(units.parse_share, "<40%", "it takes a trace with block hashes")
+_THROUGHPUT = _Quantity(_requests_per_second, "<3", "it takes a trace with arrival times")
+
+
+def _quantity(name: str) -> _Quantity:
+    figure = name.rpartition(".")[2]
+    fixed = {"hit-rate": _HIT_RATE, "throughput": _THROUGHPUT, "attainment": _ATTAINMENT}
+    return fixed.get(
+        figure.removeprefix(_QUEUED), _QUEUED_TIME if figure.startswith(_QUEUED) else _TIME
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the conditions of one command may name.
+
+    `verdicts` are the command's, empty where it has none. `missing` has the names that other
+    options would make known: what is in the way, and the remedy.
+    """
+
+    figures: tuple[str, ...]
+    verdicts: tuple[str, ...] = ()
+    missing: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that a condition may begin with."""
+        return (VERDICT, *self.figures) if self.verdicts else self.figures
+
+    @property
+    def listed(self) -> str:
+        """The names in words, and the policies that may stand before them."""
+        parts = [name.rpartition(".") for name in self.names]
+        names = ", ".join(dict.fromkeys(name for *_, name in parts))
+        policies = ", ".join(dict.fromkeys(policy for policy, *_ in parts if policy))
+        return f"{names}; of {policies} as POLICY.NAME" if policies else names
+
+    @property
+    def example(self) -> str:
+        """A condition that this command takes."""
+        if not self.figures:
+            return f"{VERDICT}={self.verdicts[0]}"
+        return f"{self.figures[0]}{_quantity(self.figures[0]).example}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One condition. `limit` is a verdict, or the number in `written` in the figure's own unit."""
+
+    name: str
+    operator: str
+    written: str
+    limit: float | str
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.operator}{self.written}"
+
+    def reason(self, figures: Figures) -> str | None:
+        """Return why the condition holds, in one line, or None where it does not.
+
+        It also holds for a figure that could not be computed or is infinite. Raises InputError
+        where the result has no figure of this name.
+        """
+        if self.name not in figures:
+            raise InputError(
+                f"the result has no {self.name}",
+                where=f"--fail-on {self}",
+                remedy=_quantity(self.name).needs,
+            )
+        value = figures[self.name]
+        if isinstance(value, str):
+            holds = (_spelled(value) == self.limit) is (self.operator == "=")
+            shown = f"is {value}"
+        elif value is None or math.isnan(value):
+            holds, shown = True, "cannot be computed"
+        elif math.isinf(value):
+            holds, shown = True, "is infinite"
+        else:
+            holds = _ORDER[self.operator](Decimal(value), Decimal(self.limit))
+            shown = f"is {self._shown(value)}"
+        return f"fail-on {self}: {self.name} {shown}" if holds else None
+
+    def _shown(self, value: float) -> str:
+        """Return `value` in the unit of the limit, with the digits that tell it from the limit."""
+        number, unit = re.findall(r"([0-9.]+)(.*)", self.written)[0]
+        scaled = value / _quantity(self.name).parse(f"1{unit}")
+        for digits in range(_DIGITS, 18):
+            text = f"{Decimal(f'{scaled:.{digits}g}'):f}"
+            if _ORDER[self.operator](Decimal(text), Decimal(number)):
+                break
+        return f"{text} {unit}" if unit.isalpha() else f"{text}{unit}"
+
+
+def parse_gates(texts: Sequence[str], known: Known) -> tuple[Gate, ...]:
+    """Return the conditions in the values of `--fail-on`, each once. Raises UsageError."""
+    conditions = [part.strip() for text in texts for part in text.split(",")]
+    return tuple(dict.fromkeys(_gate(condition, known) for condition in conditions))
+
+
+def reasons(gates: Sequence[Gate], figures: Figures) -> list[str]:
+    """Return a line for every condition that holds. Raises InputError as `Gate.reason` does."""
+    return [reason for gate in gates if (reason := gate.reason(figures)) is not None]
+
+
+def _gate(text: str, known: Known) -> Gate:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not a condition",
+            where="--fail-on",
+            remedy=f"write for example {known.example}",
+        )
+    where = f"--fail-on {text}"
+    name, comparison, limit = match[1].casefold(), match[2], match[3].strip()
+    if name in known.missing:
+        what, remedy = known.missing[name]
+        raise UsageError(what, where=where, remedy=remedy)
+    if name not in known.names:
+        raise UsageError(
+            f"there is no figure {match[1]!r} here",
+            where=where,
+            remedy=_nearest(name, (*known.names, *known.missing), known.listed),
+        )
+    of_verdicts = name == VERDICT
+    operators = _EQUALITY if of_verdicts else tuple(_ORDER)
+    if comparison not in operators:
+        raise UsageError(
+            f"{comparison!r} does not compare {'verdicts' if of_verdicts else 'figures'}",
+            where=where,
+            remedy=f"take {', '.join(operators[:-1])} or {operators[-1]}",
+        )
+    if of_verdicts:
+        verdicts = [_spelled(verdict) for verdict in known.verdicts]
+        verdict = _spelled(limit)
+        if verdict not in verdicts:
+            raise UsageError(
+                f"there is no verdict {limit!r} here",
+                where=where,
+                remedy=_nearest(verdict, verdicts, ", ".join(verdicts)),
+            )
+        return Gate(name, comparison, verdict, verdict)
+    try:
+        return Gate(name, comparison, limit.replace(" ", ""), _quantity(name).parse(limit))
+    except UsageError as error:
+        raise UsageError(error.what, where=where, remedy=error.remedy) from error
+
+
+def _spelled(verdict: str) -> str:
+    """Return a verdict as one word in small letters."""
+    return "-".join(verdict.casefold().split())
+
+
+def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
+    near = get_close_matches(name, candidates, n=1)
+    return f"did you mean {near[0]}? Known here: {listed}" if near else f"known here: {listed}"
+
+
+def analyze_gates(texts: Sequence[str] | None, request: AnalyzeRequest) -> tuple[Gate, ...]:
+    """Return the conditions on an analysis: of an infinite cache, and of LRU at one capacity."""
+    if not texts:
+        return ()
+    capacities = request.capacities
+    if len(capacities.blocks) + len(capacities.sizes_bytes) == 1:
+        return parse_gates(texts, Known(("hit-rate", "lru.hit-rate")))
+    missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
+    return parse_gates(texts, Known(("hit-rate",), missing={"lru.hit-rate": missing}))
+
+
+def analyze_figures(analysis: Analysis) -> Figures:
+    """Return the figures of an analysis, in the weight of its headline."""
+    caching = analysis.caching
+    if caching is None:
+        return {}
+    figures = {"hit-rate": caching.ideal}
+    if len(caching.asked) == 1:
+        figures["lru.hit-rate"] = caching.rate(caching.asked[0])
+    return figures
+
+
+def simulate_gates(
+    texts: Sequence[str] | None, request: SimulateRequest, *, recommended: bool
+) -> tuple[Gate, ...]:
+    """Return the conditions on replays at one capacity.
+
+    A name without a policy means the only one, or with `recommended` the recommended one.
+    """
+    if not texts:
+        return ()
+    if (count := _capacities(request)) != 1:
+        raise UsageError(
+            f"needs one capacity, not {count}",
+            where="--fail-on",
+            remedy="name one with --capacity or --capacity-blocks",
+        )
+    settings = Counter(variant.policy.name for variant in request.variants)
+    subject = request.variants[-1].policy.name if recommended or len(settings) == 1 else None
+    known: list[str] = []
+    missing: dict[str, tuple[str, str]] = {}
+    for figure in (*_FIGURES, *_QUEUED_FIGURES):
+        owners = {f"{policy}.{figure}": policy for policy in settings}
+        if subject is None:
+            several = f"{len(settings)} policies are replayed"
+            missing[figure] = several, f"name one, as in {next(iter(owners))}"
+        else:
+            owners = {figure: subject, **owners}
+        for name, policy in owners.items():
+            if settings[policy] > 1:
+                several = f"{settings[policy]} settings of {policy} are replayed"
+                missing[name] = several, "take one value of each --param"
+            elif figure.removeprefix(_QUEUED) in _BY_SLO and request.setting.slo_s is None:
+                missing[name] = "needs an SLO", "add --slo"
+            else:
+                known.append(name)
+    return parse_gates(texts, Known(tuple(known), missing=missing))
+
+
+def _capacities(request: SimulateRequest) -> int:
+    """Return how many capacities are replayed."""
+    if request.setting.tiers:
+        return 1
+    named = request.capacities
+    count = len(named.blocks) + len(named.sizes_bytes) + len(named.tokens)
+    if request.points is None and count:
+        return count
+    return count + (request.points or DEFAULT_POINTS)
+
+
+def simulate_figures(simulation: Simulation) -> Figures:
+    """Return the figures of every run as `POLICY.NAME`.
+
+    Those of the only policy, or of the only one besides LRU, also stand under the name alone.
+    """
+    figures: dict[str, float | None] = {}
+    others = {run.policy for run in simulation.runs} - {BASELINE}
+    subject = BASELINE if not others else next(iter(others)) if len(others) == 1 else None
+    for run in simulation.runs:
+        of_run = _run_figures(run)
+        figures |= {f"{run.policy}.{name}": value for name, value in of_run.items()}
+        if run.policy == subject:
+            figures |= of_run
+    return figures
+
+
+def _run_figures(run: Run) -> dict[str, float | None]:
+    """Return what one replay gave.
+
+    A rejected request has no TTFT and does not meet the SLO: a percentile that falls on one is
+    None.
+    """
+    outcome = run.outcome
+    answered = outcome.requests - (run.turned_away or 0)
+
+    def times(ttft_ms: Percentiles) -> dict[str, float | None]:
+        ranks = {name: -(-int(name[1:]) * outcome.requests // 100) for name in _PERCENTILES}
+        return {
+            name: value if ranks[name] <= answered else None
+            for name, value in _times(ttft_ms).items()
+        }
+
+    def by_slo(tel_ms: float | None, violations: int | None) -> dict[str, float | None]:
+        if tel_ms is None or violations is None:
+            return {}
+        return {"attainment": (answered - violations) / outcome.requests, "tel": tel_ms / 1e3}
+
+    queued: dict[str, float | None] = {}
+    if outcome.queued_ttft_ms is not None:
+        queued = times(outcome.queued_ttft_ms)
+        queued |= by_slo(outcome.queued_tel_ms, outcome.queued_violations)
+    elif not answered:
+        queued = dict.fromkeys((*_PERCENTILES, *_BY_SLO))
+    return {
+        **times(outcome.ttft_ms),
+        "hit-rate": _hit_rate(run),
+        **by_slo(outcome.tel_ms, outcome.violations),
+        **{f"{_QUEUED}{name}": value for name, value in queued.items()},
+    }
+
+
+def _times(ttft_ms: Percentiles) -> dict[str, float]:
+    """Return the percentiles of TTFT in seconds."""
+    return {name: getattr(ttft_ms, name) / 1e3 for name in _PERCENTILES}
+
+
+def _hit_rate(run: Run) -> float:
+    """Return a run's hit rate in the weight of its definition."""
+    outcome = run.outcome
+    return {
+        "token": outcome.token_hit_rate,
+        "block": outcome.block_hit_rate,
+        "request": outcome.request_hit_rate,
+    }[run.setting.definition.weight]
+
+
+def tune_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
+    """Return the conditions on a recommendation: its verdict, and figures on held-out requests."""
+    if not texts:
+        return ()
+    from kvscope.tuning.tuner import Verdict  # loads kernels
+
+    return parse_gates(texts, Known((*_FIGURES, "throughput"), verdicts=get_args(Verdict)))
+
+
+def tune_figures(tuned: Recommendation) -> Figures:
+    """Return the verdict and what the recommended policy gave on the held-out requests."""
+    trial = tuned.tuning.recommended
+    return {
+        VERDICT: tuned.tuning.verdict,
+        **_times(tuned.times_ms(trial.outcome)),
+        "hit-rate": trial.outcome.token_hit_rate,
+        "attainment": round(1 - trial.violation_share, 12),  # 1 - 0.07 is below 0.93
+        "tel": trial.tel_s,
+        "throughput": trial.served_per_s,
+    }

@@ -1,0 +1,201 @@
+"""`kvscope analyze`, `fit`, `simulate` and `tune`: a report on a trace, as its options ask for it.
+
+Options are checked first, then the trace's name, then the names of sections: what loads NumPy and
+kernels is imported after the mistakes that can be told without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvscope.app import values
+from kvscope.app.options import (
+    AnalyzeOptions,
+    FitOptions,
+    Option,
+    Reading,
+    SimulateOptions,
+    TuneOptions,
+)
+from kvscope.cli import output
+from kvscope.cli.diagnostics import end_on, note
+from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
+from kvscope.cli.terminal import Terminal, stoppable
+from kvscope.core.errors import ExitCode, Stopped
+
+if TYPE_CHECKING:
+    from kvscope.store.db import Store
+
+DEFAULT_OUTPUT = "recommendation.toml"
+
+Explain = Annotated[bool, Option("The same as --full.")]
+Output = Annotated[
+    str,
+    Option(
+        "File for the recommendation; - writes none.", "PATH", values.target, flags=("--output",)
+    ),
+]
+
+
+def analyze(
+    *,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    options: AnalyzeOptions,
+    fail_on: FailOn = None,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Characterize a trace: what is reused, what caching can give, how large it must be.
+
+    A path is ingested first if the store does not have it yet.
+    """
+    from kvscope.app.gates import analyze_figures, analyze_gates
+    from kvscope.app.requests import analyze_request
+
+    request = analyze_request(options)
+    gates = analyze_gates(fail_on, request)
+    with _opened(db, trace) as store:
+        from kvscope.app.analyze import analyze_source
+        from kvscope.report import overview
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, overview.SECTIONS)
+        analysis = analyze_source(store, trace, request, Terminal(), reading)
+    output.report(overview.report(analysis), printing)
+    end_on(gates, analyze_figures(analysis))
+
+
+def fit(
+    *,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    options: FitOptions,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Fit models of reuse and of conversations: which one to use, and how stable it is.
+
+    The store keeps the result.
+    """
+    from kvscope.app.fit import fit_request
+
+    request = fit_request(options)
+    with _opened(db, trace) as store:
+        from kvscope.app.fit import fit_source
+        from kvscope.report import fit as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        fitted, ends = fit_source(store, trace, request, Terminal(), reading)
+    output.report(report.report(fitted, ends), printing)
+
+
+def simulate(
+    *,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    options: SimulateOptions,
+    fail_on: FailOn = None,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum.
+
+    The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
+    runs in progress are finished and kept.
+    """
+    from kvscope.app.gates import simulate_figures, simulate_gates
+    from kvscope.app.requests import simulate_request
+
+    # Policies and the store each take a while to import: of two mistakes the likelier comes first.
+    early = simulate_request(options) if options.policies or options.param else None
+    with _opened(db, trace) as store:
+        request = early or simulate_request(options)
+        gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
+        from kvscope.app.simulate import kernels
+        from kvscope.app.simulate import simulate as run_replays
+        from kvscope.app.traces import HeldStore, prompts_to_replay
+        from kvscope.report import policies as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        needed = kernels(request)
+        with (
+            prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
+            stoppable() as terminal,
+        ):
+            simulation = run_replays(HeldStore(store), stored, prompts, request, terminal)
+    output.report(report.report(simulation), printing)
+    if simulation.unfinished:
+        count = len(simulation.runs)
+        note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    end_on(gates, simulate_figures(simulation))
+
+
+def tune(
+    *,
+    options: TuneOptions,
+    fail_on: FailOn = None,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    explain: Explain = False,
+    path: Output = DEFAULT_OUTPUT,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty.
+
+    Chosen on a training window of the trace, judged on a held-out one. Writes recommendation.toml.
+    """
+    from kvscope.app.gates import tune_figures, tune_gates
+    from kvscope.app.requests import tune_request
+
+    # Policies and the store each take a while to import: of two mistakes the likelier comes first.
+    early = tune_request(options) if options.policies or options.param else None
+    with _opened(db, trace) as store:
+        request = early or tune_request(options)
+        gates = tune_gates(fail_on)
+        from kvscope.app.traces import prompts_to_replay
+        from kvscope.app.tune import kernels, write_recommended
+        from kvscope.app.tune import tune as recommend
+        from kvscope.report import recommendation as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        needed = kernels(request)
+        with (
+            prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
+            stoppable() as terminal,
+        ):
+            try:
+                tuned = recommend(stored, prompts, request, terminal)
+            except Stopped as error:
+                note(f"{error}; nothing was written")
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if path != values.STANDARD_STREAM:
+        tuned = replace(tuned, path=path)
+    screen = replace(printing, full=printing.full or explain)
+    output.report(report.report(tuned), screen)
+    if path != values.STANDARD_STREAM:
+        write_recommended(Path(path), tuned, prompts)
+        note(f"recommendation written to {path}")
+    end_on(gates, tune_figures(tuned))
+
+
+@contextmanager
+def _opened(db: str, trace: str | None) -> Iterator[Store]:
+    """Yield the open store. Raises InputError for a trace that is neither in it nor a file."""
+    from kvscope.app.traces import check_source
+    from kvscope.store.db import open_store
+
+    with open_store(db) as store:
+        check_source(store, trace)
+        yield store

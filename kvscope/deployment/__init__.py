@@ -1,0 +1,1 @@
+"""The deployment: GPU, model and engine, with the KV pool and the latency that follow."""

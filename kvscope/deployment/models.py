@@ -1,0 +1,346 @@
+"""Models by shape: the KV cache of a token and the weights, from a config.json or a preset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from kvscope.core.errors import InputError, UsageError
+from kvscope.deployment.architecture import (
+    MIXED,
+    Architecture,
+    ConfigFields,
+    LayerKinds,
+    WeightBits,
+    WeightDtype,
+    architecture,
+    head_size,
+    kv_head_count,
+    layer_kinds,
+    quantization,
+    weight_bits,
+)
+from kvscope.deployment.presets import PRESETS
+
+KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
+
+_BYTES: Mapping[KvDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+_CONFIG_DTYPES: Mapping[str, KvDtype] = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+_NESTED = ("text_config", "llm_config", "language_config")
+_INDEX = "model.safetensors.index.json"
+_QUANTIZATION = "hf_quant_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKv:
+    """Keys and values of every KV head (MHA, GQA, MQA), in each of `layers`."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers cached for each token."""
+        return self.values_on_rank(1)
+
+    def values_on_rank(self, tp: int) -> int:
+        """Return the numbers that each of `tp` ranks caches for a token: at least one KV head."""
+        return 2 * self.layers * -(-self.kv_heads // tp) * self.head_size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentKv:
+    """One compressed vector and one rotary key (MLA), in each of `layers`."""
+
+    layers: int
+    latent_size: int
+    rope_size: int
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers cached for each token."""
+        return self.layers * (self.latent_size + self.rope_size)
+
+    def values_on_rank(self, tp: int) -> int:
+        """Return the numbers that each rank caches for a token: all of them, whatever `tp`."""
+        return self.values_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model: its KV cache, and its weights where the whole shape is known.
+
+    `notes` say where a size is only an approximation. `architecture` is None where the config lacks
+    what weights need, and `architecture_missing` then says what. `weights_total` are the bytes of a
+    checkpoint's index, which win over those counted from the shape.
+    """
+
+    name: str
+    shape: HeadKv | LatentKv
+    dtype: KvDtype
+    source: str
+    notes: tuple[str, ...] = ()
+    kinds: LayerKinds = LayerKinds(0)
+    architecture: Architecture | None = None
+    architecture_missing: str = ""
+    weight_dtype: WeightDtype = "bf16"
+    bits: WeightBits = WeightBits()
+    weights_total: int | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV cache for one token, over all layers and GPUs."""
+        return self.shape.values_per_token * _BYTES[self.dtype]
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers cache something else than the KV of all tokens."""
+        return self.kinds.hybrid
+
+    @property
+    def moe(self) -> bool:
+        """Whether tokens are routed to experts."""
+        return self.architecture is not None and self.architecture.moe
+
+    @property
+    def vision(self) -> bool:
+        """Whether the model has a vision encoder."""
+        return self.architecture is not None and self.architecture.vision_parameters > 0
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every layer caches the KV of all tokens, so that the pool is one number."""
+        return not self.hybrid
+
+    def bytes_for(self, tokens: int) -> int:
+        """Return the bytes of KV cache for `tokens` tokens."""
+        return tokens * self.bytes_per_token
+
+    def blocks_in(self, size_bytes: int, block_size: int) -> int:
+        """Return the whole blocks of `block_size` tokens that fit into `size_bytes`."""
+        return size_bytes // self.bytes_for(block_size)
+
+    def kv_bytes_per_token(self, tp: int = 1) -> int:
+        """Return the bytes of KV cache that each of `tp` GPUs keeps for one token.
+
+        Windowed layers are counted in full. KV heads are replicated where there are fewer of them
+        than GPUs, and MLA's latent vector always.
+        """
+        return self.shape.values_on_rank(tp) * _BYTES[self.dtype]
+
+    def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
+        """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
+
+        They are equal but for hybrid models: at least if every layer kept the KV of all tokens, at
+        most if only full-attention layers did, the windowed ones keeping one window.
+        """
+        counted = self.kv_bytes_per_token(tp)
+        best = int(size_bytes // counted)
+        if self.uniform:
+            return best, best, best
+        layer = counted // self.shape.layers
+        least = int(size_bytes // (layer * self.kinds.total))
+        if not self.kinds.full:
+            return least, best, best
+        windows = layer * self.kinds.windowed * (self.kinds.window or 0)
+        most = int(max(0.0, size_bytes - windows) // (layer * self.kinds.full))
+        return min(least, best), best, max(most, best)
+
+    def weight_bytes(self, tp: int = 1) -> float:
+        """Return the bytes of weights on each of `tp` GPUs.
+
+        Raises InputError where neither the config nor a checkpoint's index says enough.
+        """
+        if self.architecture is None:
+            if self.weights_total is not None:
+                return self.weights_total / tp
+            raise InputError(
+                f"no weights without more of the shape: {self.architecture_missing}",
+                where=self.source,
+                remedy=f"put the checkpoint's {_INDEX} into its folder, or state --num-gpu-blocks",
+            )
+        counted = self.architecture.weight_bytes(self.bits, tp)
+        if self.weights_total is None:
+            return counted
+        return counted * self.weights_total / self.architecture.weight_bytes(self.bits)
+
+    def shaped(self) -> Architecture:
+        """Return the architecture. Raises InputError where the config lacks what it needs."""
+        if self.architecture is None:
+            raise InputError(
+                self.architecture_missing,
+                where=self.source,
+                remedy="name a preset, or state --num-gpu-blocks and --latency",
+            )
+        return self.architecture
+
+    def quantized_to(self, dtype: WeightDtype) -> Model:
+        """Return the model with weights of another precision than its config states."""
+        bits = weight_bits(dtype, moe=self.moe)
+        return replace(self, weight_dtype=dtype, bits=bits, weights_total=None)
+
+
+def resolve_model(
+    text: str, dtype: KvDtype | None = None, weight_dtype: WeightDtype | None = None
+) -> Model:
+    """Return the model that `text` names: a preset, a config.json, or a folder that holds one.
+
+    `dtype` overrides the precision of the cache, `weight_dtype` that of the weights. Raises
+    UsageError for an unknown preset (with the nearest names), InputError for a config that lacks
+    what is needed. A preset's exact name wins over a folder of that name, whatever the current
+    directory: write `./name` for the folder.
+    """
+    path = Path(text)
+    if text not in PRESETS and (path.exists() or path.suffix == ".json"):
+        model = read_config(path / "config.json" if path.is_dir() else path)
+    else:
+        model = preset(text)
+    model = replace(model, dtype=dtype) if dtype else model
+    return model.quantized_to(weight_dtype) if weight_dtype else model
+
+
+def preset_names() -> tuple[str, ...]:
+    """Return the names that `resolve_model` knows without a config.json."""
+    return tuple(PRESETS)
+
+
+def preset(text: str) -> Model:
+    """Return the preset called `text`, an organisation before it and capitals allowed.
+
+    Raises UsageError with the nearest names.
+    """
+    name = text.rsplit("/", 1)[-1].lower()
+    if name in PRESETS:
+        return _preset(name)
+    near = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+    remedy = f"did you mean {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
+    raise UsageError(
+        f"no model preset {text!r}", remedy=f"{remedy}, or name the model's config.json"
+    )
+
+
+@cache
+def _preset(name: str) -> Model:
+    repository, config = PRESETS[name]
+    source = f"config.json of {repository}"
+    return _model(name, ConfigFields(source, config), None)
+
+
+def read_config(path: Path) -> Model:
+    """Return the model that the Hugging Face config.json at `path` describes.
+
+    The bytes of model.safetensors.index.json and the precision of hf_quant_config.json beside it
+    count. Raises InputError for a file that cannot be read or does not say what is needed.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        what = error.strerror or "cannot be read"
+        raise InputError(what, where=str(path), remedy="name a config.json or a preset") from error
+    except ValueError as error:
+        raise InputError("not a JSON document", where=str(path)) from error
+    if not isinstance(config, dict):
+        raise InputError("not a JSON object", where=str(path))
+    inner: dict[str, Any] = next(
+        (config[key] for key in _NESTED if isinstance(config.get(key), dict)), {}
+    )
+    beside = _object(path.with_name(_QUANTIZATION))
+    fields = ConfigFields(str(path), {**beside, **config, **inner})
+    metadata = _object(path.with_name(_INDEX)).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return _model(path.resolve().parent.name, fields, total)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that may be missing."""
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError("not a JSON document", where=str(path), remedy="remove it") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _model(name: str, config: ConfigFields, total: object) -> Model:
+    layers, notes = _layers(config)
+    dtype, doubts = _dtype(config)
+    shape = _shape(config, layers)
+    known = architecture(config)
+    moe = not isinstance(known, str) and known.moe
+    weight_dtype, bits, doubt = quantization(config, moe=moe)
+    weights = total if isinstance(total, int) and total > 0 else None
+    if weights and dtype == "fp32" and weight_dtype == "bf16":
+        weights //= 2  # vLLM serves a float32 checkpoint in 16 bits
+    return Model(
+        name,
+        shape,
+        dtype,
+        config.where,
+        (*notes, *doubts, *([doubt] if doubt else [])),
+        kinds=layer_kinds(config),
+        architecture=None if isinstance(known, str) else known,
+        architecture_missing=known if isinstance(known, str) else "",
+        weight_dtype=weight_dtype,
+        bits=bits,
+        weights_total=weights,
+    )
+
+
+def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv:
+    if config.has("kv_lora_rank"):
+        return LatentKv(layers, config.count("kv_lora_rank"), config.count("qk_rope_head_dim"))
+    config.count("num_attention_heads", "n_head")
+    return HeadKv(layers, kv_head_count(config), head_size(config))
+
+
+def _layers(config: ConfigFields) -> tuple[int, list[str]]:
+    """Return the number of layers that keep KV for each token, and notes where it is rough."""
+    kinds = layer_kinds(config)
+    total = kinds.total
+    if not isinstance(config.get("layer_types"), list):
+        if mixed := next(filter(config.has, MIXED), None):
+            note = f"{mixed} says that layers differ: all {total} counted as full attention"
+            return total, [f"{note}, an upper bound"]
+        return total, [_window_note("layers may look", kinds.window)] if kinds.windowed else []
+    counted = kinds.full + kinds.windowed
+    if not counted:
+        raise InputError("no layer keeps KV for each token", where=config.where)
+    notes = []
+    if kinds.windowed:
+        notes.append(_window_note(f"{kinds.windowed} of {total} layers look", kinds.window))
+    if kinds.linear:
+        note = f"{kinds.linear} of {total} layers keep a state of fixed size"
+        notes.append(f"{note} instead of KV for each token: not counted")
+    return counted, notes
+
+
+def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
+    stated = config.fields.get("dtype") or config.fields.get("torch_dtype")
+    dtype = _CONFIG_DTYPES.get(str(stated).removeprefix("torch."))
+    if dtype is None:
+        doubt = f"dtype {stated!r} is unknown" if stated else "no dtype stated"
+        return "bf16", [f"{doubt}: 2 bytes per value assumed; override with --kv-dtype"]
+    if dtype == "fp32":
+        note = "float32 counted as stated; vLLM serves such a model in 16 bits by default"
+        return dtype, [f"{note}: --kv-dtype fp16"]
+    return dtype, []
+
+
+def _window_note(which: str, window: object) -> str:
+    """Return the note on layers that look `window` tokens back."""
+    back = f"{window} tokens back" if isinstance(window, int) else "a limited way back"
+    return f"{which} only {back}: counted in full, an upper bound for long prompts"

@@ -1,0 +1,45 @@
+"""A result in every form: what the command line, the Python API and the HTML page show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvscope.app.documents.base import Document
+from kvscope.core.trace import Trace
+from kvscope.report import html
+from kvscope.report.section import Section, check_names
+from kvscope.report.words import trace_in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a command over a trace; each form is made when it is called for."""
+
+    title: str
+    trace: Trace
+    document: Callable[[], Document]
+    screen: Callable[[], Sequence[Section]]
+    sections: Callable[[], Sequence[Section]]
+
+    @property
+    def lead(self) -> str:
+        """The trace in a sentence."""
+        return trace_in_words(self.trace)
+
+    def html(self) -> str:
+        """Return all sections as one self-contained HTML page."""
+        return html.page(f"{self.title}: {self.trace.name}", self.lead, self.sections())
+
+    def select(self, names: Sequence[str], *, full: bool = False) -> Sequence[Section]:
+        """Return the sections of these names, all of them, or else the one screen.
+
+        Names match without regard to case. Raises UsageError for one that this report lacks.
+        """
+        if not full and not names:
+            return self.screen()
+        every = self.sections()
+        if full:
+            return every
+        check_names(names, list(dict.fromkeys(section.name for section in every)))
+        return [section for name in names for section in every if section.name == name.lower()]
