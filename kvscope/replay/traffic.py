@@ -82,9 +82,10 @@ def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
 def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
     """Return the traffic of a trace as `definition` counts its hits."""
     history = prompts.input_tokens.astype(np.int64) + prompts.output_tokens
+    steps = walk(prompts, definition)
     by_request = Traffic(
         block_size=prompts.block_size,
-        **walk(prompts, definition)._asdict(),
+        **steps._asdict(),
         arrival_s=prompts.arrival_s,
         input_tokens=prompts.input_tokens,
         history_tokens=history,
@@ -94,7 +95,7 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
     )
     if not definition.flat:
         return by_request
-    steps, request, _ = by_access(walk(prompts, definition))
+    steps, request, _ = by_access(steps)
     facts = ("arrival_s", "input_tokens", "history_tokens", "category", "next_prompt_tokens")
     columns = {name: getattr(by_request, name)[request] for name in facts}
     return by_request._replace(**steps._asdict(), **columns, parent=np.full_like(request, -1))
