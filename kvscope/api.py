@@ -364,7 +364,7 @@ def simulate(
     coarsen: int = 1,
     db: str = MEMORY,
 ) -> SimulationResult:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum."""
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles."""
     with _arguments():
         from kvscope.app.requests import simulate_request
 

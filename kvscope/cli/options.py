@@ -139,8 +139,17 @@ def convert_directly(command: Any) -> Any:
 
     Source: typer 0.29, core.py (process_value), _coercion.py (coerce), _adapters.py.
     """
-    for parameter in command.params:
-        parameter.process_value = functools.partial(_converted, parameter, parameter.process_value)
+    all_parameters = command.get_params
+
+    def get_params(context: Any) -> list[Any]:
+        """Return the parameters and `--help`, which Click adds itself."""
+        parameters: list[Any] = all_parameters(context)
+        for each in parameters:
+            if "process_value" not in vars(each):
+                each.process_value = functools.partial(_converted, each, each.process_value)
+        return parameters
+
+    command.get_params = get_params
     for inner in getattr(command, "commands", {}).values():
         convert_directly(inner)
     return command

@@ -28,6 +28,7 @@ from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped
+from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.store.db import Store
@@ -62,6 +63,7 @@ def analyze(
     request = analyze_request(options)
     gates = analyze_gates(fail_on, request)
     with _opened(db, trace) as store:
+        load_in_background()
         from kvscope.app.analyze import analyze_source
         from kvscope.report import overview
         from kvscope.report.section import check_names
@@ -106,7 +108,7 @@ def simulate(
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum.
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles.
 
     The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
     runs in progress are finished and kept.

@@ -21,12 +21,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kvscope.core.arrays import Float64s
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from kvscope.core.arrays import Float64s
 
 PARAMETERS = ("base_s", "per_token_s", "per_token_pair_s")
 STEP_PARAMETERS = (

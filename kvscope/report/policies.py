@@ -1,4 +1,4 @@
-"""Policies side by side: the best at each capacity, the gap to the optimum, and every run."""
+"""Policies side by side: the best at each capacity, the gap to the best known, and every run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from kvscope.app.documents.runs import simulate_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
+from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
+from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import (
+    BEST_KNOWN,
+    OPTIMUM,
     ORACLE_NOTE,
     SYMBOLS,
     Contest,
@@ -118,6 +122,15 @@ class _Measure:
     value: Callable[[Run], float]
     unit: TimeUnit | None = None
 
+    def bound(self, runs: Sequence[Run]) -> str:
+        """Return what the best runs are: the optimum where belady is proved to be one.
+
+        It is for hits, if they count whole blocks of a whole trace.
+        """
+        proven = self.unit is None and all(run.policy == Belady.name for run in runs)
+        whole = all(_counts_whole_blocks(run.setting.definition) for run in runs)
+        return OPTIMUM if proven and whole else BEST_KNOWN
+
     @property
     def column(self) -> str:
         return f"{self.name} ({self.unit.name})" if self.unit else self.name
@@ -130,6 +143,13 @@ class _Measure:
 
     def change(self, value: float, write: Callable[[float], str]) -> str:
         return difference(value, write) if self.unit else points(-value)
+
+
+def _counts_whole_blocks(definition: HitDefinition) -> bool:
+    by_block = definition.weight == "block" or (
+        definition.weight == "token" and not definition.partial
+    )
+    return by_block and definition.warmup == 0
 
 
 def _measures(simulation: Simulation) -> list[_Measure]:
@@ -151,7 +171,7 @@ def _measures(simulation: Simulation) -> list[_Measure]:
 
 
 def summary(simulation: Simulation) -> Section:
-    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gap to optimum."""
+    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gaps left."""
     sentences, tables = [], []
     for measure in _measures(simulation):
         best = {at: contest(simulation.at(at), measure.value) for at in simulation.capacities}
@@ -172,18 +192,15 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
         return [f"{measure.best}: {policies} of {len(contests)} capacities."]
     sentences = []
     for at, run in best.items():
-        label, lru, optimum = (
-            _sizes(simulation).label(at),
-            contests[at].baseline,
-            contests[at].optimum,
-        )
+        label = _sizes(simulation).label(at)
+        lru, known = contests[at].baseline, contests[at].best_known
         words = f"{measure.best} at {label}: {name(run)}, {write(value(run))}"
         if lru is not None and lru is not run:
             change = measure.change(value(run) - value(lru), write)
             words += f" ({change} vs LRU's {write(value(lru))})"
-        if optimum is not None:
-            gap = measure.change(value(optimum) - value(run), write)
-            words += f"; optimum {write(value(optimum))} (gap {gap})"
+        if known is not None:
+            gap = measure.change(value(known) - value(run), write)
+            words += f"; {measure.bound([known])} {write(value(known))} (gap {gap})"
         sentences.append(f"{words}.")
     return sentences
 
@@ -223,7 +240,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
-    """Return a row a capacity: the best policy, its change vs LRU, and the gap to the optimum."""
+    """Return a row a capacity: the best policy, its change vs LRU, and the gap left."""
     name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:
@@ -242,10 +259,12 @@ def _contest_table(
         "vs lru": lambda row: change(row[1].best, row[1].baseline),
     }
     note = ""
-    if any(runs.optimum is not None for runs in contests.values()):
-        columns["optimum"] = lambda row: cell(row[1].optimum)
-        columns["gap"] = lambda row: change(row[1].optimum, row[1].best)
-        note = "gap: optimum minus best policy"
+    known = [runs.best_known for runs in contests.values() if runs.best_known is not None]
+    if known:
+        bound = measure.bound(known)
+        columns[bound] = lambda row: cell(row[1].best_known)
+        columns["gap"] = lambda row: change(row[1].best_known, row[1].best)
+        note = f"gap: {bound} minus best policy"
     return tabulate(measure.title, contests.items(), columns, note)
 
 
