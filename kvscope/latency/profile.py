@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kvscope.core.arrays import Float64s
 
+
 PARAMETERS = ("base_s", "per_token_s", "per_token_pair_s")
 STEP_PARAMETERS = (
     "floor_s",
