@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
 from kvscope.app.options import DeploymentOptions
 from kvscope.app.values import STANDARD_STREAM
 from kvscope.core.errors import UsageError
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
-from kvscope.deployment.file import FILE, read_deployment
+from kvscope.deployment.file import deployment_file, read_deployment
 
 _POOL = ("gpu", "num_gpu_blocks", "engine_log")
 SHARED = ("model", "kv_dtype", "latency")
@@ -24,9 +23,8 @@ def stated_deployment(
     Options that are `shared` also mean something without a deployment. Raises UsageError for other
     options of a deployment without one, InputError for a file that cannot be read.
     """
-    path = Path(options.deployment or FILE)
-    wanted = options.deployment != STANDARD_STREAM and (options.deployment or path.exists())
-    base = read_deployment(path) if wanted else Deployment()
+    path = None if options.deployment == STANDARD_STREAM else deployment_file(options.deployment)
+    base = read_deployment(path) if path else Deployment()
     known = {field.name for field in fields(Deployment)} & {field.name for field in fields(options)}
     stated = {name: getattr(options, name) for name in sorted(known)}
     stated = {name: value for name, value in stated.items() if value is not None}
