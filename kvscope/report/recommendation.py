@@ -165,7 +165,7 @@ def _where(tuned: Recommendation) -> str:
 def _overloaded(tuned: Recommendation) -> list[str]:
     tuning, load = tuned.tuning, tuned.tuning.load
     replicas = counted(tuning.replicas, "replica")
-    growth = f"{significant(load.growth)} s per second of the validation window"
+    growth = f"{significant(load.growth)} s per second up to the end of the validation window"
     sentences = [
         f"Overloaded: {replicas} cannot serve these arrivals.",
         f"Under LRU the TTFT grows by {growth}.",
