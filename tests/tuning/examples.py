@@ -31,7 +31,7 @@ WINDOWS = Windows(1.0, 1)
 TLRU = (Variant(by_name("tlru")),)
 
 
-def in_turn(conversations: int = 20, rounds: int = 20, blocks: int = 20) -> list[Request]:
+def in_turn(conversations: int = 20, rounds: int = 24, blocks: int = 20) -> list[Request]:
     """Conversations that all come back once a round, each with the prompt it had before.
 
     LRU loses each just before it returns, as long as one of them does not fit.
@@ -52,7 +52,7 @@ def in_turn(conversations: int = 20, rounds: int = 20, blocks: int = 20) -> list
     return trace
 
 
-def chats(seed: int, requests: int = 320, told: bool = True) -> list[Request]:
+def chats(seed: int, requests: int = 480, told: bool = True) -> list[Request]:
     """Conversations of random lengths, pauses and turns, some with a shared head.
 
     `told` gives chat ids and parents; else lineage has to be inferred.
