@@ -144,7 +144,6 @@ def _at_one_xi(simulation: Simulation) -> None:
 
 
 def _readings(baseline: Run, run: Run) -> None:
-    """Draw the numbers of a run, each with its change against LRU."""
     now, then = baseline.outcome, run.outcome
     columns = st.columns(len(sidebar.PERCENTILES) + 2)
     for column, rank in zip(columns, sidebar.PERCENTILES, strict=False):

@@ -103,7 +103,6 @@ def _request(slo_s: float | None, parameters: list[str]) -> SimulateRequest:
 
 
 def _compare(trace: Trace, request: SimulateRequest) -> None:
-    """Replay the selected policies and compare them."""
     names = list(dict.fromkeys(variant.policy.name for variant in request.variants))
     usual = [name for name in USUAL if name in names]
     with query_params.synced("policies", usual, query_params.parse_list, allowed=names):

@@ -39,7 +39,6 @@ def page() -> None:
 
 
 def _numbers(analysis: Analysis) -> None:
-    """Draw the numbers that most questions begin with."""
     trace, caching, facts = analysis.trace, analysis.caching, analysis.characterization
     numbers = [("Requests", units.format_count(trace.requests), "Usable lines of the trace.")]
     if caching is not None:
