@@ -80,9 +80,9 @@ class RunSetting:
     Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
     uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
     for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
-    it, and `coarsen` how many blocks were taken as one. The `engine` capacity model has the two `max_num_`
-    limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one tier;
-    `tier_mode` and `block_bytes` belong to it.
+    it, and `coarsen` how many blocks were taken as one. The `engine` capacity model has the two
+    `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
+    tier; `tier_mode` and `block_bytes` belong to it.
     """
 
     definition: HitDefinition
