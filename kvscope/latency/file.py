@@ -34,6 +34,7 @@ from kvscope.latency.profile import (
     PARAMETERS,
     PRESETS,
     STEP_PARAMETERS,
+    TIMES,
     LatencyProfile,
 )
 
@@ -101,7 +102,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
                 },
                 **{
                     name: float(value)
-                    for name in PARAMETERS + STEP_PARAMETERS
+                    for name in TIMES
                     if (value := getattr(self, name)) is not None
                 },
             )
