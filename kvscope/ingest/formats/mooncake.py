@@ -54,6 +54,10 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     user_id: Identifier | None = None
     type: str | None = None
     turn: int | None = None
+    model: str | None = None
+    lora_id: Identifier | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
     messages: msgspec.Raw = _ABSENT
     text_input: msgspec.Raw = _ABSENT
     text_inputs: msgspec.Raw = _ABSENT
@@ -83,6 +87,9 @@ class _MooncakeReader(RowReader[_MooncakeRow]):
             type=row.type,
             turn=row.turn,
             block_size=row.block_size,
+            model=row.model,
+            adapter=row.lora_name or row.lora_id or None,  # 0 and "" are the model itself
+            cache_salt=row.cache_salt or None,
         )
 
     def _assume_no_outputs(self) -> int:
