@@ -28,7 +28,7 @@ LONGEST_S = 1e12
 """Beyond any clock: some 30,000 years, in whole microseconds less than 2^63 of them."""
 UNKNOWN_TYPE = "unknown"
 Tenant = tuple[str | None, Identifier | None, str | None]
-"""Model, adapter and cache salt: requests of different tenants share no blocks.
+"""Model, adapter and cache salt, none where they are 0 or empty: tenants share no blocks.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
 """
@@ -245,8 +245,11 @@ class Columns:
         self.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
-        """Rename the first blocks of all tenants but the trace's first, and append their numbers."""
-        tenants = [(row.model, row.adapter, row.cache_salt) for row in batch.requests]
+        """Rename the first blocks of all tenants but the first, and append their numbers."""
+        tenants = [
+            (row.model or None, row.adapter or None, row.cache_salt or None)
+            for row in batch.requests
+        ]
         for tenant in dict.fromkeys(tenants):
             self._tenants.setdefault(tenant, len(self._tenants))
         if len(self._tenants) > 1:

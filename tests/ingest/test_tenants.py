@@ -56,9 +56,12 @@ def hits(prompts: Prompts) -> list[int]:
         ({"model": "a", "cache_salt": "s"}, {"model": "a"}),
     ],
 )
-def test_tenants_share_nothing(tmp_path: Path, one: Line, other: Line) -> None:
+@pytest.mark.parametrize("chats", [False, True], ids=["mooncake", "bailian"])
+def test_tenants_share_nothing(tmp_path: Path, one: Line, other: Line, *, chats: bool) -> None:
     """Equal hash ids are other blocks; within a tenant they are the same, whoever came first."""
     lines = [line(at, **tenant) for at, tenant in enumerate((one, other, one, other))]
+    if chats:
+        lines = [{"chat_id": at, "parent_chat_id": -1, **each} for at, each in enumerate(lines)]
     prompts = read(tmp_path, *lines)
     assert hits(prompts) == [0, 0, 3, 3]
     assert len(prompts.block_parent) == 1 + 2 * 3

@@ -88,8 +88,8 @@ class _MooncakeReader(RowReader[_MooncakeRow]):
             turn=row.turn,
             block_size=row.block_size,
             model=row.model,
-            adapter=row.lora_name or row.lora_id or None,  # 0 and "" are the model itself
-            cache_salt=row.cache_salt or None,
+            adapter=row.lora_name or row.lora_id,
+            cache_salt=row.cache_salt,
         )
 
     def _assume_no_outputs(self) -> int:
