@@ -18,8 +18,8 @@ from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
 from kvscope.reuse_models.kaplan_meier import KaplanMeier
 from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.results import Interval
 
-Interval = tuple[float, float]
 P = "reuse_probability"
 
 
@@ -64,7 +64,7 @@ class ReuseModel:
 
     def natural(self, free: Floats) -> Floats:
         """Return the values of `parameters`; each rises with its own free parameter alone."""
-        raise NotImplementedError
+        return np.exp(free)
 
     def ordered(self, free: Floats) -> Floats:
         """Return the free parameters with exchangeable parts in their order."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvscope.reuse_models.base import ReuseModel
-from kvscope.reuse_models.exponential import Exponential
-from kvscope.reuse_models.hyperexponential import Hyperexponential
+from kvscope.reuse_models.distributions import (
+    Exponential,
+    Hyperexponential,
+    Lognormal,
+    Weibull,
+)
 from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.lognormal import Lognormal
 from kvscope.reuse_models.observations import Observations
-from kvscope.reuse_models.weibull import Weibull
 
 MODELS: tuple[type[ReuseModel], ...] = (Exponential, Hyperexponential, Weibull, Lognormal)
 FEWEST_RUNS = 30  # runs of reuse that a fit needs
