@@ -91,8 +91,7 @@ def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> 
         return None
     history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
-    # Reuse counts up to this age for each point: one second, or the next point.
-    until = np.maximum(grid + _SOON_S, np.append(grid[1:], grid[-1]))
+    until = _observed_until(grid)
     at_risk, reused = _counts(history, grid, until)
     overall = _curve(None, at_risk.sum(axis=0), reused.sum(axis=0), until - grid)
     by_category = (
@@ -104,6 +103,12 @@ def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> 
         overall=overall,
         by_category=tuple(curve for curve in by_category if curve),
     )
+
+
+def _observed_until(grid: Float64s) -> Float64s:
+    """Return the age up to which reuse counts for each point: one second, or the next point."""
+    until: Float64s = np.maximum(grid + _SOON_S, np.append(grid[1:], grid[-1]))
+    return until
 
 
 def _curve(

@@ -22,7 +22,6 @@ from kvscope.ingest.formats.base import (
     BadLine,
     Identifier,
     LineReader,
-    Reader,
     ReadOptions,
     Request,
     TraceFormat,
@@ -188,14 +187,10 @@ class Weka(TraceFormat):
     source = "Weka agent-session traces"
     fields = ("id", "requests")
     default_block_size = 64
+    reader = _WekaReader
     places_sessions = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if the lines carry `requests`; a session may be longer than `head`."""
         return "requests" in common_keys(head)
-
-    @classmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader of one session per line."""
-        return _WekaReader(options)
