@@ -138,7 +138,12 @@ def _stability(
         distances = [b.curve.distance(a.curve.reuse_within) for a, b in pairs]
         next_ks = [b.curve.distance(a.exponential.reuse_within) for a, b in pairs]
         distance = float(np.mean(distances))
-        chance = float(np.mean([_chance(a, b) for a, b in pairs]))
+        # The mean distance between the curves of two such samples of one distribution.
+        by_chance = [
+            _CHANCE * (1.0 / a.waits.effective_reused + 1.0 / b.waits.effective_reused) ** 0.5
+            for a, b in pairs
+        ]
+        chance = float(np.mean(by_chance))
         by_chance_alone = _ALIKE < distance <= _SURELY * chance
         yield StabilityFit(
             category=name,
@@ -154,12 +159,6 @@ def _stability(
             mean_gap_variation=_variation([sample.mean_gap_s for sample in known]),
             stable=None if by_chance_alone else distance <= _ALIKE,
         )
-
-
-def _chance(a: _WindowSample, b: _WindowSample) -> float:
-    """Return the mean distance between the curves of two such samples of one distribution."""
-    rate = 1.0 / a.waits.effective_reused + 1.0 / b.waits.effective_reused
-    return float(_CHANCE * rate**0.5)
 
 
 def _variation(values: Sequence[float]) -> float:

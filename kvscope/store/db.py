@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
@@ -127,12 +126,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._created and self._is_empty():
             Path(self.path).unlink(missing_ok=True)  # before others can open it
         self._connection.close()
@@ -144,11 +138,9 @@ class Store:
             return False
 
     def _execute(
-        self,
-        name: str,
-        parameters: Mapping[str, Any],
-        frame: Frame | None = None,  # DuckDB finds it by its name
+        self, name: str, parameters: Mapping[str, Any], frame: Frame | None = None
     ) -> duckdb.DuckDBPyConnection:
+        """Run a statement; DuckDB finds `frame` by its name."""
         query = statement(name)
         if set(query.parameters) != set(parameters):
             raise KvscopeError(

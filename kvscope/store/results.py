@@ -24,16 +24,8 @@ FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
 Rows = Sequence[Mapping[str, Any]]
 
 _RUN_COLUMNS = (
-    "policy",
-    "leaves",
-    "hindsight",
-    "capacity_blocks",
-    "evictions",
-    "hit_rate_error",
-    "preemptions",
-    "turned_away",
-    "kvscope",
-    "created_at",
+    *("policy", "leaves", "hindsight", "capacity_blocks", "evictions", "hit_rate_error"),
+    *("preemptions", "turned_away", "kvscope", "created_at"),
 )
 _DISTRIBUTIONS = ("uncached_tokens", "ttft_ms", "queued_ttft_ms")
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
@@ -72,7 +64,19 @@ def digest_of(run: Run) -> str:
 
 def all_runs(store: Store, trace: Trace) -> list[KnownRun]:
     """Return every run over `trace`, without its parts: smallest capacity first, then by policy."""
-    return [_stored_run(row) for row in store.rows("runs/runs", trace_id=trace.trace_id)]
+    runs = []
+    for row in store.rows("runs/runs", trace_id=trace.trace_id):
+        setting: dict[str, Any] = row["setting"]
+        run = Run(
+            **{name: row[name] for name in _RUN_COLUMNS},
+            params=row["params"],
+            setting=RunSetting(**setting | {"definition": HitDefinition(**setting["definition"])}),
+            outcome=_outcome(row["outcome"]),
+            misses=row["misses"] and Misses(**row["misses"]),
+            tiers=tuple(TierOutcome(**tier) for tier in row["tiers"] or ()),
+        )
+        runs.append(KnownRun(row["run_id"], row["asked"], row["code"], run))
+    return runs
 
 
 def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -> dict[str, Run]:
@@ -213,19 +217,6 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in row.items()
     }
-
-
-def _stored_run(row: dict[str, Any]) -> KnownRun:
-    setting: dict[str, Any] = row["setting"]
-    run = Run(
-        **{name: row[name] for name in _RUN_COLUMNS},
-        params=row["params"],
-        setting=RunSetting(**setting | {"definition": HitDefinition(**setting["definition"])}),
-        outcome=_outcome(row["outcome"]),
-        misses=row["misses"] and Misses(**row["misses"]),
-        tiers=tuple(TierOutcome(**tier) for tier in row["tiers"] or ()),
-    )
-    return KnownRun(row["run_id"], row["asked"], row["code"], run)
 
 
 def _outcome(struct: dict[str, Any]) -> Outcome:
