@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kvscope.app.monitor import Monitor
@@ -102,12 +101,7 @@ class OpenTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -116,9 +110,9 @@ class OpenTrace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
-        from kvscope.app.documents.base import trace_facts
+        from kvscope.app.documents.base import TraceFacts
 
-        return vars(trace_facts(self.facts))
+        return vars(TraceFacts.build(self.facts))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -327,13 +321,12 @@ def fit(
 ) -> FitResult:
     """Fit models of reuse and of conversations: which one to use, and how stable it is."""
     with _arguments():
-        from kvscope.app.fit import fit_request
+        from kvscope.app.fit import exported_policy, fit_trace
 
-        request = fit_request(parsed(FitOptions, locals()))
-    from kvscope.app.fit import fit_trace
-
+        options = parsed(FitOptions, locals())
+        exported_policy(options)
     with _opened(trace, db) as opened:
-        return FitResult(*fit_trace(opened.store, opened.facts, request, _Logged()))
+        return FitResult(*fit_trace(opened.store, opened.facts, options, None, _Logged()))
 
 
 def simulate(
@@ -364,18 +357,17 @@ def simulate(
     coarsen: int = 1,
     db: str = MEMORY,
 ) -> SimulationResult:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum."""
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles."""
     with _arguments():
         from kvscope.app.requests import simulate_request
 
         request = simulate_request(parsed(SimulateOptions, locals()))
     from kvscope.app.simulate import simulate as run
-    from kvscope.app.traces import HeldStore, replayable
+    from kvscope.app.traces import replayable
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
-        stores = HeldStore(opened.store)
-        return SimulationResult(run(stores, opened.facts, prompts, request, _Logged()))
+        return SimulationResult(run(opened.store, opened.facts, prompts, request, _Logged()))
 
 
 def tune(

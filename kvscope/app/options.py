@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from kvscope.app import values
@@ -30,7 +31,7 @@ class Option:
     """One option: its help, and how its value is written and parsed.
 
     `default` describes the default in words where the value does not. `flags` replaces the option's
-    own name, which follows from the field.
+    own name, which follows from the field. `Time` to `Target` are options of one kind of value.
     """
 
     help: str
@@ -39,6 +40,16 @@ class Option:
     default: str | None = None
     flags: tuple[str, ...] = ()
 
+
+Time = partial(Option, metavar="TIME", parse=values.duration)
+Share = partial(Option, metavar="SHARE", parse=units.parse_share)
+PositiveShare = partial(Option, metavar="SHARE", parse=values.share)
+Count = partial(Option, metavar="N", parse=values.whole(1))
+Seed = partial(Option, metavar="N", parse=values.whole(0))
+Blocks = partial(Option, metavar="N", parse=values.amount("blocks"))
+Tokens = partial(Option, metavar="TOKENS", parse=values.amount("tokens"))
+Source = partial(Option, metavar="PATH", parse=values.called)
+Target = partial(Option, metavar="PATH", parse=values.target)
 
 Model = Annotated[
     str | None,
@@ -65,9 +76,7 @@ CapacitiesBlocks = Annotated[
     tuple[int, ...] | None,
     Option("Capacities in blocks.", "N,...", values.listed(values.amount("blocks"))),
 ]
-CapacityBlocks = Annotated[
-    int | None, Option("The capacity in blocks.", "N", values.amount("blocks"))
-]
+CapacityBlocks = Annotated[int | None, Blocks("The capacity in blocks.")]
 Compat = Annotated[
     Literal["kvcache-simulator", "libcachesim"] | None, Option("Count hits as this tool does.")
 ]
@@ -77,11 +86,9 @@ Outputs = Annotated[
 ]
 Warmup = Annotated[
     float,
-    Option(
+    Share(
         "Share of the requests, from the start, that fill the cache and are not counted.",
-        "SHARE",
-        units.parse_share,
-        "0",
+        default="0",
     ),
 ]
 Latency = Annotated[
@@ -95,11 +102,9 @@ Latency = Annotated[
 ]
 Slo = Annotated[
     float | None,
-    Option(
+    Time(
         "TTFT threshold, for example 200ms: counts violations and TEL, and sets xi for the policies"
-        " that have one.",
-        "TIME",
-        values.duration,
+        " that have one."
     ),
 ]
 Params = Annotated[
@@ -146,16 +151,10 @@ class Reading:
             "back to back",
         ),
     ] = None
-    seed: Annotated[int, Option("Seed of --session-arrivals.", "N", values.whole(0))] = 0
+    seed: Annotated[int, Seed("Seed of --session-arrivals.")] = 0
     strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
     max_bad: Annotated[
-        float,
-        Option(
-            "Largest share of bad lines; a trace with more is not stored.",
-            "SHARE",
-            units.parse_share,
-            "1%",
-        ),
+        float, Share("Largest share of bad lines; a trace with more is not stored.", default="1%")
     ] = 0.01
 
     def given(self) -> list[str]:
@@ -187,11 +186,9 @@ class FitOptions:
 
     window: Annotated[
         float | None,
-        Option(
+        Time(
             "Length of a sliding window, for example 1h.",
-            "TIME",
-            values.duration,
-            "1h, or a fifth of a shorter trace",
+            default="1h, or a fifth of a shorter trace",
         ),
     ] = None
     warmup: Warmup = 0.0
@@ -204,29 +201,18 @@ class FitOptions:
     ] = False
     horizon: Annotated[
         float | None,
-        Option(
-            "With --returns: time within which the next turn has to follow.",
-            "TIME",
-            values.duration,
-            "10m",
-        ),
+        Time("With --returns: time within which the next turn has to follow.", default="10m"),
     ] = None
     xi: Annotated[
         int | None,
-        Option(
+        Tokens(
             "With --returns: tokens that may stay uncached within the latency threshold.",
-            "TOKENS",
-            values.amount("tokens"),
-            "8192",
+            default="8192",
         ),
     ] = None
     export: Annotated[
         str | None,
-        Option(
-            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM.",
-            "PATH",
-            values.target,
-        ),
+        Target("Write a policy and its fitted table to this file, for kvscope's plugin for vLLM."),
     ] = None
     policy: Annotated[
         str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
@@ -241,11 +227,9 @@ class FitOptions:
     ] = None
     capacity_blocks: Annotated[
         int | None,
-        Option(
+        Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned.",
-            "N",
-            values.amount("blocks"),
+            " classes of gittins and the threshold of tlru-learned."
         ),
     ] = None
 
@@ -268,11 +252,9 @@ class SimulateOptions:
     capacity_blocks: CapacitiesBlocks = None
     points: Annotated[
         int | None,
-        Option(
+        Count(
             "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
-            f" {DEFAULT_POINTS} if no capacity is named.",
-            "N",
-            values.whole(1),
+            f" {DEFAULT_POINTS} if no capacity is named."
         ),
     ] = None
     capacity_model: Annotated[
@@ -283,8 +265,7 @@ class SimulateOptions:
         ),
     ] = "cache"
     max_num_seqs: Annotated[
-        int | None,
-        Option("vLLM's limit of running requests; engine only.", "N", values.whole(1), "128"),
+        int | None, Count("vLLM's limit of running requests; engine only.", default="128")
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
@@ -323,11 +304,9 @@ class SimulateOptions:
     ] = None
     refit: Annotated[
         float | None,
-        Option(
+        Time(
             "Time between refits of wa and etlru, each to a window six times as long.",
-            "TIME",
-            values.duration,
-            "10m",
+            default="10m",
         ),
     ] = None
     rate_scale: RateScale = 1.0
@@ -337,20 +316,16 @@ class SimulateOptions:
     isolate: Isolate = None
     sample: Annotated[
         float,
-        Option(
+        PositiveShare(
             "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
             " the error.",
-            "SHARE",
-            values.share,
-            "100%",
+            default="100%",
         ),
     ] = 1.0
     coarsen: Annotated[
         int,
-        Option(
-            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests.",
-            "N",
-            values.whole(1),
+        Count(
+            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
         ),
     ] = 1
 
@@ -359,9 +334,7 @@ class SimulateOptions:
 class TuneOptions:
     """What `tune` takes."""
 
-    slo: Annotated[
-        float, Option("TTFT threshold to meet, for example 200ms.", "TIME", values.duration)
-    ]
+    slo: Annotated[float, Time("TTFT threshold to meet, for example 200ms.")]
     percentile: Annotated[
         float | None,
         Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
@@ -411,20 +384,13 @@ class TuneOptions:
     isolate: Isolate = None
     warmup: Annotated[
         float | None,
-        Option(
-            "Share of the requests, from the start, that only fill the cache.",
-            "SHARE",
-            units.parse_share,
-            "20%",
-        ),
+        Share("Share of the requests, from the start, that only fill the cache.", default="20%"),
     ] = None
     judge: Annotated[
         float | None,
-        Option(
+        Share(
             "Share of the requests, at the end, that are held out to judge the choice.",
-            "SHARE",
-            units.parse_share,
-            "40%",
+            default="40%",
         ),
     ] = None
 

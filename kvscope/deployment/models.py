@@ -1,4 +1,4 @@
-"""Bytes of KV cache that a token takes: from a Hugging Face config.json or a preset."""
+"""Models by shape: the KV cache of a token and the weights, from a config.json or a preset."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from kvscope.core.errors import InputError, UsageError
+from kvscope.deployment.architecture import (
+    MIXED,
+    Architecture,
+    ConfigFields,
+    LayerKinds,
+    WeightBits,
+    WeightDtype,
+    architecture,
+    head_size,
+    kv_head_count,
+    layer_kinds,
+    quantization,
+    weight_bits,
+)
+from kvscope.deployment.presets import PRESETS
 
 KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 
@@ -23,10 +39,8 @@ _CONFIG_DTYPES: Mapping[str, KvDtype] = {
     "float8_e5m2": "fp8",
 }
 _NESTED = ("text_config", "llm_config", "language_config")
-_WINDOWED = ("sliding_attention", "chunked_attention")
-_FULL = ("full_attention", "attention")
-# Keys by which configs without `layer_types` say that not every layer is attention.
-_HYBRID = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
+_INDEX = "model.safetensors.index.json"
+_QUANTIZATION = "hf_quant_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,11 @@ class HeadKv:
     @property
     def values_per_token(self) -> int:
         """Numbers cached for each token."""
-        return 2 * self.layers * self.kv_heads * self.head_size
+        return self.values_on_rank(1)
+
+    def values_on_rank(self, tp: int) -> int:
+        """Return the numbers that each of `tp` ranks caches for a token: at least one KV head."""
+        return 2 * self.layers * -(-self.kv_heads // tp) * self.head_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +74,56 @@ class LatentKv:
         """Numbers cached for each token."""
         return self.layers * (self.latent_size + self.rope_size)
 
+    def values_on_rank(self, tp: int) -> int:
+        """Return the numbers that each rank caches for a token: all of them, whatever `tp`."""
+        return self.values_per_token
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """KV cache of a model. `notes` say where its size is only an approximation."""
+    """A model: its KV cache, and its weights where the whole shape is known.
+
+    `notes` say where a size is only an approximation. `architecture` is None where the config lacks
+    what weights need, and `architecture_missing` then says what. `weights_total` are the bytes of a
+    checkpoint's index, which win over those counted from the shape.
+    """
 
     name: str
     shape: HeadKv | LatentKv
     dtype: KvDtype
     source: str
     notes: tuple[str, ...] = ()
+    kinds: LayerKinds = LayerKinds(0)
+    architecture: Architecture | None = None
+    architecture_missing: str = ""
+    weight_dtype: WeightDtype = "bf16"
+    bits: WeightBits = WeightBits()
+    weights_total: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of KV cache for one token, over all layers."""
+        """Bytes of KV cache for one token, over all layers and GPUs."""
         return self.shape.values_per_token * _BYTES[self.dtype]
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers cache something else than the KV of all tokens."""
+        return self.kinds.hybrid
+
+    @property
+    def moe(self) -> bool:
+        """Whether tokens are routed to experts."""
+        return self.architecture is not None and self.architecture.moe
+
+    @property
+    def vision(self) -> bool:
+        """Whether the model has a vision encoder."""
+        return self.architecture is not None and self.architecture.vision_parameters > 0
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every layer caches the KV of all tokens, so that the pool is one number."""
+        return not self.hybrid
 
     def bytes_for(self, tokens: int) -> int:
         """Return the bytes of KV cache for `tokens` tokens."""
@@ -80,25 +133,88 @@ class Model:
         """Return the whole blocks of `block_size` tokens that fit into `size_bytes`."""
         return size_bytes // self.bytes_for(block_size)
 
+    def kv_bytes_per_token(self, tp: int = 1) -> int:
+        """Return the bytes of KV cache that each of `tp` GPUs keeps for one token.
 
-def resolve_model(text: str, dtype: KvDtype | None = None) -> Model:
+        Windowed layers are counted in full. KV heads are replicated where there are fewer of them
+        than GPUs, and MLA's latent vector always.
+        """
+        return self.shape.values_on_rank(tp) * _BYTES[self.dtype]
+
+    def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
+        """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
+
+        They are equal but for hybrid models: at least if every layer kept the KV of all tokens, at
+        most if only full-attention layers did, the windowed ones keeping one window.
+        """
+        counted = self.kv_bytes_per_token(tp)
+        best = int(size_bytes // counted)
+        if self.uniform:
+            return best, best, best
+        layer = counted // self.shape.layers
+        least = int(size_bytes // (layer * self.kinds.total))
+        if not self.kinds.full:
+            return least, best, best
+        windows = layer * self.kinds.windowed * (self.kinds.window or 0)
+        most = int(max(0.0, size_bytes - windows) // (layer * self.kinds.full))
+        return min(least, best), best, max(most, best)
+
+    def weight_bytes(self, tp: int = 1) -> float:
+        """Return the bytes of weights on each of `tp` GPUs.
+
+        Raises InputError where neither the config nor a checkpoint's index says enough.
+        """
+        if self.architecture is None:
+            if self.weights_total is not None:
+                return self.weights_total / tp
+            raise InputError(
+                f"no weights without more of the shape: {self.architecture_missing}",
+                where=self.source,
+                remedy=f"put the checkpoint's {_INDEX} into its folder, or state --num-gpu-blocks",
+            )
+        counted = self.architecture.weight_bytes(self.bits, tp)
+        if self.weights_total is None:
+            return counted
+        return counted * self.weights_total / self.architecture.weight_bytes(self.bits)
+
+    def shaped(self) -> Architecture:
+        """Return the architecture. Raises InputError where the config lacks what it needs."""
+        if self.architecture is None:
+            raise InputError(
+                self.architecture_missing,
+                where=self.source,
+                remedy="name a preset, or state --num-gpu-blocks and --latency",
+            )
+        return self.architecture
+
+    def quantized_to(self, dtype: WeightDtype) -> Model:
+        """Return the model with weights of another precision than its config states."""
+        bits = weight_bits(dtype, moe=self.moe)
+        return replace(self, weight_dtype=dtype, bits=bits, weights_total=None)
+
+
+def resolve_model(
+    text: str, dtype: KvDtype | None = None, weight_dtype: WeightDtype | None = None
+) -> Model:
     """Return the model that `text` names: a preset, a config.json, or a folder that holds one.
 
-    `dtype` overrides the precision of the cache. Raises UsageError for an unknown preset (with the
-    nearest names), InputError for a config that lacks what is needed. A preset's exact name wins
-    over a folder of that name, whatever the current directory: write `./name` for the folder.
+    `dtype` overrides the precision of the cache, `weight_dtype` that of the weights. Raises
+    UsageError for an unknown preset (with the nearest names), InputError for a config that lacks
+    what is needed. A preset's exact name wins over a folder of that name, whatever the current
+    directory: write `./name` for the folder.
     """
     path = Path(text)
-    if text not in _PRESETS and (path.exists() or path.suffix == ".json"):
+    if text not in PRESETS and (path.exists() or path.suffix == ".json"):
         model = read_config(path / "config.json" if path.is_dir() else path)
     else:
         model = preset(text)
-    return replace(model, dtype=dtype) if dtype else model
+    model = replace(model, dtype=dtype) if dtype else model
+    return model.quantized_to(weight_dtype) if weight_dtype else model
 
 
 def preset_names() -> tuple[str, ...]:
     """Return the names that `resolve_model` knows without a config.json."""
-    return tuple(_PRESETS)
+    return tuple(PRESETS)
 
 
 def preset(text: str) -> Model:
@@ -107,19 +223,27 @@ def preset(text: str) -> Model:
     Raises UsageError with the nearest names.
     """
     name = text.rsplit("/", 1)[-1].lower()
-    if name in _PRESETS:
-        return _PRESETS[name]
-    near = get_close_matches(name, _PRESETS, n=3, cutoff=0.5)
-    remedy = f"did you mean {', '.join(near)}" if near else f"presets: {', '.join(_PRESETS)}"
+    if name in PRESETS:
+        return _preset(name)
+    near = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+    remedy = f"did you mean {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
     raise UsageError(
         f"no model preset {text!r}", remedy=f"{remedy}, or name the model's config.json"
     )
 
 
+@cache
+def _preset(name: str) -> Model:
+    repository, config = PRESETS[name]
+    source = f"config.json of {repository}"
+    return _model(name, ConfigFields(source, config), None)
+
+
 def read_config(path: Path) -> Model:
     """Return the model that the Hugging Face config.json at `path` describes.
 
-    Raises InputError for a file that cannot be read or does not say what is needed.
+    The bytes of model.safetensors.index.json and the precision of hf_quant_config.json beside it
+    count. Raises InputError for a file that cannot be read or does not say what is needed.
     """
     try:
         config = json.loads(path.read_bytes())
@@ -133,132 +257,90 @@ def read_config(path: Path) -> Model:
     inner: dict[str, Any] = next(
         (config[key] for key in _NESTED if isinstance(config.get(key), dict)), {}
     )
-    return _Config(str(path), {**config, **inner}).model()
+    beside = _object(path.with_name(_QUANTIZATION))
+    fields = ConfigFields(str(path), {**beside, **config, **inner})
+    metadata = _object(path.with_name(_INDEX)).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return _model(path.resolve().parent.name, fields, total)
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """A config.json with its text part on top, read field by field."""
+def _object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that may be missing."""
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError("not a JSON document", where=str(path), remedy="remove it") from error
+    return document if isinstance(document, dict) else {}
 
-    where: str
-    fields: Mapping[str, Any]
 
-    def model(self) -> Model:
-        layers, notes = self._layers()
-        dtype, doubt = self._dtype()
-        name = Path(self.where).resolve().parent.name
-        return Model(name, self._shape(layers), dtype, self.where, (*notes, *doubt))
+def _model(name: str, config: ConfigFields, total: object) -> Model:
+    layers, notes = _layers(config)
+    dtype, doubts = _dtype(config)
+    shape = _shape(config, layers)
+    known = architecture(config)
+    moe = not isinstance(known, str) and known.moe
+    weight_dtype, bits, doubt = quantization(config, moe=moe)
+    weights = total if isinstance(total, int) and total > 0 else None
+    if weights and dtype == "fp32" and weight_dtype == "bf16":
+        weights //= 2  # vLLM serves a float32 checkpoint in 16 bits
+    return Model(
+        name,
+        shape,
+        dtype,
+        config.where,
+        (*notes, *doubts, *([doubt] if doubt else [])),
+        kinds=layer_kinds(config),
+        architecture=None if isinstance(known, str) else known,
+        architecture_missing=known if isinstance(known, str) else "",
+        weight_dtype=weight_dtype,
+        bits=bits,
+        weights_total=weights,
+    )
 
-    def _shape(self, layers: int) -> HeadKv | LatentKv:
-        if self._has("kv_lora_rank"):
-            return LatentKv(layers, self._count("kv_lora_rank"), self._count("qk_rope_head_dim"))
-        heads = self._count("num_attention_heads", "n_head")
-        names = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
-        kv_heads = 1 if self.fields.get("multi_query") else heads
-        if any(map(self._has, names)):
-            kv_heads = self._count(*names)
-        if self._has("head_dim"):
-            return HeadKv(layers, kv_heads, self._count("head_dim"))
-        hidden = self._count("hidden_size", "n_embd", "d_model")
-        if hidden % heads:
-            what = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
-            raise InputError(what, where=self.where, remedy="add head_dim")
-        return HeadKv(layers, kv_heads, hidden // heads)
 
-    def _has(self, name: str) -> bool:
-        return self.fields.get(name) is not None
+def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv:
+    if config.has("kv_lora_rank"):
+        return LatentKv(layers, config.count("kv_lora_rank"), config.count("qk_rope_head_dim"))
+    config.count("num_attention_heads", "n_head")
+    return HeadKv(layers, kv_head_count(config), head_size(config))
 
-    def _count(self, *names: str) -> int:
-        """Return the first of `names` that the config states, a positive whole number."""
-        name = next(filter(self._has, names), None)
-        if name is None:
-            remedy = "is this a language model's config.json? A preset may do instead"
-            raise InputError(f"{names[0]} is missing", where=self.where, remedy=remedy)
-        value = self.fields[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} is {value!r}, not a positive number", where=self.where)
-        return value
 
-    def _layers(self) -> tuple[int, list[str]]:
-        """Return the number of layers that keep KV for each token, and notes where it is rough."""
-        total = self._count("num_hidden_layers", "n_layer", "num_layers")
-        window = self.fields.get("sliding_window")
-        kinds = self.fields.get("layer_types")
-        if not isinstance(kinds, list):
-            if hybrid := next(filter(self._has, _HYBRID), None):
-                note = f"{hybrid} says that layers differ: all {total} counted as full attention"
-                return total, [f"{note}, an upper bound"]
-            slides = window is not None and self.fields.get("use_sliding_window", True)
-            return total, [_window_note("layers may look", window)] if slides else []
-        if len(kinds) != total:
-            what = f"layer_types lists {len(kinds)} layers, num_hidden_layers says {total}"
-            raise InputError(what, where=self.where)
-        windowed = sum(kind in _WINDOWED for kind in kinds)
-        keeping = windowed + sum(kind in _FULL for kind in kinds)
-        if not keeping:
-            raise InputError("no layer keeps KV for each token", where=self.where)
-        notes = []
-        if windowed:
-            notes.append(_window_note(f"{windowed} of {total} layers look", window))
-        if keeping < total:
-            note = f"{total - keeping} of {total} layers keep a state of fixed size"
-            notes.append(f"{note} instead of KV for each token: not counted")
-        return keeping, notes
+def _layers(config: ConfigFields) -> tuple[int, list[str]]:
+    """Return the number of layers that keep KV for each token, and notes where it is rough."""
+    kinds = layer_kinds(config)
+    total = kinds.total
+    if not isinstance(config.get("layer_types"), list):
+        if mixed := next(filter(config.has, MIXED), None):
+            note = f"{mixed} says that layers differ: all {total} counted as full attention"
+            return total, [f"{note}, an upper bound"]
+        return total, [_window_note("layers may look", kinds.window)] if kinds.windowed else []
+    counted = kinds.full + kinds.windowed
+    if not counted:
+        raise InputError("no layer keeps KV for each token", where=config.where)
+    notes = []
+    if kinds.windowed:
+        notes.append(_window_note(f"{kinds.windowed} of {total} layers look", kinds.window))
+    if kinds.linear:
+        note = f"{kinds.linear} of {total} layers keep a state of fixed size"
+        notes.append(f"{note} instead of KV for each token: not counted")
+    return counted, notes
 
-    def _dtype(self) -> tuple[KvDtype, list[str]]:
-        stated = self.fields.get("dtype") or self.fields.get("torch_dtype")
-        dtype = _CONFIG_DTYPES.get(str(stated).removeprefix("torch."))
-        if dtype is None:
-            doubt = f"dtype {stated!r} is unknown" if stated else "no dtype stated"
-            return "bf16", [f"{doubt}: 2 bytes per value assumed; override with --kv-dtype"]
-        if dtype == "fp32":
-            note = "float32 counted as stated; vLLM serves such a model in 16 bits by default"
-            return dtype, [f"{note}: --kv-dtype fp16"]
-        return dtype, []
+
+def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
+    stated = config.fields.get("dtype") or config.fields.get("torch_dtype")
+    dtype = _CONFIG_DTYPES.get(str(stated).removeprefix("torch."))
+    if dtype is None:
+        doubt = f"dtype {stated!r} is unknown" if stated else "no dtype stated"
+        return "bf16", [f"{doubt}: 2 bytes per value assumed; override with --kv-dtype"]
+    if dtype == "fp32":
+        note = "float32 counted as stated; vLLM serves such a model in 16 bits by default"
+        return dtype, [f"{note}: --kv-dtype fp16"]
+    return dtype, []
 
 
 def _window_note(which: str, window: object) -> str:
     """Return the note on layers that look `window` tokens back."""
     back = f"{window} tokens back" if isinstance(window, int) else "a limited way back"
     return f"{which} only {back}: counted in full, an upper bound for long prompts"
-
-
-def _model(
-    name: str, source: str, shape: tuple[int, int, int], dtype: KvDtype = "bf16", *notes: str
-) -> Model:
-    return Model(name, HeadKv(*shape), dtype, f"config.json of {source}", notes)
-
-
-_PRESETS: Mapping[str, Model] = {
-    model.name: model
-    for model in (
-        _model("vicuna-7b", "lmsys/vicuna-7b-v1.5", (32, 32, 128), "fp16"),
-        _model("llama2-7b", "meta-llama/Llama-2-7b-hf", (32, 32, 128), "fp16"),
-        _model("llama2-13b", "meta-llama/Llama-2-13b-hf", (40, 40, 128), "fp16"),
-        _model("llama2-70b", "meta-llama/Llama-2-70b-hf", (80, 8, 128), "fp16"),
-        _model("llama3-8b", "meta-llama/Meta-Llama-3-8B", (32, 8, 128)),
-        _model("llama3-70b", "meta-llama/Meta-Llama-3-70B", (80, 8, 128)),
-        _model("llama3.1-8b", "meta-llama/Llama-3.1-8B", (32, 8, 128)),
-        _model("llama3.1-70b", "meta-llama/Llama-3.1-70B", (80, 8, 128)),
-        _model("mistral-7b", "mistralai/Mistral-7B-v0.3", (32, 8, 128)),
-        _model("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", (32, 8, 128)),
-        _model("qwen2-7b", "Qwen/Qwen2-7B", (28, 4, 128)),
-        _model("qwen2-72b", "Qwen/Qwen2-72B", (80, 8, 128)),
-        _model("qwen2.5-7b", "Qwen/Qwen2.5-7B", (28, 4, 128)),
-        _model("qwen2.5-14b", "Qwen/Qwen2.5-14B", (48, 8, 128)),
-        _model("qwen2.5-32b", "Qwen/Qwen2.5-32B", (64, 8, 128)),
-        _model("qwen2.5-72b", "Qwen/Qwen2.5-72B", (80, 8, 128)),
-        _model("qwen3-8b", "Qwen/Qwen3-8B", (36, 8, 128)),
-        _model("qwen3-32b", "Qwen/Qwen3-32B", (64, 8, 128)),
-        Model(
-            "deepseek-v3", LatentKv(61, 512, 64), "bf16", "config.json of deepseek-ai/DeepSeek-V3"
-        ),
-        _model(
-            "gpt-oss-20b",
-            "openai/gpt-oss-20b",
-            (24, 8, 64),
-            "bf16",
-            _window_note("12 of 24 layers look", 128),
-        ),
-    )
-}

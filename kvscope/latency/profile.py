@@ -3,7 +3,7 @@
 TTFT(u, c) = β + α·u + γ·u·(c + u/2), u uncached and c cached tokens. β is the cost of a request,
 α that of a token, γ that of attending from one token to another: each of the u computed tokens
 attends to the c cached ones before it and, on average, to half of the others. γ = 0 is the papers'
-linear model.
+linear model. Where a profile has a floor, the time to read the weights once, α·u is at least that.
 
 The GPU presets are the straight line through two first-token latencies at batch size 1, input 128
 and 2,048 tokens, of one table. The table prints whole milliseconds, and 2,048 tokens is as far as
@@ -18,17 +18,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kvscope.core.arrays import Float64s
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvscope.core.arrays import Float64s
+
+
 PARAMETERS = ("base_s", "per_token_s", "per_token_pair_s")
+STEP_PARAMETERS = (
+    "floor_s",
+    "request_s",
+    "decode_base_s",
+    "decode_request_s",
+    "decode_context_token_s",
+)
+"""Parameters of the engine's steps, which a measured or stated profile need not have."""
 DEFAULT_PROFILE = "llama2-7b-a100"
 """The T-LRU paper's own setting, one A100 with a 7B Llama in fp16 (Vicuna-7B has the same shape).
 
@@ -43,6 +53,10 @@ class LatencyProfile:
     `base_s` is β, `per_token_s` α and `per_token_pair_s` γ, all in seconds, at least 0; a longer
     prompt takes longer, so one of the last two is above 0. `source` says where they come from.
     `intervals` holds (low, high) of a parameter, in seconds, where it was measured.
+    `floor_s` is the least time of α·u, and `request_s` the part of β that passes outside of the
+    engine's steps. A step that only decodes takes `decode_base_s` + `decode_request_s` for every
+    running request + `decode_context_token_s` for every token before it; `decode_base_s` is None
+    where decoding costs what a prompt's token costs.
     Raises UsageError for values that no engine has.
     """
 
@@ -52,11 +66,18 @@ class LatencyProfile:
     per_token_s: float
     per_token_pair_s: float = 0.0
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    floor_s: float = 0.0
+    request_s: float = 0.0
+    decode_base_s: float | None = None
+    decode_request_s: float = 0.0
+    decode_context_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"latency profile {self.name!r}"
-        for parameter in PARAMETERS:
+        for parameter in PARAMETERS + STEP_PARAMETERS:
             value = getattr(self, parameter)
+            if value is None and parameter == "decode_base_s":
+                continue
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(
                     f"{parameter} is {value}", where=where, remedy="give a time of 0 or more"
@@ -67,6 +88,10 @@ class LatencyProfile:
                 where=where,
                 remedy="give per_token_s or per_token_pair_s above 0",
             )
+        if self.request_s > self.base_s:
+            raise UsageError(
+                f"request_s is {self.request_s}", where=where, remedy="it is a part of base_s"
+            )
 
     def ttft_s(
         self, uncached: int | NDArray[np.integer], cached: int | NDArray[np.integer]
@@ -76,8 +101,20 @@ class LatencyProfile:
 
         computed = np.asarray(uncached, dtype=np.float64)
         attended = np.asarray(cached, dtype=np.float64) + computed / 2
+        if self.floor_s:
+            read = np.maximum(self.floor_s, self.per_token_s * computed)
+            return np.asarray(self.base_s + read + self.per_token_pair_s * computed * attended)
         per_token = self.per_token_s + self.per_token_pair_s * attended
         return np.asarray(self.base_s + computed * per_token)
+
+    def scaled(self, factor: float) -> LatencyProfile:
+        """Return the profile with all its times multiplied by `factor`."""
+        times = {
+            name: value * factor
+            for name in PARAMETERS + STEP_PARAMETERS
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, intervals={}, **times)
 
     def xi_tokens(self, xi_s: float) -> int:
         """Return the most tokens that may stay uncached: the largest u with TTFT(u, 0) ≤ `xi_s`.
@@ -87,12 +124,15 @@ class LatencyProfile:
         if not math.isfinite(xi_s):
             raise UsageError(f"{xi_s} is no latency threshold", remedy="write for example 200ms")
         budget = xi_s - self.base_s
-        if budget <= 0:
+        if budget <= 0 or self.ttft_s(0, 0) > xi_s:
             return 0
         alpha, gamma = self.per_token_s, self.per_token_pair_s
         # The quadratic's root in the form that γ = 0 does not divide by zero.
         most = math.floor(2 * budget / (alpha + math.sqrt(alpha * alpha + 2 * gamma * budget)))
-        while self.ttft_s(most, 0) > xi_s:  # rounding: by one at the most
+        if self.floor_s and gamma:  # attention alone may fill what the floor leaves
+            left = max(0.0, budget - self.floor_s)
+            most = min(most, math.floor(math.sqrt(2 * left / gamma)))
+        while most and self.ttft_s(most, 0) > xi_s:  # rounding: by one at the most
             most -= 1
         while self.ttft_s(most + 1, 0) <= xi_s:
             most += 1

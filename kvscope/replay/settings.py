@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -118,12 +117,11 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
     Raises UsageError for one that is named and that the capacity model cannot run.
     """
     named = parse_policies(text or REPLAYED)
-    fits = _fits(setting)
-    unfit = [policy.name for policy in named if not fits(policy)]
+    unfit = [policy.name for policy in named if not _fits(policy, setting)]
     if text in {None, ALL} or not unfit:
-        return [policy for policy in named if fits(policy)]
+        return [policy for policy in named if _fits(policy, setting)]
     what = f"{setting.tier_mode} tiers" if setting.tiers else "an engine"
-    fitting = [policy.name for policy in parse_policies(ALL) if fits(policy)]
+    fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting)]
     raise UsageError(
         f"{unfit[0]} cannot order the blocks of {what}",
         where="--policies",
@@ -131,15 +129,14 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
     )
 
 
-def _fits(setting: RunSetting) -> Callable[[type[Policy]], bool]:
+def _fits(policy: type[Policy], setting: RunSetting) -> bool:
     """Return whether the capacity model of a setting can run a policy."""
-    from kvscope.policies.base import LanePolicy
-
-    mode = setting.tier_mode
     if setting.capacity_model == "engine":
-        return lambda policy: issubclass(policy, LanePolicy)
-    if mode is None:
-        return lambda _: True
+        from kvscope.policies.base import LanePolicy
+
+        return issubclass(policy, LanePolicy)
+    if setting.tier_mode is None:
+        return True
     from kvscope.replay.tiers import fits
 
-    return lambda policy: fits(policy(), mode)
+    return fits(policy(), setting.tier_mode)

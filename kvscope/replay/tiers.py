@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -69,12 +69,15 @@ def replay_tiers(
     """
     history = history or touch_history(traffic)
     tiers = tuple(tiers)
+    for tier in tiers:
+        if not fits(tier.policy, mode):
+            raise _refused(tier, mode)
     run = _exclusive if mode == "exclusive" else _write_through
     return run(traffic, tiers, history)
 
 
 def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory) -> TieredReplay:
-    policies = [_moving(tier) for tier in tiers]
+    policies = [cast(LanePolicy, tier.policy) for tier in tiers]
     leaf = any(policy.evicts == "leaf" for policy in policies)
     for tier, policy in zip(tiers, policies, strict=True):
         if leaf and not closed(policy):
@@ -119,9 +122,6 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory)
 def _write_through(
     traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory
 ) -> TieredReplay:
-    for tier in tiers:
-        if not _stands_alone(tier.policy):
-            raise _refused(tier, "kept in step by write-through", _stands_alone)
     alone = [replay(traffic, tier.policy, tier.capacity_blocks, history=history) for tier in tiers]
     together = np.maximum.accumulate(np.array([done.hit_blocks for done in alone]), axis=0)
     return TieredReplay(
@@ -136,16 +136,14 @@ def _write_through(
 
 def fits(policy: Policy, mode: TierMode) -> bool:
     """Return whether tiers that work by `mode` can each have this policy."""
-    return _moves(policy) if mode == "exclusive" else _stands_alone(policy)
+    if mode == "exclusive":
+        return _moves(policy)
+    return closed(policy) and policy.learner is None
 
 
 def closed(policy: Policy) -> bool:
     """Return whether a policy never keeps a block whose parent is gone."""
     return policy.evicts == "leaf" or isinstance(policy, Lru)
-
-
-def _stands_alone(policy: Policy) -> bool:
-    return closed(policy) and policy.learner is None
 
 
 def _moves(policy: Policy) -> bool:
@@ -164,20 +162,15 @@ def _moves(policy: Policy) -> bool:
     )
 
 
-def _moving(tier: Tier) -> LanePolicy:
-    if not _moves(tier.policy):
-        raise _refused(tier, "moved down tier by tier", _moves)
-    return cast(LanePolicy, tier.policy)
-
-
-def _refused(tier: Tier, what: str, fits: Callable[[Policy], bool]) -> UsageError:
+def _refused(tier: Tier, mode: TierMode) -> UsageError:
     policy = tier.policy
+    what = "moved down tier by tier" if mode == "exclusive" else "kept in step by write-through"
     adaptive = " with an adaptive xi" if policy.values.get("xi_percentile") else ""
     leaves = " that evicts any" if policy.evicts != type(policy).leaves else ""
     return UsageError(
         f"blocks of {policy.name}{adaptive}{leaves} cannot be {what}",
         where=f"tier {tier.name}",
-        remedy="take " + " or ".join(known.name for known in POLICIES if fits(known())),
+        remedy="take " + " or ".join(known.name for known in POLICIES if fits(known(), mode)),
     )
 
 

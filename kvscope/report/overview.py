@@ -59,10 +59,10 @@ def headline(analysis: Analysis) -> Section:
             "The trace has only lengths and arrivals: without block hashes nothing"
             " can be said about reuse, hit rates or capacity."
         )
-        return Section("Summary", (*notes, _traffic(facts), unknown), (categories,))
-    words = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
-    tables = (capacity_table(analysis, caching),) if caching.ideal else ()
-    return Section("Summary", (*notes, *words), (*tables, categories))
+        return Section.of("Summary", *notes, _traffic(facts), unknown, categories)
+    answer = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
+    capacities = capacity_table(analysis, caching) if caching.ideal else None
+    return Section.of("Summary", *notes, *answer, capacities, categories)
 
 
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
@@ -102,7 +102,7 @@ def _traffic(facts: Characterization) -> str:
     if facts.turns is None:
         return f"{text}."
     hits = contribution.multi_turn_hit_share
-    get = f" and get {share(hits)} of the hits" if hits is not None else ""
+    get = "" if hits is None else f" and get {share(hits)} of the hits"
     turns = share(contribution.multi_turn_request_share)
     return f"{text}; {turns} of requests are follow-up turns{get}."
 

@@ -15,7 +15,6 @@ from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.core.percentiles import Percentiles
 from kvscope.policies.registry import plugin_policies
 from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, style, ttft
@@ -29,7 +28,6 @@ from kvscope.report.words import (
     counted,
     ms_in_words,
     percent_change,
-    percentiles,
     share,
     significant,
 )
@@ -53,26 +51,27 @@ def screen(tuned: Recommendation) -> list[Section]:
     """Return the one screen: verdict, policies, capacities, what to set, what was assumed."""
     least = _capacities(tuned)
     if least.tables:
-        least = Section(least.tables[0].title, tables=(replace(least.tables[0], title=""),))
+        least = Section.of(least.tables[0].title, replace(least.tables[0], title=""))
     taken = ", ".join(f"{assumed.name} {assumed.value}" for assumed in tuned.assumptions)
-    assumed = (f"{taken} (why: --section assumed).",) if taken else ()
+    assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
         _verdict(tuned),
-        Section(_here(tuned), tables=(_digest(tuned),)),
+        Section.of(_here(tuned), _digest(tuned)),
         least,
         _to_set(tuned),
-        Section("Assumed", (*assumed, " ".join(_scaled(tuned)))),
+        Section.of("Assumed", assumed, " ".join(_scaled(tuned))),
     ]
 
 
 def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
+    assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     return [
         _verdict(tuned),
         _policies(tuned),
         _capacities(tuned),
         _to_set(tuned),
-        Section("Assumed", (*_assumptions(tuned), *_scaled(tuned))),
+        Section.of("Assumed", *assumed, *_scaled(tuned)),
         *explanation.sections(tuned),
     ]
 
@@ -186,7 +185,8 @@ def _verdict(tuned: Recommendation) -> Section:
         f" {count(split.warmup_requests)} to warm the cache; measured on the next"
         f" {count(split.judged_requests)} (held-out requests)."
     )
-    return Section(f"Recommendation: {tuned.tuning.verdict}", (*verdict_in_words(tuned), how))
+    title = f"Recommendation: {tuned.tuning.verdict}"
+    return Section.of(title, *verdict_in_words(tuned), how)
 
 
 def _policies(tuned: Recommendation) -> Section:
@@ -199,21 +199,16 @@ def _policies(tuned: Recommendation) -> Section:
         *((tuned.called(judged.policy), judged) for judged in tuning.oracles),
     ]
 
-    def times(row: tuple[str, Trial]) -> Percentiles:
-        return tuned.times_ms(row[1].outcome)
-
+    known = explanation.trial_columns(tuned, lambda row: row[1])
     columns: Columns = {
         "policy": lambda row: row[0],
-        f"{tuned.ttft} p50 (ms)": lambda row: significant(times(row).p50),
-        **percentiles("p90 p95 p99", times, significant),
-        "TEL (s)": lambda row: significant(row[1].tel_s),
-        "over SLO": lambda row: share(row[1].violation_share),
-        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+        f"{tuned.ttft} p50 (ms)": known["p50 (ms)"],
+        **{name: known[name] for name in ("p90", "p95", "p99", "TEL (s)", "over SLO", "hit rate")},
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
-    figures = (partial(distributions_chart, tuned), partial(trade_off_chart, tuned))
     table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
-    return Section("Policies", tables=(table, _gains(tuned)), figures=figures)
+    charts = partial(distributions_chart, tuned), partial(trade_off_chart, tuned)
+    return Section.of("Policies", table, _gains(tuned), *charts)
 
 
 def _gains(tuned: Recommendation) -> Table:
@@ -265,15 +260,14 @@ def _digest(tuned: Recommendation) -> Table:
     def gained(write: Callable[[Gain], str]) -> Callable[[Any], str]:
         return lambda row: NONE if row[2] is None else write(row[2])
 
+    known = explanation.trial_columns(tuned, lambda row: row[1])
     columns: Columns = {
         "policy": lambda row: row[0],
-        "p50 (ms)": lambda row: significant(tuned.times_ms(row[1].outcome).p50),
-        **percentiles("p95 p99", lambda row: tuned.times_ms(row[1].outcome), significant),
+        **{name: known[name] for name in ("p50 (ms)", "p95", "p99")},
         "vs LRU": gained(change),
         "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
         "significant": gained(lambda gain: _yes(gain.significant)),
-        "over SLO": lambda row: share(row[1].violation_share),
-        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+        **{name: known[name] for name in ("over SLO", "hit rate")},
     }
     return tabulate("", rows, columns, "; ".join(notes))
 
@@ -303,7 +297,7 @@ def interval(gain: Gain) -> str:
 
 def _capacities(tuned: Recommendation) -> Section:
     """Return the least capacity that meets the SLO."""
-    tuning, figures = tuned.tuning, (partial(explanation.capacities_chart, tuned),)
+    tuning, chart = tuned.tuning, partial(explanation.capacities_chart, tuned)
     rows = [
         least
         for least in (tuning.least_lru, tuning.least_any)
@@ -312,8 +306,8 @@ def _capacities(tuned: Recommendation) -> Section:
     ]
     title = f"Least capacity with a {tuned.target_name} within the SLO"
     if not rows:
-        words = (f"{title}: none; an infinite cache does not meet it in the training window.",)
-        return Section("Capacity", words, figures=figures)
+        none = f"{title}: none; an infinite cache does not meet it in the training window."
+        return Section.of("Capacity", none, chart)
     sizes = explanation.sizes_of(tuned)
 
     def holds(least: RequiredCapacity) -> str:
@@ -331,27 +325,25 @@ def _capacities(tuned: Recommendation) -> Section:
     }
     note = "resolved to 1%; holds: also on held-out requests"
     table = tabulate(title, rows, columns, note, words=("holds",))
-    return Section("Capacity", tables=(table,), figures=figures)
+    return Section.of("Capacity", table, chart)
 
 
 def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the engines."""
     policy, flags = tuned.tuning.recommended.policy.name, tuned.flags
-    sentences = []
     if flags.sglang:
-        sentences.append(f"SGLang: {flags.sglang}")
+        sglang = f"SGLang: {flags.sglang}"
     elif (other := tuned.next_best_for_sglang()) is not None:
         name, instead = tuned.called(other.policy), tuned.flags_for(other).sglang
-        sentences.append(f"SGLang has no {policy}; its best is {name} ({_time(other)}): {instead}")
+        sglang = f"SGLang has no {policy}; its best is {name} ({_time(other)}): {instead}"
     else:
-        sentences.append(f"SGLang has no {policy}.")
-    sentences.append(_for_vllm(policy, flags, tuned.path))
-    least = tuned.tuning.least_lru
+        sglang = f"SGLang has no {policy}."
+    least, with_lru = tuned.tuning.least_lru, None
     if tuned.tuning.verdict == "add-capacity" and policy != BASELINE and least is not None:
         lru = tuned.flags_at(least.training)
-        sentences.append(f"With LRU instead: SGLang: {lru.sglang}; vLLM: {lru.vllm}")
-    sentences.append(ADD_RUNNING)
-    return Section("To set", sentences=tuple(sentences))
+        with_lru = f"With LRU instead: SGLang: {lru.sglang}; vLLM: {lru.vllm}"
+    vllm = _for_vllm(policy, flags, tuned.path)
+    return Section.of("To set", sglang, vllm, with_lru, ADD_RUNNING)
 
 
 def _for_vllm(policy: str, flags: Flags, path: str) -> str:
@@ -363,10 +355,6 @@ def _for_vllm(policy: str, flags: Flags, path: str) -> str:
     if flags.vllm_needs_plugin:
         return f"vLLM, with kvscope's plugin: {plugin_command(path)} {flags.vllm}"
     return f"vLLM: {flags.vllm}"
-
-
-def _assumptions(tuned: Recommendation) -> list[str]:
-    return [f"{assumed.name} {assumed.value}: {assumed.why}." for assumed in tuned.assumptions]
 
 
 def _scaled(tuned: Recommendation) -> list[str]:
@@ -384,16 +372,15 @@ def _scaled(tuned: Recommendation) -> list[str]:
 def distributions_chart(tuned: Recommendation) -> style.Figure:
     """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
     tuning = tuned.tuning
+    rank, policy = tuning.target.percentile, tuning.chosen.policy
     shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.baseline))]
     if tuning.chosen is not tuning.baseline:
-        policy = tuning.chosen.policy
         shown.append(ttft.distribution(tuned.called(policy), policy.name, _ms(tuning.chosen)))
     grey = {"color": style.GREY, "width": 2}
     shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
     title = f"{tuned.ttft} of the held-out requests"
     chart = ttft.distributions_chart(title, shown, tuning.target.slo_s)
-    style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
-    return chart
+    return style.level(chart, rank, units.format_percentile(rank))
 
 
 def _ms(judged: HeldOutTrial) -> NDArray[np.float64]:
@@ -402,18 +389,10 @@ def _ms(judged: HeldOutTrial) -> NDArray[np.float64]:
 
 def trade_off_chart(tuned: Recommendation) -> style.Figure:
     """Build the tail against the median: every setting that was tried, as a point."""
-    tuning = tuned.tuning
-    points = [
-        ttft.Point(
-            trial.policy.name,
-            tuned.called(trial.policy),
-            tuned.times_ms(trial.outcome).p50,
-            trial.target_s * 1e3,
-        )
-        for trial in tuning.explored
-        if trial.capacity_blocks == tuning.capacity_blocks
-    ]
+    points = []
+    for trial in explanation.tried_here(tuned):
+        name, median_ms = tuned.called(trial.policy), tuned.times_ms(trial.outcome).p50
+        points.append(ttft.Point(trial.policy.name, name, median_ms, trial.target_s * 1e3))
     title = "Median against tail in the training window"
     chart = ttft.trade_off_chart(title, f"p50 {tuned.ttft}", tuned.target_name, points)
-    style.level(chart, tuning.target.slo_s * 1e3, "SLO")
-    return chart
+    return style.slo_level(chart, tuned.tuning.target.slo_s)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -130,6 +130,12 @@ class Store:
         if self._created and self._is_empty():
             Path(self.path).unlink(missing_ok=True)  # before others can open it
         self._connection.close()
+
+    def reading(self) -> AbstractContextManager[Store]:
+        """Return a context with this store, which stays open after it."""
+        return nullcontext(self)
+
+    writing = reading
 
     def _is_empty(self) -> bool:
         try:

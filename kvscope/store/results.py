@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from kvscope import __version__
-from kvscope.core.hits import HitDefinition
-from kvscope.core.percentiles import Percentiles
-from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting, TierOutcome
+from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -23,11 +23,6 @@ FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
 
 Rows = Sequence[Mapping[str, Any]]
 
-_RUN_COLUMNS = (
-    *("policy", "leaves", "hindsight", "capacity_blocks", "evictions", "hit_rate_error"),
-    *("preemptions", "turned_away", "kvscope", "created_at"),
-)
-_DISTRIBUTIONS = ("uncached_tokens", "ttft_ms", "queued_ttft_ms")
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
 _COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
 _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s", "measured_ttft_s")
@@ -64,19 +59,7 @@ def digest_of(run: Run) -> str:
 
 def all_runs(store: Store, trace: Trace) -> list[KnownRun]:
     """Return every run over `trace`, without its parts: smallest capacity first, then by policy."""
-    runs = []
-    for row in store.rows("runs/runs", trace_id=trace.trace_id):
-        setting: dict[str, Any] = row["setting"]
-        run = Run(
-            **{name: row[name] for name in _RUN_COLUMNS},
-            params=row["params"],
-            setting=RunSetting(**setting | {"definition": HitDefinition(**setting["definition"])}),
-            outcome=_outcome(row["outcome"]),
-            misses=row["misses"] and Misses(**row["misses"]),
-            tiers=tuple(TierOutcome(**tier) for tier in row["tiers"] or ()),
-        )
-        runs.append(KnownRun(row["run_id"], row["asked"], row["code"], run))
-    return runs
+    return [_stored_run(row) for row in store.rows("runs/runs", trace_id=trace.trace_id)]
 
 
 def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -> dict[str, Run]:
@@ -90,9 +73,7 @@ def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
     """Return the same runs with their numbers by category and over time."""
     parts: dict[int, list[PartOutcome]] = {stored.run_id: [] for stored in runs}
     for row in store.rows("runs/parts", run_ids=list(parts)):
-        outcome = _outcome(row["outcome"])
-        part = PartOutcome(row["category"], row["start_s"], row["length_s"], outcome)
-        parts[row["run_id"]].append(part)
+        parts[row["run_id"]].append(msgspec.convert(row, PartOutcome))
     return [
         replace(stored, run=replace(stored.run, parts=tuple(parts[stored.run_id])))
         for stored in runs
@@ -102,6 +83,8 @@ def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
 def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     """Store `run` in the place of what older sources made of the same request; return it dated."""
     dated = replace(run, **_stamp())
+    columns = asdict(dated)
+    params, parts = columns.pop("params"), columns.pop("parts")
     with store.transaction():
         older = store.rows("runs/same_request", trace_id=trace.trace_id, asked=digest_of(run))
         _remove_runs(store, [row["run_id"] for row in older])
@@ -110,16 +93,12 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
             trace_id=trace.trace_id,
             asked=digest_of(run),
             code=code,
-            names=list(dated.params),
-            values=[float(value) for value in dated.params.values()],
-            setting=asdict(dated.setting),
-            outcome=asdict(dated.outcome),
-            misses=dated.misses and asdict(dated.misses),
-            tiers=[asdict(tier) for tier in dated.tiers] or None,
-            **{name: getattr(dated, name) for name in _RUN_COLUMNS},
+            names=list(params),
+            values=[float(value) for value in params.values()],
+            **columns | {"tiers": list(columns["tiers"]) or None},
         )["run_id"]
-        if dated.parts:
-            store.run("runs/add_parts", run_id=run_id, parts=[asdict(part) for part in dated.parts])
+        if parts:
+            store.run("runs/add_parts", run_id=run_id, parts=list(parts))
     return dated
 
 
@@ -219,9 +198,9 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _outcome(struct: dict[str, Any]) -> Outcome:
-    distributions = {name: struct[name] and Percentiles(**struct[name]) for name in _DISTRIBUTIONS}
-    return Outcome(**struct | distributions)
+def _stored_run(row: dict[str, Any]) -> KnownRun:
+    run = msgspec.convert(row | {"tiers": row["tiers"] or ()}, Run)
+    return KnownRun(row["run_id"], row["asked"], row["code"], run)
 
 
 def _validation_run(run: Any) -> dict[str, Any]:

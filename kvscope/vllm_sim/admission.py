@@ -7,18 +7,14 @@ allocate_slots, free) and vllm/v1/core/sched/scheduler.py (Scheduler._preempt_re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any
 
 from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
 from kvscope.replay.structures.recent import note_recent, sort_recent
-from kvscope.vllm_sim.pool import Take, give_back, give_content, lose_content, use
+from kvscope.vllm_sim.pool import give_back, give_content, lose_content, use
 from kvscope.vllm_sim.state import NONE, ROOT, Machine
-
-Allocate: TypeAlias = Callable[[Machine, int, int], None]
-Release: TypeAlias = Callable[[Machine, int, bool], None]
-Admit: TypeAlias = Callable[[Machine, int, int], int]
 
 
 @callable_in_kernels
@@ -98,7 +94,7 @@ def hash_blocks(machine: Machine, request: int, tokens: int, leaf: bool) -> None
     record.hashed = max(record.hashed, full)
 
 
-def allocator(take: Take) -> Allocate:
+def allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
     """Return the function that allocates free blocks until a request has so many."""
 
     @callable_in_kernels
@@ -111,7 +107,7 @@ def allocator(take: Take) -> Allocate:
     return allocate
 
 
-def releaser(policy: type[LanePolicy], leaf: bool) -> Release:
+def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
     """Return the function that frees all blocks of a request that runs, the tail first.
 
     One that has not finished will be back at once, so none of its blocks are evicted early. The
@@ -156,31 +152,29 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Release:
     return release
 
 
-def preempter(release: Release) -> Take:
-    """Return the function that preempts the youngest running request to the front of the queue."""
-
-    @callable_in_kernels
-    def preempt(machine: Machine) -> int:
-        state = machine.state[0]
-        request = machine.running[state.running - 1]
-        release(machine, request, False)
-        record = machine.requests[request]
-        record.computed = 0
-        record.coming = 0
-        record.preemptions += 1
-        machine.preempted[state.preempted] = request
-        state.preempted += 1
-        return request  # type: ignore[no-any-return]
-
-    return preempt
-
-
-def admitter(policy: type[LanePolicy], allocate: Allocate, leaf: bool) -> Admit:
+def admitter(
+    policy: type[LanePolicy], allocate: Callable[..., None], leaf: bool
+) -> Callable[..., Any]:
     """Return the function that tries to admit the first waiting request, given a budget of tokens.
 
-    It returns the tokens to compute in the step being planned; 0 if the request has to wait.
+    It returns the tokens to compute in the step being planned; 0 if the request has to wait. Hits
+    count when a request is first admitted.
     """
-    record_admission = admission_recorder(policy)
+    adapt = callable_in_kernels(policy.adapt)
+    adapts = callable_in_kernels(policy.adapts)
+    adaptive = policy.adaptive
+
+    @callable_in_kernels
+    def record_admission(machine: Machine, request: int, hits: int) -> None:
+        record, state = machine.requests[request], machine.state[0]
+        record.hits = hits
+        record.admitted_s = state.now_s
+        if adaptive and adapts(machine.p):
+            note_recent(machine.recent, state.admitted, record.prompt - hits * state.block_size)
+            if (state.admitted + 1) % ADAPT_EVERY == 0:
+                end = sort_recent(machine.recent, state.admitted + 1)
+                adapt(machine.recent[RECENT:end], machine.p)
+        state.admitted += 1
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
@@ -211,24 +205,3 @@ def admitter(policy: type[LanePolicy], allocate: Allocate, leaf: bool) -> Admit:
         return tokens  # type: ignore[no-any-return]
 
     return admit
-
-
-def admission_recorder(policy: type[LanePolicy]) -> Allocate:
-    """Return the function that records a request's hits when it is first admitted."""
-    adapt = callable_in_kernels(policy.adapt)
-    adapts = callable_in_kernels(policy.adapts)
-    adaptive = policy.adaptive
-
-    @callable_in_kernels
-    def record_admission(machine: Machine, request: int, hits: int) -> None:
-        record, state = machine.requests[request], machine.state[0]
-        record.hits = hits
-        record.admitted_s = state.now_s
-        if adaptive and adapts(machine.p):
-            note_recent(machine.recent, state.admitted, record.prompt - hits * state.block_size)
-            if (state.admitted + 1) % ADAPT_EVERY == 0:
-                end = sort_recent(machine.recent, state.admitted + 1)
-                adapt(machine.recent[RECENT:end], machine.p)
-        state.admitted += 1
-
-    return record_admission

@@ -12,13 +12,10 @@ vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from kvscope.core.jit import callable_in_kernels
 from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.state import NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
-
-Take: TypeAlias = Callable[[Machine], int]
 
 
 @callable_in_kernels
@@ -161,32 +158,12 @@ def expire(machine: Machine, leaf: bool) -> None:
             block = head_of(machine, queue)
 
 
-def taker(policy: type[LanePolicy], leaf: bool) -> Take:
+def taker(policy: type[LanePolicy], leaf: bool) -> Callable[[Machine], int]:
     """Return the function that allocates one free block; it may be called while one is free.
 
     Blocks without a hash first, then the head of the lane that scores lowest, of equals the one
     freed first. `leaf`: a block without which cached ones could not be found is passed over.
     """
-    choose = chooser(policy, leaf)
-
-    @callable_in_kernels
-    def take(machine: Machine) -> int:
-        state = machine.state[0]
-        block = head_of(machine, UNHASHED)
-        if block == NONE:
-            block = choose(machine)
-            lose_content(machine, block, leaf)
-            state.evictions += 1
-        unlink(machine, block)
-        machine.blocks[block].users = 1
-        state.free -= 1
-        return block
-
-    return take
-
-
-def chooser(policy: type[LanePolicy], leaf: bool) -> Take:
-    """Return the function that chooses the hashed block to evict."""
     score = callable_in_kernels(policy.score)
 
     @callable_in_kernels
@@ -209,4 +186,17 @@ def chooser(policy: type[LanePolicy], leaf: bool) -> Take:
                 chosen, lowest = head, worth
         return chosen
 
-    return choose
+    @callable_in_kernels
+    def take(machine: Machine) -> int:
+        state = machine.state[0]
+        block = head_of(machine, UNHASHED)
+        if block == NONE:
+            block = choose(machine)
+            lose_content(machine, block, leaf)
+            state.evictions += 1
+        unlink(machine, block)
+        machine.blocks[block].users = 1
+        state.free -= 1
+        return block
+
+    return take

@@ -9,29 +9,24 @@ adapters, one kind of attention.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.admission import (
-    Allocate,
-    Release,
     admitter,
     allocator,
     blocks_for,
     hash_blocks,
     peek_waiting,
-    preempter,
     releaser,
 )
-from kvscope.vllm_sim.pool import Take, expire, taker
+from kvscope.vllm_sim.pool import expire, taker
 from kvscope.vllm_sim.state import NONE, Machine
 
-Run: TypeAlias = Callable[..., Any]
-Step: TypeAlias = Callable[[Machine], None]
-PlanRunning: TypeAlias = Callable[[Machine], bool]
+Step = Callable[[Machine], Any]
 
 
 @callable_in_kernels
@@ -64,12 +59,26 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
         state.cost_s += state.prefill_token_s * tokens + state.prefill_pair_s * pairs
 
 
-def running_planner(allocate: Allocate, preempt: Take, leaf: bool) -> PlanRunning:
+def running_planner(
+    allocate: Callable[..., None], release: Callable[..., None], leaf: bool
+) -> Callable[[Machine], bool]:
     """Return the function that plans for running requests, and returns True without preemption.
 
-    A request that needs a block where none is free preempts the youngest one, in the end itself.
-    One whose last output is on its way needs nothing.
+    A request that needs a block where none is free preempts the youngest one, in the end itself:
+    that waits in front then. One whose last output is on its way needs nothing.
     """
+
+    @callable_in_kernels
+    def preempt(machine: Machine) -> None:
+        state = machine.state[0]
+        request = machine.running[state.running - 1]
+        release(machine, request, False)
+        record = machine.requests[request]
+        record.computed = 0
+        record.coming = 0
+        record.preemptions += 1
+        machine.preempted[state.preempted] = request
+        state.preempted += 1
 
     @callable_in_kernels
     def plan_running(machine: Machine) -> bool:
@@ -100,10 +109,10 @@ def running_planner(allocate: Allocate, preempt: Take, leaf: bool) -> PlanRunnin
     return plan_running
 
 
-def scheduler(policy: type[LanePolicy], release: Release, leaf: bool) -> Step:
+def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) -> Step:
     """Return the function that plans a step: running requests, then, if none was preempted, new."""
     allocate = allocator(taker(policy, leaf))
-    plan_running = running_planner(allocate, preempter(release), leaf)
+    plan_running = running_planner(allocate, release, leaf)
     admit = admitter(policy, allocate, leaf)
 
     @callable_in_kernels
@@ -127,7 +136,7 @@ def scheduler(policy: type[LanePolicy], release: Release, leaf: bool) -> Step:
     return schedule
 
 
-def completer(release: Release, leaf: bool) -> Step:
+def completer(release: Callable[..., None], leaf: bool) -> Step:
     """Return the function that ends a step: its tokens are known, complete requests finish."""
 
     @callable_in_kernels
@@ -196,7 +205,7 @@ def start(machine: Machine) -> None:
 
 
 @once
-def stepper(policy: type[LanePolicy], leaf: bool) -> Run:
+def stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
     """Return the kernel that runs an engine whose blocks are evicted by the rules of `policy`.
 
     Called as run(machine, steps, finished): plans up to so many steps, and stops early once that
@@ -204,7 +213,7 @@ def stepper(policy: type[LanePolicy], leaf: bool) -> Run:
     `Policy.leaves`.
     """
     release = releaser(policy, leaf)
-    schedule = scheduler(policy, release, leaf)
+    schedule = planner(policy, release, leaf)
     complete = completer(release, leaf)
 
     @kernel

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from kvscope import __version__
-from kvscope.app.documents.base import Document, to_dict, to_json, trace_facts
+from kvscope.app.documents.base import Document, TraceFacts, to_dict, to_json
 from kvscope.app.documents.lists import TracesDocument, traces_document
 from kvscope.app.schemas import DOCUMENTS, schema, write_schemas
 from kvscope.cli.app import COMMANDS, run
@@ -42,7 +42,7 @@ def test_what_documents_begin_with() -> None:
     assert document["schema"] == 1
     assert document["command"] == "traces"
     assert document["trace"] is None
-    assert to_dict(Document(trace=trace_facts(TRACE)))["trace"] == {
+    assert to_dict(Document(trace=TraceFacts.build(TRACE)))["trace"] == {
         "name": "conv",
         "format": "mooncake",
         "block_size": 512,

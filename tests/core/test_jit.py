@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvscope.core import jit
+from kvscope.core import machine_code
 from kvscope.core.jit import kernel
 from kvscope.core.kernel_files import KernelFiles
 
@@ -183,7 +183,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelFiles:
     """Return the files of an empty cache folder, which the kernels of this process use."""
     monkeypatch.setenv("KVSCOPE_CACHE_DIR", str(tmp_path))
     files = KernelFiles()
-    monkeypatch.setattr(jit, "_files", files)
+    monkeypatch.setattr(machine_code, "_files", files)
     return files
 
 

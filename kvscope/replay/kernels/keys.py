@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
 from kvscope.policies.base import Block, Floats, KeyPolicy
 from kvscope.replay.kernels.loop import Now, do_nothing, replay_loop, turn_of
 from kvscope.replay.last_touch import Segments
-from kvscope.replay.structures.heap import Heap, drop_lowest, empty_heap, precedes_all, put
 from kvscope.replay.structures.runs import (
     END,
     FIRST,
@@ -29,6 +28,23 @@ from kvscope.replay.traffic import Traffic
 
 _FEW = 1024  # heap entries that are not worth a look for stale ones
 _NOW, _LIMIT = 0, 1
+
+
+class Heap(NamedTuple):
+    """A binary heap of requests by (key, request), the lowest pair first.
+
+    The first `size[0]` entries of `keys` and `requests`, side by side.
+    """
+
+    keys: Floats
+    requests: Int32s
+    size: Int64s
+
+
+def empty_heap(room: int) -> Heap:
+    """Return an empty heap with room for that many entries."""
+    size = np.zeros(1, dtype=np.int64)
+    return Heap(np.empty(room, dtype=np.float64), np.empty(room, dtype=np.int32), size)
 
 
 class Keys(NamedTuple):
@@ -223,3 +239,52 @@ def count_uses(state: Keys, request: int) -> None:
     while at < end:
         uses[blocks[at]] = 1
         at += 1
+
+
+@callable_in_kernels
+def comes_before(heap: Heap, key: float, request: int, at: int) -> bool:
+    """Return whether (key, request) is lower than the heap's entry `at`."""
+    return bool(key < heap.keys[at] or (key == heap.keys[at] and request < heap.requests[at]))
+
+
+@callable_in_kernels
+def precedes_all(heap: Heap, key: float, request: int) -> bool:
+    """Return whether (key, request) is lower than every entry."""
+    return heap.size[0] == 0 or comes_before(heap, key, request, 0)
+
+
+@callable_in_kernels
+def put(heap: Heap, key: float, request: int) -> None:
+    """Add an entry to a heap that has room."""
+    at = heap.size[0]
+    heap.size[0] = at + 1
+    while at > 0:
+        above = (at - 1) >> 1
+        if not comes_before(heap, key, request, above):
+            break
+        heap.keys[at], heap.requests[at] = heap.keys[above], heap.requests[above]
+        at = above
+    heap.keys[at], heap.requests[at] = key, request
+
+
+@callable_in_kernels
+def drop_lowest(heap: Heap) -> None:
+    """Remove the lowest entry."""
+    left = heap.size[0] - 1
+    heap.size[0] = left
+    key, request = heap.keys[left], int(heap.requests[left])
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= left:
+            break
+        sibling = below + 1
+        if sibling < left and comes_before(
+            heap, heap.keys[sibling], int(heap.requests[sibling]), below
+        ):
+            below = sibling
+        if comes_before(heap, key, request, below):
+            break
+        heap.keys[at], heap.requests[at] = heap.keys[below], heap.requests[below]
+        at = below
+    heap.keys[at], heap.requests[at] = key, request

@@ -1,0 +1,259 @@
+"""Compile kernels (jit.py) to machine code, which stays on disk: the only import of numba.
+
+The key of a kernel's machine code is a digest of its own transitive source (kernel_digest.py), of
+the argument types, the CPU and the versions that compile it; kernel_files.py keeps the files.
+
+Numba's own cache looks only at the file of the kernel: an edit in a function that the kernel calls
+leaves stale machine code, and an edit in a docstring or another path recompiles. It has no hook for
+another key, nor for damaged files. So all that is used of numba beyond its documented interface is
+here, each with its reason. Tested with the versions that pyproject.toml allows; a newer one may
+rename any of it.
+
+Source: numba 0.61 to 0.68, numba/core/dispatcher.py, caching.py, compiler.py, environment.py.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from threading import Thread, get_ident
+from types import FunctionType
+from typing import Any
+
+from kvscope.core import jit
+from kvscope.core.kernel_digest import SourceDigest, Tree, hexdigest
+from kvscope.core.kernel_files import KernelFiles
+
+
+class _Hidden:
+    """A finder of modules that makes packages impossible to import in the thread that made it."""
+
+    def __init__(self, packages: set[str]) -> None:
+        self._packages = packages
+        self._thread = get_ident()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raise ModuleNotFoundError for a hidden package; leave all others to other finders."""
+        if name in self._packages and get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{name} is hidden from numba", name=name)
+
+
+def _import_numba() -> None:
+    """Import all of numba that is used here, without packages that it would load and not use.
+
+    Scipy it only asks for its version: 20 MiB that a small analysis does without. YAML it needs for
+    a file of settings. A later import of either works as usual.
+    """
+    hidden: Any = _Hidden({"scipy"} if Path(".numba_config.yaml").exists() else {"scipy", "yaml"})
+    sys.meta_path.insert(0, hidden)
+    try:
+        for name in (
+            "numba",
+            "numba.core.caching",
+            "numba.core.compiler",
+            "numba.core.environment",
+            "numba.core.serialize",
+            "numba.cpython.unsafe.numbers",
+            "numba.extending",
+        ):
+            import_module(name)
+    finally:
+        sys.meta_path.remove(hidden)
+
+
+# In a thread of its own because its speed depends on the depth of the stack: where CPython 3.11
+# starts a new chunk of it within one of numba's loops, every call there maps and unmaps memory, for
+# 0.2 s.
+_import = Thread(target=_import_numba)
+_import.start()
+_import.join()
+import numba  # noqa: E402
+import numpy as np  # noqa: E402
+from numba import types  # noqa: E402
+from numba.core.caching import NullCache  # noqa: E402
+from numba.core.compiler import CompileResult  # noqa: E402
+from numba.core.environment import Environment  # noqa: E402
+from numba.core.serialize import NumbaPickler  # noqa: E402
+
+# The count of trailing zeros, one instruction, has no documented name.
+from numba.cpython.unsafe.numbers import trailing_zeros  # noqa: E402
+from numba.extending import overload, register_jitable  # noqa: E402
+
+# Kernels allocate nothing. Without `_nrt`, an option that only numba's tests use, they count no
+# references to arrays, which in the replays took longer than all else.
+_NO_ALLOCATION = {"_nrt": False}
+_KERNEL_OPTIONS = {"nogil": True, **_NO_ALLOCATION}
+_INLINE_OPTIONS = {"forceinline": True, **_NO_ALLOCATION}
+# Types whose name says all about the machine code that handles them.
+_NAMED_TYPES = (
+    types.Array,
+    types.Boolean,
+    types.NoneType,
+    types.Number,
+    types.Omitted,
+    types.Record,
+)
+# Functions that kernels replace by another one.
+_implementations: dict[Callable[..., object], Callable[..., object]] = {}
+_registered: set[FunctionType] = set()
+_files = KernelFiles()
+
+
+def dispatcher(function: FunctionType) -> Any:
+    """Return numba's dispatcher of a kernel, with the cache on disk."""
+    _name_after_closure(function)
+    made: Any = numba.njit(**_KERNEL_OPTIONS)(function)
+    made._cache = KernelCache(function)
+    compiling = made.compile
+
+    def compile_once(signature: Any) -> Any:
+        """Compile for these argument types, unless another process is just doing that."""
+        with _files.compiling(made._cache.name(signature, made.targetctx)):
+            return compiling(signature)
+
+    made.compile = compile_once
+    return made
+
+
+def is_cached(made: Any) -> bool:
+    """Return True if the cache has machine code of a dispatcher, for whatever argument types."""
+    return _files.holds(made._cache.source)
+
+
+def _register_callables() -> None:
+    """Tell numba of all functions that kernels may call so far: it compiles them in."""
+    for function in jit.callables():
+        if function not in _registered:
+            _registered.add(function)
+            _name_after_closure(function)
+            register_jitable(**_INLINE_OPTIONS)(function)
+
+
+def _use_trailing_zeros() -> None:
+    lowest_bit: Any = jit.lowest_bit
+    _registered.add(lowest_bit)
+    _implementations[lowest_bit] = lambda word: lambda word: trailing_zeros(word)  # noqa: ARG005, PLW0108
+    overload(lowest_bit)(_implementations[lowest_bit])
+
+
+_use_trailing_zeros()
+
+
+def _name_after_closure(function: Any) -> None:
+    """Give functions that one factory makes of different parts different names.
+
+    Numba names machine code after the function and a count within the process. Of two kernels from
+    the disk cache that were compiled in different processes, both may have the same name, and then
+    one runs the other's code.
+    """
+    if function.__closure__:
+        function.__qualname__ += f"_{SourceDigest(_implementations).function(function)}"
+
+
+class KernelCache(NullCache):  # type: ignore[misc]
+    """The machine code of one kernel on disk, as numba's dispatchers load and save it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._digest = SourceDigest(_implementations)
+
+    @cached_property
+    def source(self) -> str:
+        """The digest of the kernel's transitive source and of all that compiles it."""
+        return hexdigest(
+            (
+                self._digest.value(self._function),
+                (sys.hexversion, sys.abiflags),
+                (numba.__version__, np.__version__),
+                (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT),
+                (_KERNEL_OPTIONS, _INLINE_OPTIONS),
+            )
+        )
+
+    def name(self, signature: Sequence[Any], target: Any) -> str:
+        """Return the name of the file for these argument types on this CPU."""
+        source = self.source  # first: it collects the tuple classes of the source
+        arguments = tuple(_described(argument, self._digest) for argument in signature)
+        own = self._function.__name__.strip("<>")
+        # Numba compares CPUs by this tuple in its own cache: triple, name, features.
+        return f"{own}-{source}-{hexdigest((arguments, target.codegen().magic_tuple()))}"
+
+    def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
+        """Return the machine code for these argument types, or None if there is none.
+
+        Numba's own method first loads all that it can compile, scipy's linear algebra included: a
+        quarter of a second. The compiler loads it all the same when it is needed.
+        """
+        name = self.name(signature, target_context)
+        content = _files.read(name)
+        try:
+            if content is not None:
+                payload = _Unpickler(content, self._digest.tuple_classes).load()
+                payload[1].modname = self._function.__module__  # the file may have moved since
+                return CompileResult._rebuild(target_context, *payload)
+        except Exception:  # noqa: BLE001  # no pickle that this code wrote; whatever it raises
+            _files.remove(name)
+        _register_callables()
+        return None
+
+    def save_overload(self, signature: Sequence[Any], result: Any) -> None:
+        """Save the machine code for these argument types.
+
+        It may return no NamedTuple (TypeError): the machine code would name the class's module,
+        and crash once that has moved.
+        """
+        _described(result.signature.return_type, None)
+        if result.library.has_dynamic_globals:  # addresses of this process
+            return
+        buffer = io.BytesIO()
+        _Pickler(buffer, self._digest.tuple_classes).dump(result._reduce())
+        _files.write(self.name(signature, result.target_context), buffer.getvalue())
+
+
+def _described(argument: Any, digest: SourceDigest | None) -> Tree:
+    """Return what machine code depends on in a type; without `digest`, a NamedTuple is an error.
+
+    Numba's names of NamedTuples leave out the names of the fields, whose order may change.
+    """
+    if isinstance(argument, types.BaseNamedTuple) and digest:
+        items = tuple(_described(item, digest) for item in argument)
+        return ("namedtuple", digest.value(argument.instance_class), items)
+    if isinstance(argument, types.BaseTuple) and not isinstance(argument, types.BaseNamedTuple):
+        return ("tuple", tuple(_described(item, digest) for item in argument))
+    if isinstance(argument, _NAMED_TYPES):
+        return ("type", str(argument))
+    raise TypeError(f"a kernel takes or returns {argument}: no number, array or tuple of them")
+
+
+class _Pickler(NumbaPickler):  # type: ignore[misc]
+    """Writes compiled code without the names of kvscope's modules, so that they may move."""
+
+    def __init__(self, file: io.BytesIO, tuple_classes: list[type]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._places = {named: place for place, named in enumerate(tuple_classes)}
+
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the place of a NamedTuple class in the kernel's sources, None for all else."""
+        return self._places.get(value) if isinstance(value, type) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Write the Python globals of compiled code as numba's: compiled code reads none."""
+        if isinstance(value, Environment):
+            rebuild, (_, constants, name) = value.__reduce__()
+            return rebuild, (numba.__name__, constants, name)
+        return super().reducer_override(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, tuple_classes: list[type]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._tuple_classes = tuple_classes
+
+    def persistent_load(self, place: int) -> type:
+        """Return the class that `_Pickler` wrote as its place."""
+        return self._tuple_classes[place]

@@ -1,0 +1,404 @@
+"""Weights of a model: parameters by part, their bits, and the layers by kind, from a config.json.
+
+A matrix of n inputs and m outputs has n * m parameters; norms and biases are left out (below 0.1 %
+of a model). Checked against the weights in published start-up logs: docs/evidence/deployment.md.
+
+Source: vLLM 0.33.0, vllm/model_executor/models and layers/quantization; Hugging Face transformers,
+the configuration class of each `model_type`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from kvscope.core.errors import InputError
+
+WeightDtype = Literal["bf16", "fp8", "int8", "awq", "gptq", "nvfp4", "mxfp4"]
+WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
+BITS: Mapping[WeightDtype, float] = {
+    "bf16": 16,
+    "fp8": 8.03,  # a scale for each block of 128 x 128 values
+    "int8": 8.03,
+    "awq": 4.25,  # a scale and a zero point for each group of 128 values
+    "gptq": 4.25,
+    "nvfp4": 4.5,  # an 8-bit scale for each group of 16 values
+    "mxfp4": 4.25,  # an 8-bit scale for each group of 32 values
+}
+_UNQUANTIZED_BITS = 16  # embedding, head, router and vision encoder
+_MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
+
+WINDOWED = ("sliding_attention", "chunked_attention")
+FULL = ("full_attention", "attention")
+# Keys by which configs without `layer_types` say that not every layer is attention.
+MIXED = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
+# One layer in so many is full attention where the config does not list them.
+_FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "llama4": 4}
+# Feed-forward layers of two matrices, up and down; the others have a gate as well.
+_UNGATED = ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "falcon", "phi", "bloom", "mpt")
+_STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """A config.json with its text part on top, read field by field."""
+
+    where: str
+    fields: Mapping[str, Any]
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """Return the first of `names` that the config states, `default` if none."""
+        return next((self.fields[name] for name in names if self.has(name)), default)
+
+    def has(self, name: str) -> bool:
+        """Return whether the config states `name`; null does not count."""
+        return self.fields.get(name) is not None
+
+    def count(self, *names: str) -> int:
+        """Return the first of `names` that the config states, a positive whole number."""
+        name = next(filter(self.has, names), None)
+        if name is None:
+            remedy = "is this a language model's config.json? A preset may do instead"
+            raise InputError(f"{names[0]} is missing", where=self.where, remedy=remedy)
+        value = self.fields[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name} is {value!r}, not a positive number", where=self.where)
+        return value
+
+    def count_or(self, default: int, *names: str) -> int:
+        """Return the count that the config states under one of `names`, or else `default`."""
+        stated = self.get(*names)
+        return self.count(*names) if stated else default
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKinds:
+    """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state."""
+
+    full: int
+    windowed: int = 0
+    linear: int = 0
+    window: int | None = None
+
+    @property
+    def total(self) -> int:
+        """All layers."""
+        return self.full + self.windowed + self.linear
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers cache something else than the KV of all tokens."""
+        return bool(self.windowed or self.linear)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBits:
+    """Bits of a parameter in each part, with the scales of quantized ones."""
+
+    attention: float = 16
+    mlp: float = 16
+    experts: float = 16
+    shared: float = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The shape of a decoder: parameters by part, over all layers, and what sizes attention.
+
+    `latent_size` is the rank of MLA's compressed keys and values, None elsewhere.
+    `replicated_parameters` of the attention are held whole by each tensor-parallel rank.
+    `widest` is the width of the widest activation of a token, in values, before tensor parallelism.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    query_size: int
+    value_size: int
+    vocabulary: int
+    tied: bool
+    attention_parameters: int
+    replicated_parameters: int = 0
+    mlp_parameters: int = 0
+    mlp_width: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    expert_parameters: int = 0
+    shared_parameters: int = 0
+    router_parameters: int = 0
+    vision_parameters: int = 0
+    latent_size: int | None = None
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, which is also the size of the output head."""
+        return self.vocabulary * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        body = self.attention_parameters + self.mlp_parameters + self.expert_parameters
+        others = self.shared_parameters + self.router_parameters + self.vision_parameters
+        return body + others + embeddings
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a prompt's token is multiplied with; only the last one needs the head."""
+        active_experts = self.expert_parameters * self.experts_per_token // max(1, self.experts)
+        dense = self.attention_parameters + self.mlp_parameters + self.shared_parameters
+        return dense + active_experts + self.router_parameters
+
+    @property
+    def moe(self) -> bool:
+        """Whether tokens are routed to experts."""
+        return self.experts > 0
+
+    def weight_bytes(self, bits: WeightBits, tp: int = 1) -> float:
+        """Return the bytes of weights on each of `tp` GPUs.
+
+        KV heads are replicated where there are fewer than GPUs, the router and MLA's
+        down-projections always; the rest is divided.
+        """
+        experts = bits.experts * self.expert_parameters / 8
+        if bits.experts == BITS["mxfp4"] and self.moe:
+            padded = math.ceil(self.hidden_size / _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE
+            experts *= padded / self.hidden_size
+        attention = bits.attention * (self.attention_parameters - self.replicated_parameters) / 8
+        if self.latent_size is None and tp > self.kv_heads:
+            projections = 2 * self.kv_heads * self.query_size * self.hidden_size * self.layers
+            attention += bits.attention * projections * (tp / self.kv_heads - 1) / 8
+        mlp = (bits.mlp * self.mlp_parameters + bits.shared * self.shared_parameters) / 8
+        embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
+        divided = attention + mlp + experts + embeddings * _UNQUANTIZED_BITS / 8
+        replicated = self.router_parameters * _UNQUANTIZED_BITS / 8
+        return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
+
+    def bytes_read(self, bits: WeightBits, tokens: float) -> float:
+        """Return the bytes of weights that a step of `tokens` tokens reads, over all GPUs.
+
+        Of E experts, a step of n tokens with k experts each reads 1 - (1 - k/E)^n in expectation.
+        The embedding is looked up, the head is read.
+        """
+        share = 1 - (1 - self.experts_per_token / self.experts) ** tokens if self.moe else 0.0
+        body = (
+            self.attention_parameters * bits.attention
+            + self.mlp_parameters * bits.mlp
+            + self.shared_parameters * bits.shared
+            + self.expert_parameters * share * bits.experts
+        )
+        return (body + self.embedding_parameters * _UNQUANTIZED_BITS) / 8
+
+
+def layer_kinds(config: ConfigFields) -> LayerKinds:
+    """Return how many layers are of which kind. Raises InputError where the config contradicts."""
+    total = config.count("num_hidden_layers", "n_layer", "num_layers")
+    window = config.get("sliding_window", "attention_chunk_size")
+    window = window if isinstance(window, int) else None
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != total:
+            what = f"layer_types lists {len(kinds)} layers, num_hidden_layers says {total}"
+            raise InputError(what, where=config.where)
+        full = sum(kind in FULL for kind in kinds)
+        windowed = sum(kind in WINDOWED for kind in kinds)
+        return LayerKinds(full, windowed, total - full - windowed, window)
+    if (mixed := next(filter(config.has, MIXED), None)) is not None:
+        pattern = config.get(mixed)
+        full = pattern.count("*") if isinstance(pattern, str) else total // config.count(mixed)
+        return LayerKinds(full, 0, total - full)
+    if window is None or not config.fields.get("use_sliding_window", True):
+        return LayerKinds(total)
+    every = config.get("sliding_window_pattern") or _FULL_EVERY.get(_family(config), 0)
+    if every:
+        return LayerKinds(total // every, total - total // every, 0, window)
+    full = min(total, config.count_or(0, "max_window_layers"))
+    return LayerKinds(full, total - full, 0, window)
+
+
+def architecture(config: ConfigFields) -> Architecture | str:
+    """Return the shape that a config.json describes, or in words what it lacks."""
+    state = next(filter(config.has, _STATE_SPACE), None)
+    if state is not None:
+        return f"{state}: layers of a kind whose weights kvscope cannot count"
+    needed = (("hidden_size", "n_embd", "d_model"), ("vocab_size",))
+    if missing := [names[0] for names in needed if config.get(*names) is None]:
+        return f"{missing[0]} is missing"
+    hidden = config.count("hidden_size", "n_embd", "d_model")
+    layers = config.count("num_hidden_layers", "n_layer", "num_layers")
+    ungated = _family(config) in _UNGATED
+    width = config.count_or(
+        4 * hidden if ungated else 0, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
+    )
+    experts = config.count_or(0, *_EXPERTS)
+    expert_width = config.count_or(width, "moe_intermediate_size") if experts else 0
+    if not (width or expert_width):
+        return "intermediate_size is missing"
+    matrices = 2 if ungated else 3
+    moe_layers = _moe_layers(config, layers) if experts else 0
+    shared_width = _shared_width(config, expert_width) if experts else 0
+    dense_width = config.count_or(width, "intermediate_size_mlp")
+    attention, replicated, sizes = _attention(config, hidden)
+    routed = moe_layers * matrices * hidden * expert_width
+    return Architecture(
+        hidden_size=hidden,
+        layers=layers,
+        vocabulary=config.count("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings", default=False)),
+        attention_parameters=layers * attention,
+        replicated_parameters=layers * replicated,
+        mlp_parameters=(layers - moe_layers) * matrices * hidden * dense_width,
+        mlp_width=dense_width if moe_layers < layers else 0,
+        experts=experts,
+        experts_per_token=config.count(*_EXPERTS_PER_TOKEN) if experts else 0,
+        expert_width=expert_width,
+        expert_parameters=routed * experts,
+        shared_parameters=moe_layers * matrices * hidden * shared_width,
+        router_parameters=moe_layers * hidden * experts,
+        vision_parameters=_vision(config),
+        **sizes,
+    )
+
+
+def weight_bits(dtype: WeightDtype, *, moe: bool) -> WeightBits:
+    """Return the bits by part where the whole model is quantized to `dtype`.
+
+    `mxfp4` quantizes the experts alone, as in gpt-oss.
+    """
+    bits = BITS[dtype]
+    if dtype == "mxfp4" and moe:
+        return WeightBits(experts=bits)
+    return WeightBits(bits, bits, bits, bits)
+
+
+def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, WeightBits, str | None]:
+    """Return the precision of the weights, their bits by part, and a note where it is unknown.
+
+    Source: Hugging Face `quantization_config`; NVIDIA modelopt's hf_quant_config.json.
+    """
+    stated = config.get("quantization_config", "quantization", default={})
+    if not isinstance(stated, Mapping) or not stated:
+        return "bf16", WeightBits(), None
+    dtype = _quantized_to(stated)
+    if dtype is None:
+        method = stated.get("quant_method") or stated.get("quant_algo")
+        note = f"quantization {method!r} is unknown: weights counted with 16 bits"
+        return "bf16", WeightBits(), f"{note}; override with --weight-dtype"
+    bits = weight_bits(dtype, moe=moe)
+    left_out = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+    names = [str(name) for key in left_out for name in stated.get(key) or ()]
+    layers = config.count("num_hidden_layers", "n_layer", "num_layers")
+    if _left_out(names, r"self_attn(\.?\*|\.[qkvo]_proj)?$", layers):
+        bits = replace(bits, attention=_UNQUANTIZED_BITS)
+    if _left_out(names, r"shared_experts?\b", layers):
+        bits = replace(bits, shared=_UNQUANTIZED_BITS)
+    return dtype, bits, None
+
+
+def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
+    """Return whether `names` leave the modules of `pattern` unquantized, in most layers."""
+    matches = [name for name in names if re.search(pattern, name)]
+    return len(matches) > layers // 2 or any("*" in name for name in matches)
+
+
+def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:
+    method = str(stated.get("quant_method") or "").lower()
+    algorithm = str(stated.get("quant_algo") or "").lower()
+    for dtype in WEIGHT_DTYPES:
+        if method.removesuffix("_marlin") == dtype or algorithm == dtype:
+            return dtype
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return "fp8" if method == "compressed-tensors" else None
+    for group in groups.values():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            wide, floating = weights.get("num_bits") == 8, weights.get("type") == "float"
+            if wide:
+                return "fp8" if floating else "int8"
+            return "nvfp4" if floating else "gptq"
+    return None
+
+
+def _family(config: ConfigFields) -> str:
+    """Return the model's type, that of its text part without the ending."""
+    return str(config.get("model_type", default="")).removesuffix("_text")
+
+
+def _moe_layers(config: ConfigFields, layers: int) -> int:
+    step = config.count_or(
+        1, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_frequency"
+    )
+    dense = config.count_or(0, "first_k_dense_replace")
+    listed = config.get("mlp_only_layers", default=())
+    return layers // step - dense - (len(listed) if isinstance(listed, list) else 0)
+
+
+def _shared_width(config: ConfigFields, expert_width: int) -> int:
+    stated = config.count_or(0, "shared_expert_intermediate_size", "shared_intermediate_size")
+    if stated:
+        return stated
+    shared = config.count_or(0, "n_shared_experts")
+    return expert_width * (1 if _family(config) == "llama4" else shared)
+
+
+def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, Any]]:
+    """Return a layer's parameters, those that each GPU holds whole, and the heads' sizes."""
+    heads = config.count("num_attention_heads", "n_head")
+    if config.has("kv_lora_rank"):
+        latent, rope = config.count("kv_lora_rank"), config.count("qk_rope_head_dim")
+        plain, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
+        rank = config.count_or(0, "q_lora_rank")
+        queries = heads * (plain + rope)
+        down = hidden * (latent + rope + rank)
+        up = latent * heads * (plain + value) + (rank or hidden) * queries
+        sizes = {"query_size": plain + rope, "value_size": value, "latent_size": latent + rope}
+        total = down + up + heads * value * hidden
+        return total, down, {"heads": heads, "kv_heads": heads, **sizes}
+    kv_heads = kv_head_count(config)
+    size = head_size(config)
+    gate = 2 if config.get("attn_output_gate") else 1
+    total = hidden * size * (heads * (1 + gate) + 2 * kv_heads)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "query_size": size, "value_size": size}
+    return total, 0, sizes
+
+
+def kv_head_count(config: ConfigFields) -> int:
+    """Return the number of heads that have keys and values of their own."""
+    names = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+    if any(map(config.has, names)):
+        return config.count(*names)
+    heads = config.count("num_attention_heads", "n_head")
+    return 1 if config.fields.get("multi_query") else heads
+
+
+def head_size(config: ConfigFields) -> int:
+    """Return the values of a head's key. Raises InputError where it is not a whole number."""
+    if config.has("head_dim"):
+        return config.count("head_dim")
+    heads = config.count("num_attention_heads", "n_head")
+    hidden = config.count("hidden_size", "n_embd", "d_model")
+    if hidden % heads:
+        what = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+        raise InputError(what, where=config.where, remedy="add head_dim")
+    return hidden // heads
+
+
+def _vision(config: ConfigFields) -> int:
+    """Return the parameters of a vision encoder's layers."""
+    stated = config.get("vision_config")
+    if not isinstance(stated, Mapping):
+        return 0
+    vision = ConfigFields(config.where, stated)
+    hidden = vision.count_or(0, "hidden_size")
+    width = vision.count_or(4 * hidden, "intermediate_size")
+    layers = vision.count_or(0, "num_hidden_layers", "depth")
+    gated = str(stated.get("model_type")) == "pixtral"
+    return layers * hidden * (4 * hidden + (3 if gated else 2) * width)

@@ -1,0 +1,258 @@
+"""The deployment: what a user states of GPUs, model and engine, and what follows from it.
+
+Every figure says where it is from: measured (an engine's log or metrics, a calibration) wins over
+stated, stated over derived (the pool's terms, the roofline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from kvscope.core.errors import UsageError
+from kvscope.deployment.architecture import WeightDtype
+from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
+from kvscope.deployment.gpus import Gpu, resolve_gpu
+from kvscope.deployment.models import KvDtype, Model, resolve_model
+from kvscope.deployment.observed import observed_pool
+from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
+from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
+from kvscope.latency.file import load_profile
+from kvscope.latency.profile import MODELS, PRESETS, LatencyProfile
+
+Traffic = Literal["fleet", "replica"]
+T = TypeVar("T")
+Origin = Literal["measured", "stated", "derived"]
+_SEQS, _BATCHED = 256, 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Replicas of one engine, as a user writes them; None takes what follows from the rest.
+
+    `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
+    price of one GPU for an hour. `num_gpu_blocks` is the engine's own count, block 0 included;
+    `engine_log` is a log or saved metrics that report the pool.
+    """
+
+    gpu: str | None = None
+    tp: int = 1
+    replicas: int = 1
+    traffic: Traffic = "fleet"
+    model: str | None = None
+    weight_dtype: WeightDtype | None = None
+    kv_dtype: KvDtype | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    engine: str = DEFAULT_ENGINE
+    num_gpu_blocks: int | None = None
+    engine_log: str | None = None
+    latency: str | None = None
+    gpu_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "replicas", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{value} is below 1", where=option(name), remedy="give 1 or more")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise UsageError(
+                f"{share} is no share", where=option("gpu_memory_utilization"), remedy="try 0.92"
+            )
+        if self.gpu_hour is not None and not 0 < self.gpu_hour < float("inf"):
+            raise UsageError(
+                f"{self.gpu_hour} is no price", where=option("gpu_hour"), remedy="try 2.5"
+            )
+
+
+def option(field: str) -> str:
+    """Return the command line's option of a field."""
+    return f"--{field.replace('_', '-')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedDeployment:
+    """A deployment with its pool and its latency, each with where it is from.
+
+    Times are those of one replica. `latency_low` and `latency_high` are the factors at which a
+    decision has to hold, 1 for a profile that was measured or stated. `model` and `gpu` are None
+    where they are not named. `notes` say what is uncertain; without `switchable`, no flags may be
+    printed for this deployment, and `not_switchable` says why.
+    """
+
+    stated: Deployment
+    engine: Engine
+    model: Model | None
+    gpu: Gpu | None
+    pool: KvPool
+    latency: LatencyProfile
+    latency_origin: Origin
+    latency_low: float
+    latency_high: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    notes: tuple[str, ...] = ()
+    not_switchable: str | None = None
+
+    @property
+    def tp(self) -> int:
+        """GPUs of one replica."""
+        return self.stated.tp
+
+    @property
+    def replicas(self) -> int:
+        """Engines that serve the traffic."""
+        return self.stated.replicas
+
+    @property
+    def traffic(self) -> Traffic:
+        """Whether the trace is the fleet's or one replica's."""
+        return self.stated.traffic
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.tp * self.replicas
+
+    @property
+    def switchable(self) -> bool:
+        """Whether flags that switch the policy may be printed."""
+        return self.not_switchable is None
+
+    @property
+    def pool_origin(self) -> Origin:
+        """Where the pool is from."""
+        if self.pool.origin == "stated":
+            return "stated"
+        return "derived" if self.pool.origin == "derived" else "measured"
+
+    @property
+    def price_hour(self) -> float | None:
+        """Price of all GPUs for an hour, None without one for a GPU."""
+        price = self.stated.gpu_hour
+        return None if price is None else price * self.gpus
+
+    @property
+    def summary(self) -> str:
+        """The deployment in one line."""
+        one = f"{self.tp} x {self.gpu.name}" if self.gpu else "one engine"
+        model = f"{self.model.name} in {self.model.weight_dtype}, " if self.model else ""
+        fleet = f"{self.replicas} replicas of {one}" if self.replicas > 1 else one
+        return f"{fleet}, {model}{self.engine}"
+
+
+def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDeployment:
+    """Return what follows from a deployment; the pool is counted in blocks of `block_size` tokens.
+
+    `block_size` is the trace's, by default the engine's. Raises UsageError or InputError with the
+    option that is wrong or missing.
+    """
+    engine = _at("--engine", parse_engine, deployment.engine)
+    gpu = None if deployment.gpu is None else _at("--gpu", resolve_gpu, deployment.gpu)
+    model = None
+    if deployment.model is not None:
+        kv, weights = deployment.kv_dtype, deployment.weight_dtype
+        model = _at("--model", lambda name: resolve_model(name, kv, weights), deployment.model)
+        _check_heads(model, deployment.tp)
+    elif deployment.weight_dtype or deployment.kv_dtype:
+        name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
+        raise UsageError("needs a model", where=option(name), remedy="name one with --model")
+    sequences = deployment.max_num_seqs or (gpu.default_max_num_seqs if gpu else _SEQS)
+    batched = deployment.max_num_batched_tokens
+    batched = batched or (gpu.default_max_num_batched_tokens if gpu else _BATCHED)
+    pool = _pool(deployment, engine, model, gpu)
+    latency, origin, doubts = _latency(deployment, engine, model, gpu)
+    derived = origin == "derived"
+    reason = None
+    if model is not None and model.hybrid:
+        reason = f"{model.name} has layers of several kinds, whose hits kvscope does not simulate"
+    return ResolvedDeployment(
+        stated=deployment,
+        engine=engine,
+        model=model,
+        gpu=gpu,
+        pool=pool.in_blocks_of(block_size) if block_size else pool,
+        latency=latency,
+        latency_origin=origin,
+        latency_low=LOW if derived else 1.0,
+        latency_high=HIGH if derived else 1.0,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=batched,
+        gpu_memory_utilization=deployment.gpu_memory_utilization or engine.default_utilization,
+        notes=(*(model.notes if model else ()), *pool.notes, *doubts),
+        not_switchable=reason,
+    )
+
+
+def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None) -> KvPool:
+    size = deployment.block_size or engine.default_block_size
+    if deployment.engine_log is not None:
+        path = Path(deployment.engine_log)
+        return observed_pool(path, model=model, tp=deployment.tp, block_size=deployment.block_size)
+    if deployment.num_gpu_blocks is not None:
+        return stated_pool(deployment.num_gpu_blocks, size, engine)
+    if model is None or gpu is None:
+        missing = "--model" if model is None else "--gpu"
+        raise UsageError(
+            "the KV pool is unknown",
+            where=missing,
+            remedy="name --gpu and --model, or the engine's --num-gpu-blocks or --engine-log",
+        )
+    return derive_pool(
+        model,
+        gpu,
+        engine,
+        tp=deployment.tp,
+        utilization=deployment.gpu_memory_utilization,
+        max_num_seqs=deployment.max_num_seqs,
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        block_size=size,
+    )
+
+
+def _latency(
+    deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
+) -> tuple[LatencyProfile, Origin, list[str]]:
+    """Return the latency profile, where it is from, and what is uncertain about it."""
+    if deployment.latency is not None:
+        profile = _at("--latency", load_profile, deployment.latency)
+        if PRESETS.get(profile.name) != profile:
+            return profile, "measured", []
+        measured_on = MODELS.get(profile.name)
+        if model is None or model.name == measured_on:
+            return profile, "stated", []
+        note = f"latency {profile.name} is of {measured_on or 'another model'}, not {model.name}"
+        return profile, "stated", [f"{note}: measure with `kvscope calibrate`"]
+    if model is None or gpu is None:
+        raise UsageError(
+            "the latency is unknown",
+            where="--latency",
+            remedy="name the file that `kvscope calibrate` writes, or --gpu and --model",
+        )
+    notes = latency_notes(model, gpu, engine, deployment.tp)
+    return roofline(model, gpu, deployment.tp), "derived", notes
+
+
+def _at(where: str, read: Callable[[str], T], text: str) -> T:
+    """Return what `read` makes of an option's text; a refusal names the option."""
+    try:
+        return read(text)
+    except UsageError as error:
+        raise UsageError(error.what, where=error.where or where, remedy=error.remedy) from error
+
+
+def _check_heads(model: Model, tp: int) -> None:
+    shape = model.architecture
+    if shape is not None and shape.heads % tp:
+        fitting = [str(n) for n in (1, 2, 4, 8, 16) if shape.heads % n == 0]
+        raise UsageError(
+            f"{model.name} has {shape.heads} attention heads, not a multiple of {tp}",
+            where="--tp",
+            remedy=f"use {', '.join(fitting)}",
+        )

@@ -1,0 +1,124 @@
+"""GPUs: memory as CUDA reports it, dense arithmetic and memory rates, and the link between them.
+
+`checked` GPUs are those whose latencies were compared with published measurements
+(docs/evidence/deployment.md); for the others the data sheet is all that is known.
+
+Source: system files of aiconfigurator-core 0.12.0 (rates and links); total memory from published
+start-up logs of vLLM, where CUDA's figure is below the data sheet's (B300, GB200, GB300: that of
+nvidia-smi less 0.4 %, as on B200); data sheets of NVIDIA and AMD for H100 NVL, H20, A10G, T4,
+RTX A6000, RTX 4090, RTX 5090, MI300X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from kvscope.core.errors import UsageError
+
+GIB = 2**30
+Family = Literal["turing", "ampere", "ada", "hopper", "blackwell", "cdna"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. FLOP/s are dense; fp8 and fp4 are 0 where its tensor cores lack them.
+
+    `link_bytes_s` is one direction of the link to the other GPUs of its node.
+    """
+
+    name: str
+    family: Family
+    total_bytes: int
+    flops: float
+    fp8_flops: float
+    fp4_flops: float
+    memory_bytes_s: float
+    link_bytes_s: float
+    checked: bool
+
+    @property
+    def default_max_num_seqs(self) -> int:
+        """Limit of running requests of vLLM's API server on this GPU.
+
+        Source: vLLM 0.33.0, vllm/engine/arg_utils.py, get_batch_defaults.
+        """
+        return self._by_memory(1024, 1024, 256)
+
+    @property
+    def default_max_num_batched_tokens(self) -> int:
+        """Limit of tokens per step of vLLM's API server on this GPU; source as above."""
+        return self._by_memory(16_384, 8192, 2048)
+
+    def _by_memory(self, largest: int, large: int, others: int) -> int:
+        if self.total_bytes >= 160 * GIB:
+            return largest
+        return large if self.total_bytes >= 70 * GIB and "a100" not in self.name else others
+
+
+def _gpu(
+    name: str,
+    family: Family,
+    gib: float,
+    tflops: tuple[float, float, float],
+    memory_tb_s: float,
+    link_gb_s: float,
+    *,
+    checked: bool = False,
+) -> Gpu:
+    flops, fp8, fp4 = (rate * 1e12 for rate in tflops)
+    memory, link = memory_tb_s * 1e12, link_gb_s * 1e9
+    return Gpu(name, family, round(gib * GIB), flops, fp8, fp4, memory, link, checked)
+
+
+_TABLE = (
+    _gpu("a100-40gb", "ampere", 39.39, (312, 0, 0), 1.555, 300),
+    _gpu("a100-80gb", "ampere", 79.25, (312, 0, 0), 2.039, 300, checked=True),
+    _gpu("h100", "hopper", 79.19, (989, 1979, 0), 3.35, 450, checked=True),
+    _gpu("h100-pcie", "hopper", 79.19, (756, 1513, 0), 2.0, 64),
+    _gpu("h100-nvl", "hopper", 93.1, (835, 1671, 0), 3.9, 300),
+    _gpu("h200", "hopper", 139.8, (989, 1979, 0), 4.8, 450, checked=True),
+    _gpu("h20-141gb", "hopper", 139.72, (148, 296, 0), 4.8, 450),
+    _gpu("b200", "blackwell", 178.4, (2250, 4500, 9000), 7.7, 900, checked=True),
+    _gpu("b300", "blackwell", 267.5, (2250, 4500, 14_000), 7.75, 900, checked=True),
+    _gpu("gb200", "blackwell", 184.3, (2500, 5000, 10_000), 8.0, 900, checked=True),
+    _gpu("gb300", "blackwell", 276.5, (2500, 5000, 15_000), 8.0, 900),
+    _gpu("l4", "ada", 22.07, (121, 242, 0), 0.3, 32),
+    _gpu("l40s", "ada", 44.39, (362, 733, 0), 0.864, 32, checked=True),
+    _gpu("a10g", "ampere", 22.07, (70, 0, 0), 0.6, 32),
+    _gpu("t4", "turing", 14.56, (65, 0, 0), 0.32, 16),
+    _gpu("rtx-a6000", "ampere", 47.4, (155, 0, 0), 0.768, 32),
+    _gpu("rtx-4090", "ada", 23.52, (165, 330, 0), 1.01, 32),
+    _gpu("rtx-5090", "blackwell", 31.35, (210, 419, 1676), 1.79, 64),
+    _gpu("rtx-pro-6000", "blackwell", 94.97, (468, 936, 1871), 1.79, 64),
+    _gpu("mi300x", "cdna", 191.69, (1307, 2615, 0), 5.3, 448),
+)
+GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _TABLE}
+_OTHER_NAMES = {
+    "a100": "a100-80gb",
+    "a100-80": "a100-80gb",
+    "a100-40": "a100-40gb",
+    "a100-sxm": "a100-80gb",
+    "h100-sxm": "h100",
+    "h100-80gb": "h100",
+    "h200-sxm": "h200",
+    "b200-sxm": "b200",
+    "a6000": "rtx-a6000",
+    "4090": "rtx-4090",
+    "rtx4090": "rtx-4090",
+    "5090": "rtx-5090",
+    "rtx5090": "rtx-5090",
+}
+
+
+def resolve_gpu(text: str) -> Gpu:
+    """Return the GPU called `text`, in any case. Raises UsageError with the nearest names."""
+    name = text.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    name = _OTHER_NAMES.get(name, name)
+    if name in GPUS:
+        return GPUS[name]
+    near = get_close_matches(name, [*GPUS, *_OTHER_NAMES], n=3, cutoff=0.5)
+    remedy = f"did you mean {', '.join(near)}" if near else f"GPUs: {', '.join(GPUS)}"
+    raise UsageError(f"no GPU {text!r}", remedy=remedy)

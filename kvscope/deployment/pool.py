@@ -1,0 +1,276 @@
+"""The KV pool: what remains of a GPU's memory for KV blocks, derived or observed.
+
+vLLM profiles one forward pass and keeps, on each GPU,
+
+    utilization x total - weights - activation peak - other memory - CUDA graphs
+
+for blocks; the smallest rank decides. SGLang keeps what is free after loading, less a share of the
+total. kvscope counts the terms by rule, each with a band, and names them all. Measured against 53
+published pools in docs/evidence/deployment.md.
+
+Block 0 of vLLM stands for "no block" and is never handed to a request, so the `blocks` of a pool,
+those that requests can use, are vLLM's `num_gpu_blocks` less 1.
+
+Source: vLLM 0.33.0, vllm/v1/worker/gpu_worker.py, determine_available_memory, and
+vllm/v1/core/kv_cache_utils.py; SGLang, python/sglang/srt/server_args.py,
+_handle_gpu_memory_settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvscope.core.errors import UsageError
+from kvscope.core.units import format_size
+from kvscope.deployment.engines import Engine
+from kvscope.deployment.gpus import GIB, Gpu
+from kvscope.deployment.models import Model
+
+PoolOrigin = Literal["stated", "engine log", "metrics", "derived"]
+MIB = 2**20
+
+_WEIGHTS_BAND = 0.01  # 9 of 10 published weights are closer than this
+_ACTIVATION_BAND = round(0.32 * GIB)
+_OTHER_BAND = round(0.2 * GIB)
+_GRAPHS_BAND = round(0.5 * GIB)
+_SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
+_UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
+_CHECKED_UNTIL = (0, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the pool, in bytes on each GPU; the truth lies within `band_bytes` mostly."""
+
+    name: str
+    bytes: int
+    band_bytes: int
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """The KV blocks of one replica that requests can use.
+
+    `blocks` is the best figure, `low_blocks` and `high_blocks` bound it; all three are equal where
+    the pool is stated or observed. `null_blocks` are those that the engine keeps to itself on top.
+    `terms` are those of one GPU, none but for a derived pool.
+    """
+
+    blocks: int
+    low_blocks: int
+    high_blocks: int
+    block_size: int
+    origin: PoolOrigin
+    null_blocks: int = 1
+    terms: tuple[Term, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        """What vLLM calls `num_gpu_blocks`: the usable blocks and block 0."""
+        return self.blocks + self.null_blocks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose KV the pool holds."""
+        return self.blocks * self.block_size
+
+    def in_blocks_of(self, block_size: int) -> KvPool:
+        """Return the pool in blocks of `block_size` tokens, each figure rounded down."""
+        if block_size == self.block_size:
+            return self
+        low, best, high = (
+            blocks * self.block_size // block_size
+            for blocks in (self.low_blocks, self.blocks, self.high_blocks)
+        )
+        return replace(self, blocks=best, low_blocks=low, high_blocks=high, block_size=block_size)
+
+
+def derive_pool(
+    model: Model,
+    gpu: Gpu,
+    engine: Engine,
+    *,
+    tp: int = 1,
+    utilization: float | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    block_size: int | None = None,
+) -> KvPool:
+    """Return the pool that the engine leaves for KV on `tp` GPUs; None takes its defaults.
+
+    Raises UsageError where nothing is left, naming what takes the memory and the remedy.
+    """
+    size = block_size or engine.default_block_size
+    sequences = max_num_seqs or gpu.default_max_num_seqs
+    batched = max_num_batched_tokens or gpu.default_max_num_batched_tokens
+    share = utilization or engine.default_utilization
+    if engine.name == "sglang":
+        terms = _sglang_terms(model, gpu, tp, utilization)
+    else:
+        terms = _vllm_terms(model, gpu, engine, tp, share, sequences, batched)
+    kv = sum(term.bytes for term in terms)
+    band = sum(term.band_bytes for term in terms)
+    null = engine.null_blocks
+    if model.tokens_in(max(0, kv), tp)[1] // size <= null:
+        raise _nothing_left(model, gpu, tp, terms)
+    least, best, _ = (tokens // size - null for tokens in model.tokens_in(kv, tp))
+    low = model.tokens_in(max(0, kv - band), tp)[0] // size - null
+    high = model.tokens_in(kv + band, tp)[2] // size - null
+    return KvPool(
+        blocks=best,
+        low_blocks=max(1, min(least, low)),
+        high_blocks=high,
+        block_size=size,
+        origin="derived",
+        null_blocks=null,
+        terms=terms,
+        notes=tuple(_notes(model, gpu, engine, kv, tp)),
+    )
+
+
+def stated_pool(num_gpu_blocks: int, block_size: int, engine: Engine) -> KvPool:
+    """Return the pool of a stated `num_gpu_blocks`, the engine's own count."""
+    usable = num_gpu_blocks - engine.null_blocks
+    if usable < 1:
+        raise UsageError(
+            f"{num_gpu_blocks} leaves no block for requests",
+            where="--num-gpu-blocks",
+            remedy="give 2 or more: vLLM keeps block 0 to itself",
+        )
+    return KvPool(usable, usable, usable, block_size, "stated", engine.null_blocks)
+
+
+def _vllm_terms(
+    model: Model,
+    gpu: Gpu,
+    engine: Engine,
+    tp: int,
+    share: float,
+    sequences: int,
+    batched: int,
+) -> tuple[Term, ...]:
+    weights = round(model.weight_bytes(tp))
+    terms = [
+        Term("memory for the engine", round(share * gpu.total_bytes), 0, f"{share:g} x total"),
+        Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp)),
+        Term(
+            "activations",
+            -round(activation_bytes(model, engine, sequences, batched, tp)),
+            _ACTIVATION_BAND,
+            f"profiled with {sequences:,} requests and {batched:,} tokens",
+        ),
+        Term("other memory", -round(_non_torch(engine, tp)), _OTHER_BAND, "CUDA and NCCL"),
+    ]
+    if engine.version >= (0, 21):
+        terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.21"))
+    return tuple(terms)
+
+
+def activation_bytes(model: Model, engine: Engine, sequences: int, batched: int, tp: int) -> float:
+    """Return the peak of vLLM's profiling pass: the sampler's logits, or the widest layer.
+
+    The sampler's copies take 14.3 bytes of each logit since 0.17 and 38.5 before, read off
+    published logs; tensor parallelism does not divide them.
+    """
+    shape = model.shaped()
+    recent = engine.version >= (0, 17)
+    sampler = (14.3 if recent else 38.5) * min(sequences, batched) * shape.vocabulary
+    hidden = shape.hidden_size
+    queries = shape.heads * shape.query_size / tp
+    dense = 2 * batched * (3 * hidden + queries + 3 * shape.mlp_width / tp)
+    routed = 0.0
+    if shape.moe:
+        expert = 3 * shape.expert_width / tp + 2 * hidden
+        routed = 2 * batched * (shape.experts_per_token * expert + 3 * hidden)
+    fixed = 0.14 + (0.3 if shape.moe and recent else 0) + (0.3 if model.vision else 0)
+    return max(sampler, dense, routed) + fixed * GIB
+
+
+def _non_torch(engine: Engine, tp: int) -> float:
+    """Return the bytes that CUDA, NCCL and kernels take outside of PyTorch, read off logs."""
+    if engine.version >= (0, 18):
+        return (0.25 if tp == 1 else 2.1) * GIB
+    return (0.13 if tp == 1 else 0.55) * GIB
+
+
+def _sglang_terms(model: Model, gpu: Gpu, tp: int, fraction: float | None) -> tuple[Term, ...]:
+    weights = round(model.weight_bytes(tp))
+    total = gpu.total_bytes
+    fraction = fraction or sglang_fraction(gpu, tp)
+    context = round(_non_torch(Engine("vllm", (0, 33)), tp))
+    kv = fraction * total - weights - context
+    return (
+        Term("memory for the engine", round(fraction * total), 0, f"{fraction:g} x total"),
+        Term("weights", -weights, round(_SGLANG_BAND * max(0, kv)), _weights_rule(model, tp)),
+        Term("other memory", -context, _OTHER_BAND, "CUDA and NCCL"),
+    )
+
+
+def sglang_fraction(gpu: Gpu, tp: int) -> float:
+    """Return SGLang's automatic `--mem-fraction-static`, without data-parallel attention.
+
+    It reserves 512 + 1.5 chunk + 2 graph batch + 128 tp MiB: the chunk of a prefill and the largest
+    batch of a CUDA graph follow from the total memory.
+    """
+    gib, several = gpu.total_bytes / GIB, tp >= 4
+    if gib >= 160:
+        chunk, batch = 16_384, 512
+    elif gib >= 60:
+        chunk, batch = 8192, 512 if several else 256
+    elif gib >= 35:
+        chunk, batch = 4096, 160 if several else 32
+    elif gib >= 20:
+        chunk, batch = 2048, 80 if several else 24
+    else:
+        chunk, batch = 2048, 8
+    reserved = 512 + 1.5 * chunk + 2 * batch + 128 * tp
+    return round(1 - reserved * MIB / gpu.total_bytes, 3)
+
+
+def _weights_rule(model: Model, tp: int) -> str:
+    divided = f", divided by {tp}" if tp > 1 else ""
+    counted = "by the checkpoint's index" if model.weights_total else f"{model.weight_dtype}"
+    return f"{counted}{divided}"
+
+
+def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, tp: int) -> list[str]:
+    notes = []
+    if kv < _UNCERTAIN * gpu.total_bytes:
+        share = kv / gpu.total_bytes
+        notes.append(
+            f"the pool is {share:.1%} of the GPU's memory, a small difference of large terms:"
+            " read the engine's own figure from its log (--engine-log)"
+        )
+    if model.hybrid:
+        notes.append(
+            "hybrid model: the pool is a range, from all layers caching every token to windowed"
+            " layers caching one window; --num-gpu-blocks states the engine's figure"
+        )
+    if engine.name == "sglang":
+        notes.append("SGLang's pool was compared with two published figures only")
+    elif engine.version > _CHECKED_UNTIL:
+        notes.append(
+            "no published pool of vLLM 0.21 or newer was compared; one start and its log settle it"
+            " (--engine-log)"
+        )
+    if tp > 1 and gpu.link_bytes_s < 100e9:
+        notes.append("tensor parallelism over PCIe was never compared")
+    return notes
+
+
+def _nothing_left(model: Model, gpu: Gpu, tp: int, terms: Sequence[Term]) -> UsageError:
+    largest = min(terms, key=lambda term: term.bytes)
+    available = terms[0].bytes
+    sizes = ", ".join(f"{term.name} {format_size(-term.bytes)}" for term in terms if term.bytes < 0)
+    remedy = f"raise --tp (now {tp}), quantize the weights (--weight-dtype), or a larger GPU"
+    if largest.name != "weights":
+        remedy = "lower --max-num-seqs or --max-num-batched-tokens, or raise --tp"
+    return UsageError(
+        f"{model.name} leaves no memory for KV blocks: {format_size(available)} less {sizes}",
+        where=f"--gpu {gpu.name}",
+        remedy=remedy,
+    )

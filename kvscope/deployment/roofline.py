@@ -1,0 +1,147 @@
+"""The latency of an engine by roofline: arithmetic, memory and link rates of the GPU.
+
+    TTFT = base + layers x launch + max(2 P u / (tp F m) + all-reduce, weights / (tp 0.75 BW))
+           + attention FLOPs / (tp F16 0.5)
+
+    TPOT = (weights read + KV read) / (0.71 BW) + layers x launch + 18 us x batch + 0.6 ms
+
+of P parameters that a token is multiplied with, F the GPU's dense rate at the precision of the
+weights, m the share of it that engines reach. It maps onto a latency profile: weights / (tp 0.75
+BW) is its floor. The shares were fitted to published measurements: half of the TTFTs of vLLM lie
+within 14 % and 9 of 10 within 35 %, and of a model that the fit had not seen within 28 % and 72 %
+(docs/evidence/deployment.md). So a decision holds only if it holds at LOW and at HIGH times this
+profile; else measure it with `kvscope calibrate`.
+
+Source: Williams, Waterman, Patterson: Roofline (CACM 2009); shares fitted on 2026-11-22 to the
+published figures in aiconfigurator-core 0.12.0, systems/silicon_sample.csv, and in TensorRT-LLM
+0.5.0, docs/source/performance.md, section "Low Latency".
+"""
+
+from __future__ import annotations
+
+from kvscope.deployment.architecture import Architecture
+from kvscope.deployment.engines import Engine
+from kvscope.deployment.gpus import Gpu
+from kvscope.deployment.models import Model
+from kvscope.latency.profile import LatencyProfile
+
+LOW, HIGH = 0.65, 1.65
+"""Measured over predicted TTFT, as far as a decision has to hold."""
+
+REQUEST_S = 0.025
+"""What a request takes in vLLM outside of the engine's steps: HTTP, tokenizer, processes."""
+LAUNCH_S, LAUNCH_TP_S = 120e-6, 25e-6  # a layer's kernels in a prefill; more with all-reduces
+DECODE_LAYER_S, DECODE_LAYER_TP_S = 30e-6, 40e-6
+DECODE_STEP_S, DECODE_REQUEST_S = 0.6e-3, 18e-6
+_MEMORY_SHARE, _DECODE_MEMORY_SHARE = 0.75, 0.71
+_ATTENTION_SHARE, _LINK_SHARE, _MOE_SHARE = 0.5, 0.4, 0.35
+_TYPICAL_BATCH = 16  # running requests whose experts a decode step reads
+_ACTIVATION_BYTES = 2
+_ALL_REDUCES = 2  # in each layer: after attention and after the MLP
+
+
+def roofline(
+    model: Model, gpu: Gpu, tp: int = 1, *, request_s: float = REQUEST_S
+) -> LatencyProfile:
+    """Return the latency profile of one replica on `tp` GPUs, decode costs included.
+
+    `request_s` is the time outside of the engine's steps. Raises InputError for a model whose
+    config lacks what its weights need.
+    """
+    shape = model.shaped()
+    rate, share = prefill_rate(model, gpu)
+    per_token = 2 * shape.active_parameters / (tp * rate * share)
+    per_token += _all_reduce_s(shape, gpu, tp)
+    pair = attention_flops_per_pair(shape) / (tp * gpu.flops * _ATTENTION_SHARE)
+    kinds = model.kinds
+    # A windowed layer attends to at most its window: a cost of the token, not of the pair.
+    per_token += pair * kinds.windowed * (kinds.window or 0)
+    launch = LAUNCH_S + (LAUNCH_TP_S if tp > 1 else 0)
+    weights = shape.bytes_read(model.bits, float("inf")) / tp
+    decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH) / tp
+    bandwidth = gpu.memory_bytes_s * _DECODE_MEMORY_SHARE
+    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
+    kv_bytes, window_bytes = kv_read(model, tp)
+    return LatencyProfile(
+        name=f"{model.name}-{model.weight_dtype}-{tp}x{gpu.name}",
+        source=f"roofline of {model.name} in {model.weight_dtype} on {tp} x {gpu.name}:"
+        f" within x {LOW} and x {HIGH}, not measured",
+        base_s=request_s + shape.layers * launch,
+        per_token_s=per_token,
+        per_token_pair_s=pair * kinds.full,
+        floor_s=weights / (gpu.memory_bytes_s * _MEMORY_SHARE),
+        request_s=request_s,
+        decode_base_s=decode_weights / bandwidth + shape.layers * layer + DECODE_STEP_S,
+        decode_request_s=DECODE_REQUEST_S + window_bytes / bandwidth,
+        decode_context_token_s=kv_bytes / bandwidth,
+    )
+
+
+def tpot_s(model: Model, gpu: Gpu, tp: int, batch: float, context: float) -> float:
+    """Return the time of a decode step of `batch` requests with `context` tokens each.
+
+    The profile's decode costs are this at a batch of 16 for the experts that are read.
+    """
+    shape = model.shaped()
+    kv_bytes, _ = kv_read(model, tp)
+    per_layer = kv_bytes / max(1, model.kinds.full)
+    windowed = per_layer * model.kinds.windowed * min(context, model.kinds.window or context)
+    read = shape.bytes_read(model.bits, batch) / tp + batch * (kv_bytes * context + windowed)
+    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
+    steps = shape.layers * layer + DECODE_STEP_S + DECODE_REQUEST_S * batch
+    return read / (gpu.memory_bytes_s * _DECODE_MEMORY_SHARE) + steps
+
+
+def kv_read(model: Model, tp: int) -> tuple[float, float]:
+    """Return the KV bytes that a decode reads on each GPU: per token of context, and of windows."""
+    layer = model.kv_bytes_per_token(tp) / model.shape.layers
+    return layer * model.kinds.full, layer * model.kinds.windowed * (model.kinds.window or 0)
+
+
+def attention_flops_per_pair(shape: Architecture) -> float:
+    """Return the operations of one layer for one pair of tokens: scores and their sum of values."""
+    return 2.0 * shape.heads * (shape.query_size + shape.value_size)
+
+
+def prefill_rate(model: Model, gpu: Gpu) -> tuple[float, float]:
+    """Return the dense FLOP/s that a prefill can use, and the share of them that engines reach.
+
+    Weights of 4 bits without tensor cores for them are computed in 16 bits.
+    """
+    share = _MOE_SHARE if model.moe else 1.0
+    dtype = model.weight_dtype
+    blackwell = gpu.family == "blackwell"
+    if dtype in {"fp8", "int8"} and gpu.fp8_flops:
+        reached = {"blackwell": 0.45, "ada": 0.5}.get(gpu.family, 0.65)
+        return gpu.fp8_flops, reached * share
+    if dtype == "nvfp4" and gpu.fp4_flops:
+        return gpu.fp4_flops, 0.38 * share
+    if dtype == "mxfp4" and blackwell:
+        return gpu.fp8_flops, 0.55 * share
+    return gpu.flops, (0.55 if blackwell else 0.62) * share
+
+
+def _all_reduce_s(shape: Architecture, gpu: Gpu, tp: int) -> float:
+    """Return the seconds of a token's all-reduces: a ring moves 2 (tp - 1) / tp of the bytes."""
+    if tp == 1:
+        return 0.0
+    moved = _ALL_REDUCES * shape.layers * shape.hidden_size * _ACTIVATION_BYTES * 2 * (tp - 1) / tp
+    return moved / (gpu.link_bytes_s * _LINK_SHARE)
+
+
+def latency_notes(model: Model, gpu: Gpu, engine: Engine, tp: int) -> list[str]:
+    """Return why the roofline may be further off than its band, each with the remedy."""
+    reasons = [
+        (model.hybrid, "layers of several kinds"),
+        (model.moe, "experts"),
+        (model.vision, "a vision encoder"),
+        (model.weight_dtype in {"awq", "gptq"}, f"{model.weight_dtype} weights"),
+        (not gpu.checked, f"{gpu.name}"),
+        (tp > 1 and gpu.link_bytes_s < 100e9, "tensor parallelism over PCIe"),
+        (engine.name == "sglang", "SGLang"),
+    ]
+    uncertain = [what for holds, what in reasons if holds]
+    if not uncertain:
+        return []
+    what = f"the roofline was checked little or not at all for {', '.join(uncertain)}"
+    return [f"{what}: measure with `kvscope calibrate`"]
