@@ -148,12 +148,7 @@ class ParquetExport(Exporter):
             "block_size": pl.Int32(),
         }
 
-        def frames(
-            with_columns: list[str] | None,
-            predicate: pl.Expr | None,
-            n_rows: int | None,
-            batch_size: int | None,
-        ) -> Iterator[pl.DataFrame]:
+        def frames(*_: object) -> Iterator[pl.DataFrame]:
             # Nothing is pushed down: a sink asks for all columns of all rows.
             for chunk in rows(store, trace):
                 yield pl.DataFrame(_columns(chunk, trace), schema=schema)
