@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,12 +17,16 @@ import msgspec
 from kvscope import __version__
 from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Trace
+from kvscope.latency.profile import STEP_PARAMETERS
 from kvscope.store.db import Store
 
 FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
 
 Rows = Sequence[Mapping[str, Any]]
 
+_STEP_DEFAULTS = {
+    field.name: field.default for field in fields(RunSetting) if field.name in STEP_PARAMETERS
+}
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
 _COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
 _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s", "measured_ttft_s")
@@ -47,7 +51,11 @@ def request_digest(
 ) -> str:
     """Return a digest of what a run is to replay (32 hex digits)."""
     values = {name: float(value) for name, value in params.items()}
-    whole = (policy, leaves, values, capacity_blocks, asdict(setting))
+    settings = asdict(setting)
+    for name, default in _STEP_DEFAULTS.items():  # digests of runs without them stay
+        if settings[name] == default:
+            del settings[name]
+    whole = (policy, leaves, values, capacity_blocks, settings)
     text = json.dumps(whole, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -85,6 +93,8 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     dated = replace(run, **_stamp())
     columns = asdict(dated)
     params, parts = columns.pop("params"), columns.pop("parts")
+    setting = columns["setting"]
+    steps = {name: setting.pop(name) for name in STEP_PARAMETERS}
     with store.transaction():
         older = store.rows("runs/same_request", trace_id=trace.trace_id, asked=digest_of(run))
         _remove_runs(store, [row["run_id"] for row in older])
@@ -95,6 +105,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
             code=code,
             names=list(params),
             values=[float(value) for value in params.values()],
+            steps=None if steps == _STEP_DEFAULTS else steps,
             **columns | {"tiers": list(columns["tiers"]) or None},
         )["run_id"]
         if parts:
@@ -199,7 +210,8 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_run(row: dict[str, Any]) -> KnownRun:
-    run = msgspec.convert(row | {"tiers": row["tiers"] or ()}, Run)
+    setting = row["setting"] | (row["steps"] or {})
+    run = msgspec.convert(row | {"setting": setting, "tiers": row["tiers"] or ()}, Run)
     return KnownRun(row["run_id"], row["asked"], row["code"], run)
 
 

@@ -15,9 +15,8 @@ from kvscope.core.errors import InputError, Stopped
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
-from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.metrics import ServedRequests, summarize
-from kvscope.replay.sweep import cores
+from kvscope.replay.sweep import cores, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.target import Target, View
 

@@ -16,10 +16,9 @@ from kvscope.core.runs import Run
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.sweep import make_run
+from kvscope.replay.sweep import make_run, serve_replay
 from kvscope.replay.workload import ReplayRequest
 from kvscope.tuning.split import FEWEST, split_windows
 from kvscope.tuning.target import Target
