@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
+from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
 from kvscope.replay.policy_options import CONTENDERS, REPLAYED
 
@@ -392,6 +393,63 @@ class TuneOptions:
             "Share of the requests, at the end, that are held out to judge the choice.",
             default="40%",
         ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions:
+    """What states a deployment; an option wins over the same key of a kvscope.toml."""
+
+    gpu: Annotated[
+        str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
+    ] = None
+    tp: Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")] = None
+    replicas: Annotated[
+        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
+    ] = None
+    traffic: Annotated[
+        Literal["fleet", "replica"] | None,
+        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
+    ] = None
+    model: Model = None
+    weight_dtype: Annotated[
+        WeightDtype | None, Option("Precision of the weights, if not the model's own.")
+    ] = None
+    kv_dtype: KvDtype = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        PositiveShare("Share of the GPU's memory for the engine.", default="the engine's"),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, Count("Limit of running requests per replica.", default="by GPU, as vLLM")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Tokens("Limit of tokens per step.", default="by GPU, as vLLM")
+    ] = None
+    engine: Annotated[
+        str | None,
+        Option("Engine and version.", "ENGINE", values.called, "vllm@0.33"),
+    ] = None
+    num_gpu_blocks: Annotated[
+        int | None, Blocks("KV blocks of a replica, as the engine reports them.", default="derived")
+    ] = None
+    engine_log: Annotated[
+        str | None,
+        Source("Log of the engine's start, or saved text of its /metrics: states the KV blocks."),
+    ] = None
+    latency: Annotated[
+        str | None,
+        Option(
+            "TTFT of the engine: the file that `kvscope calibrate` writes, or a preset.",
+            "PROFILE",
+            default="derived",
+        ),
+    ] = None
+    gpu_hour: Annotated[
+        float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
+    ] = None
+    deployment: Annotated[
+        str | None, Source("File that states the deployment.", default="./kvscope.toml if present")
     ] = None
 
 

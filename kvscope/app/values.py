@@ -77,6 +77,17 @@ def minutes(text: str) -> float:
     return value
 
 
+def price(text: str) -> float:
+    """Return an amount of money above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is not a price above 0", remedy="write for example 2.5")
+    return value
+
+
 def percentile(text: str) -> float:
     """Return the rank in `p95` or `p99.9`; p100 leaves no request out and is refused."""
     rank = units.parse_percentile(text)

@@ -296,7 +296,6 @@ def interval(gain: Gain) -> str:
 
 
 def _capacities(tuned: Recommendation) -> Section:
-    """Return the least capacity that meets the SLO."""
     tuning, chart = tuned.tuning, partial(explanation.capacities_chart, tuned)
     rows = [
         least
@@ -329,7 +328,6 @@ def _capacities(tuned: Recommendation) -> Section:
 
 
 def _to_set(tuned: Recommendation) -> Section:
-    """Return the flags for the engines."""
     policy, flags = tuned.tuning.recommended.policy.name, tuned.flags
     if flags.sglang:
         sglang = f"SGLang: {flags.sglang}"

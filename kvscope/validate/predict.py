@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,12 @@ from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.offline.learners import plugin_tables
+from kvscope.learning.offline.learners import plugin_tables, tables_of_served
 from kvscope.policies.base import Policy
 from kvscope.replay.traffic import traffic
 from kvscope.validate.replay import Measurement, Pace
 from kvscope.validate.result import Figures, RunFacts
-from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
+from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 
 _LEAST_STEP_S = 1e-6
 _NO_TIME_S = 1e-15  # lost in a time of seconds
@@ -82,7 +83,10 @@ def _simulator(
     sent: Prompts, policy: Policy, settings: EngineSettings, fitted: FittedTable | None
 ) -> _Simulator:
     """Return the simulated engine for these requests, with the tables that the plugin would use."""
-    tables = plugin_tables(traffic(sent, standard()), policy, fitted)
+    known = traffic(sent, standard())
+    served = fits(known, settings.usable_blocks)
+    fit = partial(plugin_tables, policy=policy, fitted=fitted)
+    tables = tables_of_served(known, served, fit)
     tables = tables.chosen(policy, settings.usable_blocks)
     return lambda cost: replay_engine(sent, policy, settings, cost, tables=tables)
 

@@ -208,6 +208,11 @@ def blocks_needed(known: Traffic) -> Int64s:
     return np.asarray(-(-tokens // known.block_size))
 
 
+def fits(known: Traffic, usable_blocks: int) -> Bools:
+    """Return which requests an engine with so many blocks serves: it rejects longer ones."""
+    return blocks_needed(known) <= usable_blocks
+
+
 def _blocks(usable: int, lanes: int) -> Records:
     """Return all blocks in the queue of those without a hash, in their order; no lane has any."""
     blocks = np.zeros(usable + lanes + 1, dtype=BLOCK).view(np.recarray)
@@ -225,7 +230,7 @@ def _requests(known: Traffic, usable: int) -> Records:
     requests = np.zeros(len(known.leaf), dtype=REQUEST).view(np.recarray)
     requests.prompt = known.input_tokens
     requests.outputs = np.maximum(known.history_tokens - known.input_tokens, 1)
-    requests.oversized = blocks_needed(known) > usable
+    requests.oversized = ~fits(known, usable)
     for name in (
         "leaf",
         "length",

@@ -1,0 +1,72 @@
+"""The deployment of a command: its options over the file, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from kvscope.app.options import DeploymentOptions
+from kvscope.core.errors import InputError, UsageError
+from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
+from kvscope.deployment.file import deployment_file, read_deployment
+
+_NAMES = tuple(field.name for field in fields(Deployment))
+_OF_A_CACHE_STUDY = frozenset(
+    {"model", "kv_dtype", "latency", "max_num_seqs", "max_num_batched_tokens"}
+)
+"""Options that a study of a cache alone takes too: they make no deployment."""
+
+
+def stated_deployment(options: DeploymentOptions) -> Deployment | None:
+    """Return the deployment that options and file state, the options first; None if neither does.
+
+    The file is the one named, or else kvscope.toml in the current directory.
+    """
+    path = deployment_file(options.deployment)
+    stated = _stated(options)
+    if path is None and not stated.keys() - _OF_A_CACHE_STUDY:
+        return None
+    deployment = Deployment() if path is None else read_deployment(path)
+    if "num_gpu_blocks" in stated:  # the file's log would win over it
+        deployment = replace(deployment, engine_log=None)
+    return replace(deployment, **stated)  # type: ignore[arg-type]
+
+
+def resolved_deployment(
+    options: DeploymentOptions, block_size: int | None = None
+) -> ResolvedDeployment | None:
+    """Return what follows from the deployment of a command; None where nothing states one.
+
+    The pool is counted in blocks of `block_size` tokens, the trace's. What is wrong in the file is
+    an InputError that names file and key, what is wrong in an option a UsageError.
+    """
+    deployment = stated_deployment(options)
+    if deployment is None:
+        return None
+    path = deployment_file(options.deployment)
+    try:
+        return resolve(deployment, block_size)
+    except UsageError as error:
+        if path is None or (key := _key(error.where, options)) is None:
+            raise
+        raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
+
+
+def resolved_file(path: Path) -> ResolvedDeployment:
+    """Return what follows from the deployment in a file. Raises InputError for what is wrong."""
+    resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
+    assert resolved is not None  # noqa: S101  (a file states one)
+    return resolved
+
+
+def _stated(options: DeploymentOptions) -> dict[str, object]:
+    values = {name: getattr(options, name, None) for name in _NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _key(where: str | None, options: DeploymentOptions) -> str | None:
+    """Return the file's key that a refusal is about; None where an option stated it."""
+    stated = _stated(options)
+    name = (where or "").split(" ", 1)[0]
+    keys = (key for key in _NAMES if option(key) == name and key not in stated)
+    return next(keys, None)
