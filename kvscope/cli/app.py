@@ -46,6 +46,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
     ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
     ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
+    ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("stored:ingest", "Read traces into the store.")),

@@ -276,17 +276,14 @@ class Columns:
                 self._last_in_session[session] = len(arrival_s)
             self._columns["session_parent"].append(previous)
             self._columns["in_session"].append(row.session_id is not None)
-            arrival_s.append(self._arrival(row, previous))
-
-    def _arrival(self, request: Request, previous: int) -> float:
-        """Return the arrival in s of a request whose session's previous row is `previous`."""
-        if request.arrival_s is not None:
-            return request.arrival_s
-        self.untimed += 1
-        arrival_s = self._columns["arrival_s"]
-        if previous >= 0:
-            return float(arrival_s[previous]) + (request.delay_s or 0.0)
-        return float(arrival_s[-1]) if arrival_s else 0.0
+            if row.arrival_s is not None:
+                arrival_s.append(row.arrival_s)
+                continue
+            self.untimed += 1
+            if previous >= 0:
+                arrival_s.append(float(arrival_s[previous]) + (row.delay_s or 0.0))
+            else:
+                arrival_s.append(float(arrival_s[-1]) if arrival_s else 0.0)
 
     def _extend(self, name: str, values: NDArray[Any]) -> None:
         """Append numbers that fit the column's type."""

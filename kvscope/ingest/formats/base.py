@@ -233,9 +233,10 @@ class LineReader(Reader):
 class TraceFormat(ABC):
     """One trace format: its name, how it is recognized, how it is read.
 
-    Abilities are declared: `has_hashes` is False for formats that have only lengths,
-    `places_sessions` is True for those that use `session_arrivals` and `seed`. `fields` are the
-    names that its records have at least or usually, for messages about files of no known format.
+    Each trace gets a `reader` of its own. Abilities are declared: `has_hashes` is False for formats
+    that have only lengths, `places_sessions` is True for those that use `session_arrivals` and
+    `seed`. `fields` are the names that its records have at least or usually, for messages about
+    files of no known format.
     """
 
     name: ClassVar[str]
@@ -243,6 +244,7 @@ class TraceFormat(ABC):
     source: ClassVar[str] = ""  # where the format is described
     fields: ClassVar[tuple[str, ...]] = ()
     default_block_size: ClassVar[int]
+    reader: ClassVar[type[Reader]]
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False
 
@@ -253,8 +255,3 @@ class TraceFormat(ABC):
 
         No two formats may claim the same trace.
         """
-
-    @classmethod
-    @abstractmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader for one trace."""
