@@ -9,6 +9,7 @@ import pytest
 
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
+from kvscope.ingest.formats.registry import export
 from kvscope.ingest.pipeline import ingest
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import replay
@@ -107,3 +108,15 @@ def test_other_types_are_refused(tmp_path: Path, field: Line, reason: str) -> No
     with open_store(MEMORY) as store:
         rejects = ingest(store, str(path)).rejects
     assert rejects.lines == [(201, reason)]
+
+
+@pytest.mark.parametrize("to", ["bailian", "mooncake", "parquet"])
+def test_an_export_keeps_them_apart(tmp_path: Path, to: str) -> None:
+    """Tenants are not written, but their blocks have ids of their own."""
+    path, back = tmp_path / "trace.jsonl", tmp_path / "back"
+    models = ("a", "b", "a", "b")
+    lines = [line(at, model=model) for at, model in enumerate(models)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with open_store(MEMORY) as store:
+        export(store, ingest(store, str(path)).trace, to, str(back))
+        assert hits(load_prompts(store, ingest(store, str(back)).trace)) == [0, 0, 3, 3]
