@@ -35,9 +35,18 @@ class _BailianRow(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
     hash_ids: msgspec.Raw = msgspec.Raw()
     user_id: Identifier | None = None
     block_size: int | None = None
+    model: str | None = None
+    lora_id: Identifier | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
     session_id: ClassVar[None] = None
     delay_s: ClassVar[None] = None
     scope: ClassVar[None] = None
+
+    @property
+    def adapter(self) -> Identifier | None:
+        """The LoRA adapter; 0 and "" are the model itself."""
+        return self.lora_name or self.lora_id
 
 
 class _BailianReader(RowReader):

@@ -35,8 +35,9 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     `hash_ids` name the prompt's blocks from the first on, a partial last one included or not; JSON
     formats leave them undecoded, and `msgspec.Raw()` is none, like None.
     `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
-    nothing. `scope` marks ids that mean something only inside one session. A request without
-    `arrival_s` arrives `delay_s` after its predecessor in its session, or with the line before it.
+    nothing. `scope` marks ids that mean something only inside one session. Requests that differ in
+    `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
+    `delay_s` after its predecessor in its session, or with the line before it.
     """
 
     input_tokens: int
@@ -52,6 +53,9 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     turn: int | None = None
     block_size: int | None = None
     scope: str | None = None
+    model: str | None = None
+    adapter: Identifier | None = None
+    cache_salt: str | None = None
 
 
 class BadLine(Exception):

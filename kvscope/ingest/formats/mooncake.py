@@ -47,6 +47,10 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     user_id: Identifier | None = None
     type: str | None = None
     turn: int | None = None
+    model: str | None = None
+    lora_id: Identifier | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
     messages: msgspec.Raw = _ABSENT
     text_input: msgspec.Raw = _ABSENT
     text_inputs: msgspec.Raw = _ABSENT
@@ -82,6 +86,9 @@ class _MooncakeReader(RowReader):
             type=row.type,
             turn=row.turn,
             block_size=row.block_size,
+            model=row.model,
+            adapter=row.lora_name or row.lora_id,
+            cache_salt=row.cache_salt,
         )
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
