@@ -79,14 +79,14 @@ def ingest(*, paths: Paths, db: Db = DEFAULT_DB, reading: Reading, as_json: Json
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
     """Write a trace in another format; block ids become the numbers of its distinct blocks."""
     from kvscope.app.traces import load_trace
-    from kvscope.ingest import export as exports
+    from kvscope.ingest.formats import registry
     from kvscope.store.db import open_store
 
     terminal = Terminal()
     with open_store(db) as store:
         stored = load_trace(store, trace, terminal)
         with terminal.steps(f"writing {path}", stored.requests) as advance:
-            exports.export(store, stored, to, path, advance)
+            registry.export(store, stored, to, path, advance)
     where = "standard output" if path == values.STANDARD_STREAM else path
     note(f"{where}: {stored.requests:,} requests of {stored.name!r}")
 

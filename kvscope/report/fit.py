@@ -103,8 +103,7 @@ def headline(fit: Fit) -> Section:
 
 
 def _verdicts(fitted: list[CategoryFit]) -> list[str]:
-    exponential = [row for row in fitted if row.verdict == _FITS]
-    where = _names(exponential) if exponential else "no category"
+    where = _names([row for row in fitted if row.verdict == _FITS]) or "no category"
     sentences = [f"Reuse clearly follows an exponential after {where}."]
     others: dict[str, list[CategoryFit]] = {}
     for row in fitted:
