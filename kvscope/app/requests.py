@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.app.deployment import SHARED, resolve_deployment
+from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from kvscope.tuning.file import RecommendationFile
 
 BASELINE = "lru"
-ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 DEFAULT_PERCENTILE = 0.95
 
 
@@ -125,7 +124,7 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
-    where = resolve_deployment(options)
+    where = resolved_deployment(options)
     if where is not None:
         if options.hbm is not None:
             raise UsageError("the deployment has a pool", where="--hbm", remedy="leave it out")
@@ -140,7 +139,7 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
 def simulate_request(options: SimulateOptions) -> SimulateRequest:
     """Return what the options of `simulate` ask for."""
     recommended = _recommendation(options)
-    where = None if recommended else resolve_deployment(options, (*SHARED, *ENGINE_LIMITS))
+    where = None if recommended else resolved_deployment(options)
     if where is not None:
         _check_simulated(options, where)
     kv = (
@@ -226,7 +225,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
         )
-    where = resolve_deployment(options)
+    where = resolved_deployment(options)
     _check_view(options, where)
     profile = where.latency if where else latency_profile(options.latency)
     setting = replace(

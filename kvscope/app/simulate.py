@@ -80,7 +80,7 @@ def simulate(
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
-    workload = workload_for(trace, prompts, setting)
+    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
@@ -115,7 +115,7 @@ def simulate_over_xi(
 
     setting, monitor = request.setting, monitor or Monitor()
     named = request.capacities.in_blocks(request.model, trace.block_size)
-    workload = workload_for(trace, prompts, setting)
+    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     half = workload.curve.ideal / 2
     blocks = named[0] if named else max(workload.curve.capacity_for(half), 1)
     with monitor.steps("choosing values of xi"):
@@ -141,11 +141,6 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
     served = serve_replay(workload, request).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)]
-
-
-def workload_for(trace: Trace, prompts: Prompts, setting: RunSetting) -> Workload:
-    """Return the trace under `setting`, ready for replays. Raises as `Workload` does."""
-    return Workload(prompts, setting, round_windows(trace, WINDOWS))
 
 
 def replay(

@@ -447,7 +447,6 @@ def interval(gain: Gain) -> str:
 
 
 def _capacities(tuned: Recommendation) -> Section:
-    """Return the least capacity that meets the SLO."""
     tuning, chart = tuned.tuning, partial(explanation.capacities_chart, tuned)
     rows = [
         least
