@@ -94,7 +94,9 @@ def load_of(
     def keeps(other: Evaluator) -> bool:
         if advance is not None:
             advance(1)
-        return keeps_up(other.served(Lru(), capacity_blocks), target.slo_s, scale)
+        served = other.served(Lru(), capacity_blocks)
+        counted = served.first < len(served.ttft_s)  # a small share may have none
+        return counted and keeps_up(served, target.slo_s, scale)
 
     growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
     if keeps(evaluator):
