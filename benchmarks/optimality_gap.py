@@ -1,10 +1,11 @@
-"""Measure how far online policies close the gap to the optimum.
+"""Measure how far online policies close the gap to those that know the future.
 
 At the capacities where LRU reaches 25, 50 and 75 % of the infinite cache's hit rate: the share of
 the gap from LRU to belady (uncached tokens) and from LRU to tail-belady (uncached tokens beyond xi:
-TEL) that each policy closes on held-out requests, with 95 % CI from 1,000 resamples of whole
-conversations. KVSCOPE_TRACES names the folder of published traces; without it only samples are
-replayed. `--record` writes the tables into docs/evidence/gittins.md.
+TEL; a heuristic where conversations share blocks) that each policy closes on held-out requests,
+with 95 % CI from 1,000 resamples of whole conversations. KVSCOPE_TRACES names the folder of
+published traces; without it only samples are replayed. `--record` writes the tables into
+docs/evidence/gittins.md.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def gaps(trace: HeldOut) -> Table:
         for capacity in trace.capacities
     )
     return Table(
-        f"{trace.name}: share of the gap to the optimum closed",
+        f"{trace.name}: share of the gap to belady (hits) and tail-belady (TEL) closed",
         f"{len(trace.prompts.leaf):,} requests; {trace.conversations:,} conversations are counted."
         f" Hit rates of lru and belady: {rates}.",
         ("policy", *_columns(XI_TOKENS)),
@@ -89,7 +90,7 @@ def untouched(traces: Iterator[HeldOut]) -> Table:
                 row.append(trace.share_closed(xi, *uncached))
         rows.append(row)
     return Table(
-        "Other seeds: share of the gap to the optimum closed by gittins",
+        "Other seeds: share of the gap to belady (hits) and tail-belady (TEL) closed by gittins",
         "Generated with `kvscope synth PROFILE --requests N --seed S`; gittins was not tuned on"
         " them.",
         ("trace", *_columns(XI_TOKENS[:1])),

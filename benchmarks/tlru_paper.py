@@ -88,7 +88,7 @@ def tlru(kind: type[Policy], xi_ms: float) -> Policy:
 
 
 def tables(samples: Sequence[Sample]) -> list[Table]:
-    """Return Tables 4, 5 and 6, and how close the hindsight variants come to the optimum."""
+    """Return Tables 4, 5 and 6, and what knowing the future adds."""
     with ThreadPoolExecutor() as pool:
         base: Times = {
             (kind, at): list(pool.map(lambda x, k=kind, c=at: x.ttft_ms(k(), c), samples))

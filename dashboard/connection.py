@@ -2,7 +2,7 @@
 
 DuckDB opens a file in one mode at a time within a process. So readers open it read-only unless
 this process is writing it, and writers wait until nobody has it open read-only. The module itself
-is what use cases take as `Stores` (kvscope.app.stores).
+is what use cases take as `Stores` (kvscope.app.traces).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ categories.select("category", "requests", "share", "hit_share").sort("requests",
 # %% [markdown]
 # ## What each policy would give
 #
-# Policies marked with a star are oracles: they know the future and bound what is possible.
+# Policies marked with a star are oracles: they know the future. `belady` is the optimum for hits.
 
 # %%
 simulation = kvscope.simulate(

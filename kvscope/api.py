@@ -3,7 +3,7 @@
     import kvscope
 
     trace = kvscope.open_trace("trace.jsonl")
-    result = kvscope.tune(trace, slo="200ms", model="llama3-8b", capacity="20GiB")
+    result = kvscope.tune(trace, slo="200ms", gpu="h100", model="llama3-8b")
     result.save("recommendation.toml")
 
 Arguments are the options of the command line, under the same names: texts as they are written there
@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
@@ -66,6 +65,8 @@ __all__ = [
 
 MEMORY = ":memory:"
 
+T = TypeVar("T")
+
 Texts = str | Sequence[str] | None
 """One text, commas inside allowed, or several."""
 Amount = str | int | None
@@ -76,6 +77,31 @@ Time = str | float | None
 """A duration: a text with its unit, or seconds."""
 Share = str | float
 """A share: a text such as `"5%"`, or a fraction from 0 to 1."""
+
+
+class DeploymentArguments(TypedDict, total=False):
+    """The deployment that an answer is for, as arguments of `analyze`, `simulate` and `tune`.
+
+    Each is an option of the command line; what is left out follows from kvscope.toml, where the
+    current directory has one.
+    """
+
+    deployment: str | None
+    gpu: str | None
+    tp: int | None
+    replicas: int | None
+    traffic: Literal["fleet", "replica"] | None
+    model: str | None
+    weight_dtype: str | None
+    kv_dtype: str | None
+    engine: str | None
+    gpu_memory_utilization: Share | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: Amount
+    num_gpu_blocks: Amount
+    engine_log: str | None
+    latency: str | None
+    gpu_hour: str | float | None
 
 
 class _Logged(Monitor):
@@ -102,12 +128,7 @@ class OpenTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -116,9 +137,9 @@ class OpenTrace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
-        from kvscope.app.documents.base import trace_facts
+        from kvscope.app.documents.base import TraceFacts
 
-        return vars(trace_facts(self.facts))
+        return vars(TraceFacts.build(self.facts))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -240,18 +261,25 @@ class TuneResult(_Result):
 
     @property
     def verdict(self) -> str:
-        """`switch`, `keep-lru`, `add-capacity` or `unreachable`."""
+        """`switch`, `keep-lru`, `add-capacity`, `unreachable` or `overloaded`."""
         return self.recommendation.tuning.verdict
 
-    def save(self, path: str | PathLike[str] = "recommendation.toml") -> None:
-        """Write the recommendation, as kvscope's plugin for vLLM and `simulate` read it."""
+    def save(
+        self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
+    ) -> None:
+        """Write the recommendation, as kvscope's plugin for vLLM and `simulate` read it.
+
+        A file that recommends a switch is not replaced by another verdict, unless by `force`; the
+        logger `kvscope` gets what was done.
+        """
         from kvscope.app.tune import write_recommended
 
         written = Path(path)
-        write_recommended(written, replace(self.recommendation, path=str(written)), self.prompts)
+        tuned = replace(self.recommendation, path=str(written))
+        _Logged().note(write_recommended(written, tuned, self.prompts, force=force))
 
     def to_polars(self, table: str = "contenders") -> pl.DataFrame:
-        """Return a list of the document: `contenders`, `ceilings`, `explored` and more."""
+        """Return a list of the document: `contenders`, `oracles`, `explored` and more."""
         return self._frame(table)
 
     @property
@@ -294,8 +322,6 @@ def open_trace(
 def analyze(
     trace: Source,
     *,
-    model: str | None = None,
-    kv_dtype: str | None = None,
     hbm: Amount = None,
     capacity: Amounts = None,
     capacity_blocks: Amounts = None,
@@ -303,12 +329,13 @@ def analyze(
     outputs: Literal["carried", "ignored"] = "carried",
     warmup: Share = 0.0,
     db: str = MEMORY,
+    **of: Unpack[DeploymentArguments],
 ) -> AnalysisResult:
     """Characterize a trace: what is reused, what caching can give, how large it must be."""
     with _arguments():
         from kvscope.app.requests import analyze_request
 
-        request = analyze_request(parsed(AnalyzeOptions, locals()))
+        request = analyze_request(_parsed(AnalyzeOptions, locals()))
     from kvscope.app.analyze import analyze as run
 
     with _opened(trace, db) as opened:
@@ -327,13 +354,12 @@ def fit(
 ) -> FitResult:
     """Fit models of reuse and of conversations: which one to use, and how stable it is."""
     with _arguments():
-        from kvscope.app.fit import fit_request
+        from kvscope.app.fit import exported_policy, fit_trace
 
-        request = fit_request(parsed(FitOptions, locals()))
-    from kvscope.app.fit import fit_trace
-
+        options = parsed(FitOptions, locals())
+        exported_policy(options)
     with _opened(trace, db) as opened:
-        return FitResult(*fit_trace(opened.store, opened.facts, request, _Logged()))
+        return FitResult(*fit_trace(opened.store, opened.facts, options, None, _Logged()))
 
 
 def simulate(
@@ -345,13 +371,8 @@ def simulate(
     capacity_blocks: Amounts = None,
     points: int | None = None,
     capacity_model: Literal["cache", "engine"] = "cache",
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: Amount = None,
     tiers: Texts = None,
     tier_mode: Literal["exclusive", "write-through"] | None = None,
-    model: str | None = None,
-    kv_dtype: str | None = None,
-    latency: str | None = None,
     slo: Time = None,
     recommendation: str | None = None,
     refit: Time = None,
@@ -363,19 +384,19 @@ def simulate(
     sample: Share = 1.0,
     coarsen: int = 1,
     db: str = MEMORY,
+    **of: Unpack[DeploymentArguments],
 ) -> SimulationResult:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum."""
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles."""
     with _arguments():
         from kvscope.app.requests import simulate_request
 
-        request = simulate_request(parsed(SimulateOptions, locals()))
+        request = simulate_request(_parsed(SimulateOptions, locals()))
     from kvscope.app.simulate import simulate as run
-    from kvscope.app.traces import HeldStore, replayable
+    from kvscope.app.traces import replayable
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
-        stores = HeldStore(opened.store)
-        return SimulationResult(run(stores, opened.facts, prompts, request, _Logged()))
+        return SimulationResult(run(opened.store, opened.facts, prompts, request, _Logged()))
 
 
 def tune(
@@ -384,34 +405,47 @@ def tune(
     slo: str | float,
     percentile: str | float | None = None,
     max_violations: Share | None = None,
-    view: Literal["unloaded", "queued"] = "unloaded",
+    tpot_slo: Time = None,
+    view: Literal["unloaded", "queued"] | None = None,
     capacity: Amount = None,
     capacity_blocks: Amount = None,
     capacity_range: str | tuple[int, int] | None = None,
-    model: str | None = None,
-    kv_dtype: str | None = None,
     hbm: Amount = None,
-    latency: str | None = None,
     policies: Texts = None,
     param: Sequence[str] | None = None,
     rate_scale: float = 1.0,
     outputs: Literal["carried", "ignored"] = "carried",
     isolate: Literal["user", "conversation"] | None = None,
     warmup: Share | None = None,
+    validation: Share | None = None,
     judge: Share | None = None,
+    max_p50_regression: Share = 0.25,
+    min_throughput: Share = 0.95,
     db: str = MEMORY,
+    **of: Unpack[DeploymentArguments],
 ) -> TuneResult:
     """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty."""
     with _arguments():
         from kvscope.app.requests import tune_request
 
-        request = tune_request(parsed(TuneOptions, locals()))
+        request = tune_request(_parsed(TuneOptions, locals()))
     from kvscope.app.traces import replayable
     from kvscope.app.tune import tune as run
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
         return TuneResult(run(opened.facts, prompts, request, _Logged()), prompts)
+
+
+def _parsed(kind: type[T], arguments: Mapping[str, Any]) -> T:
+    """Return the options among a function's arguments, those of its deployment included.
+
+    Raises TypeError for an unknown argument, as a call without `**of` does.
+    """
+    of = arguments["of"]
+    if unknown := sorted(of.keys() - DeploymentArguments.__optional_keys__):
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+    return parsed(kind, {**arguments, **of})
 
 
 @contextmanager

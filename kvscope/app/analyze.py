@@ -13,12 +13,11 @@ from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.app.traces import load_trace
 from kvscope.characterize.distributions import Summary
-from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.summary import Characterization, Step, characterize
-from kvscope.characterize.traffic import RequestSize
 from kvscope.core.background import in_background
-from kvscope.core.hits import HitDefinition, Weight, side_by_side, standard
+from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
@@ -110,6 +109,7 @@ class Analysis:
     hbm_bytes: int | None
     characterization: Characterization
     caching: Caching | None
+    deployment: ResolvedDeployment | None = None
 
 
 class StartedCaching:
@@ -147,6 +147,7 @@ def analyze(
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
         caching=started.caching.result() if started else None,
+        deployment=request.deployment,
     )
 
 
@@ -200,39 +201,29 @@ def resized(analysis: Analysis, model: Model | None, hbm_bytes: int | None) -> A
 
 def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization:
     """Return the facts with sizes in bytes, where a model is named."""
-    if request.model is None:
+    model, hbm_bytes = request.model, request.hbm_bytes
+    if model is None:
         return facts
-    sizes = tuple(
-        _request_size(size, request.model, request.hbm_bytes) for size in facts.request_sizes
-    )
-    alive = facts.working_set
+
+    def times(summary: Summary, factor: float) -> Summary:
+        return Summary(*(value * factor for value in astuple(summary)))
+
+    sizes = []
+    for size in facts.request_sizes:
+        in_bytes = times(size.tokens, model.bytes_per_token)
+        multiple = times(in_bytes, 1 / hbm_bytes) if hbm_bytes else None
+        sizes.append(replace(size, bytes=in_bytes, hbm_multiple=multiple))
+    alive, block_size = facts.working_set, facts.trace.block_size
     if alive is not None:
-        alive = _working_set(alive, request.model, facts.trace.block_size, request.hbm_bytes)
-    return replace(facts, request_sizes=sizes, working_set=alive)
-
-
-def _request_size(size: RequestSize, model: Model, hbm_bytes: int | None) -> RequestSize:
-    in_bytes = _times(size.tokens, model.bytes_per_token)
-    return replace(
-        size, bytes=in_bytes, hbm_multiple=_times(in_bytes, 1 / hbm_bytes) if hbm_bytes else None
-    )
-
-
-def _times(summary: Summary, factor: float) -> Summary:
-    return Summary(*(value * factor for value in astuple(summary)))
-
-
-def _working_set(
-    alive: WorkingSet, model: Model, block_size: int, hbm_bytes: int | None
-) -> WorkingSet:
-    peak = model.bytes_for(alive.peak_blocks * block_size)
-    return replace(
-        alive,
-        peak_bytes=peak,
-        mean_bytes=alive.mean_blocks * block_size * model.bytes_per_token,
-        p99_bytes=model.bytes_for(alive.p99_blocks * block_size),
-        peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
-    )
+        peak = model.bytes_for(alive.peak_blocks * block_size)
+        alive = replace(
+            alive,
+            peak_bytes=peak,
+            mean_bytes=alive.mean_blocks * block_size * model.bytes_per_token,
+            p99_bytes=model.bytes_for(alive.p99_blocks * block_size),
+            peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
+        )
+    return replace(facts, request_sizes=tuple(sizes), working_set=alive)
 
 
 def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
@@ -240,10 +231,14 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
     definition = request.definition
     named = request.capacities.in_blocks(request.model, prompts.block_size)
     ideal = cache(partial(ideal_blocks, prompts))
-    distances = cache(partial(_distances, prompts))
+
+    @cache
+    def distances(walked: HitDefinition) -> LruDistances:
+        return (flat_distances if walked.flat else lru_distances)(prompts, walked)
+
     runs = distances(_walked(definition))
-    by_token = lru_curve(prompts, _weighted(definition, "token"), runs)
-    by_block = lru_curve(prompts, _weighted(definition, "block"), runs)
+    by_token = lru_curve(prompts, replace(definition, weight="token"), runs)
+    by_block = lru_curve(prompts, replace(definition, weight="block"), runs)
     headline = by_block if definition.weight == "block" else by_token
 
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
@@ -272,7 +267,7 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(named, dtype=np.int64)),
-        misses=_misses(prompts, explained, explained_runs, [*at, *named]),
+        misses=miss_reasons(prompts, explained, sorted({*at, *named}), explained_runs),
         misses_definition=explained,
         lru=headline,
         lru_by_token=(
@@ -281,17 +276,9 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
     )
 
 
-def _distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
-    return (flat_distances if definition.flat else lru_distances)(prompts, definition)
-
-
 def _walked(definition: HitDefinition) -> HitDefinition:
     """Return what definitions that differ only in weight and window share, in one pass."""
     return replace(definition, name="", weight="block", warmup=0.0)
-
-
-def _weighted(definition: HitDefinition, weight: Weight) -> HitDefinition:
-    return replace(definition, weight=weight)
 
 
 def _hit_rate(prompts: PromptPaths, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
@@ -320,10 +307,3 @@ def _point(
         token_hit_rate=by_token,
         block_hit_rate=by_block,
     )
-
-
-def _misses(
-    prompts: PromptPaths, definition: HitDefinition, runs: LruDistances, capacities: list[int]
-) -> tuple[MissReasons, ...]:
-    distinct = sorted(set(capacities))
-    return miss_reasons(prompts, definition, distinct, runs)

@@ -28,12 +28,7 @@ OpenEngine = tuple["Measurable", "CalibratedEngine", int]
 
 def check_target(target: TargetOptions, options: CalibrateOptions) -> None:
     """Raise UsageError unless exactly one engine is named, as its backend takes it."""
-    if (target.url is None) == (target.model is None):
-        raise UsageError(
-            "name one of them",
-            where="--url, --model",
-            remedy="a running server, or the model to start an engine with",
-        )
+    target.check("an engine")
     if target.url is not None and options.backend == "torch":
         raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
 

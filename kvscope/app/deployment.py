@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
 from kvscope.app.options import DeploymentOptions
 from kvscope.app.values import STANDARD_STREAM
 from kvscope.core.errors import UsageError
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
-from kvscope.deployment.file import FILE, read_deployment
+from kvscope.deployment.file import deployment_file, read_deployment
 
 _POOL = ("gpu", "num_gpu_blocks", "engine_log")
-_SHARED = ("model", "kv_dtype", "latency")
-"""Options that also mean something without a deployment."""
+SHARED = ("model", "kv_dtype", "latency")
 
 
-def stated_deployment(options: DeploymentOptions) -> Deployment | None:
+def stated_deployment(
+    options: DeploymentOptions, shared: Sequence[str] = SHARED
+) -> Deployment | None:
     """Return the deployment as it is written, None where nothing says what the pool is.
 
-    Raises UsageError for options of a deployment without one, InputError for a file that cannot be
-    read.
+    Options that are `shared` also mean something without a deployment. Raises UsageError for other
+    options of a deployment without one, InputError for a file that cannot be read.
     """
-    path = Path(options.deployment or FILE)
-    wanted = options.deployment != STANDARD_STREAM and (options.deployment or path.exists())
-    base = read_deployment(path) if wanted else Deployment()
+    path = None if options.deployment == STANDARD_STREAM else deployment_file(options.deployment)
+    base = read_deployment(path) if path else Deployment()
     known = {field.name for field in fields(Deployment)} & {field.name for field in fields(options)}
     stated = {name: getattr(options, name) for name in sorted(known)}
     stated = {name: value for name, value in stated.items() if value is not None}
     merged = replace(base, **stated)
     if any(getattr(merged, name) is not None for name in _POOL):
         return merged
-    alone = [name for name in stated if name not in _SHARED]
+    alone = [name for name in stated if name not in shared]
     if alone or options.deployment not in {None, STANDARD_STREAM}:
         raise UsageError(
             "needs a deployment",
@@ -41,7 +41,9 @@ def stated_deployment(options: DeploymentOptions) -> Deployment | None:
     return None
 
 
-def resolve_deployment(options: DeploymentOptions) -> ResolvedDeployment | None:
+def resolve_deployment(
+    options: DeploymentOptions, shared: Sequence[str] = SHARED
+) -> ResolvedDeployment | None:
     """Return what follows from the deployment that the options name, None without one."""
-    stated = stated_deployment(options)
+    stated = stated_deployment(options, shared)
     return None if stated is None else resolve(stated)

@@ -7,8 +7,21 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from kvscope.app import values
-from kvscope.app.options import Latency, Option, RateScale, Slo
-from kvscope.core import units
+from kvscope.app.options import (
+    Blocks,
+    Count,
+    Latency,
+    Option,
+    PositiveShare,
+    RateScale,
+    Seed,
+    Share,
+    Slo,
+    Source,
+    Time,
+    Tokens,
+)
+from kvscope.core.errors import UsageError
 
 TEN_MINUTES_S = 600.0
 GPU_BLOCK, CPU_BLOCK = 16, 32
@@ -40,6 +53,15 @@ class TargetOptions:
         Option("Which of the server's models to use.", "NAME", default="its first"),
     ] = None
 
+    def check(self, started: str) -> None:
+        """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""
+        if (self.url is None) == (self.model is None):
+            raise UsageError(
+                "name one of them",
+                where="--url, --model",
+                remedy=f"a running server, or the model to start {started} with",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
@@ -47,12 +69,7 @@ class LaunchOptions:
 
     python: Annotated[
         str | None,
-        Option(
-            "Python interpreter that has the engine.",
-            "PATH",
-            values.called,
-            "the one that runs kvscope",
-        ),
+        Source("Python interpreter that has the engine.", default="the one that runs kvscope"),
     ] = None
     engine_block_size: Annotated[
         int | None,
@@ -63,11 +80,9 @@ class LaunchOptions:
             f"{GPU_BLOCK} on a GPU, {CPU_BLOCK} on a CPU",
         ),
     ] = None
-    max_num_seqs: Annotated[
-        int, Option("vLLM's limit of running requests.", "N", values.whole(1))
-    ] = 128
+    max_num_seqs: Annotated[int, Count("vLLM's limit of running requests.")] = 128
     max_num_batched_tokens: Annotated[
-        int, Option("vLLM's limit of tokens per step.", "TOKENS", values.amount("tokens"), "2048")
+        int, Tokens("vLLM's limit of tokens per step.", default="2048")
     ] = 2048
     vllm_flags: Annotated[
         tuple[str, ...],
@@ -79,14 +94,12 @@ class LaunchOptions:
         ),
     ] = ()
     start_timeout: Annotated[
-        float, Option("Longest time the engine may take to start.", "TIME", values.duration, "10m")
+        float, Time("Longest time the engine may take to start.", default="10m")
     ] = TEN_MINUTES_S
-    timeout: Annotated[
-        float, Option("Longest time to wait for one answer.", "TIME", values.duration, "10m")
-    ] = TEN_MINUTES_S
-    server_log: Annotated[
-        str | None, Option("Keep vLLM's log in this file.", "PATH", values.called)
-    ] = None
+    timeout: Annotated[float, Time("Longest time to wait for one answer.", default="10m")] = (
+        TEN_MINUTES_S
+    )
+    server_log: Annotated[str | None, Source("Keep vLLM's log in this file.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +116,15 @@ class CalibrateOptions:
     ] = None
     max_tokens: Annotated[
         int | None,
-        Option(
+        Tokens(
             "Longest prompt to measure; take the longest of your traffic.",
-            "TOKENS",
-            values.amount("tokens"),
-            "4096, or the model's limit",
+            default="4096, or the model's limit",
         ),
     ] = None
-    repeats: Annotated[
-        int, Option("Measurements of each pair of token counts.", "N", values.whole(1))
-    ] = 5
+    repeats: Annotated[int, Count("Measurements of each pair of token counts.")] = 5
     name: Annotated[str | None, Option("Name of the profile.", "NAME")] = None
     seed: Annotated[
-        int,
-        Option(
-            "Seed of the order, and of the tokens if the engine is started here.",
-            "N",
-            values.whole(0),
-        ),
+        int, Seed("Seed of the order, and of the tokens if the engine is started here.")
     ] = 0
 
 
@@ -134,42 +138,31 @@ class ValidateOptions:
     ] = "both"
     recommendation: Annotated[
         str | None,
-        Option(
+        Source(
             "File that `kvscope tune` or `kvscope fit --export` wrote.",
-            "PATH",
-            values.called,
-            "recommendation.toml, if it exists",
+            default="recommendation.toml, if it exists",
         ),
     ] = None
     blocks: Annotated[
         int | None,
-        Option(
+        Blocks(
             "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
-            "N",
-            values.amount("blocks"),
-            "the recommendation's capacity",
+            default="the recommendation's capacity",
         ),
     ] = None
     latency: Latency = None
     slo: Slo = None
     sequential: Annotated[bool, Option("Send one request after the other.")] = False
     in_flight: Annotated[
-        int | None,
-        Option(
-            "Keep this number of requests in flight, whatever the recorded times.",
-            "N",
-            values.whole(1),
-        ),
+        int | None, Count("Keep this number of requests in flight, whatever the recorded times.")
     ] = None
     rate_scale: RateScale = 1.0
     share: Annotated[
         float,
-        Option(
+        PositiveShare(
             "Replay this share of the conversations, whole and at their own times: the load of one"
             " of several engines.",
-            "SHARE",
-            values.share,
-            "100%",
+            default="100%",
         ),
     ] = 1.0
     minutes: Annotated[
@@ -180,18 +173,13 @@ class ValidateOptions:
     ] = None
     warmup: Annotated[
         float,
-        Option(
+        Share(
             "Share of the requests, from the start, that fill the cache and are not counted.",
-            "SHARE",
-            units.parse_share,
-            "20%",
+            default="20%",
         ),
     ] = 0.2
     repeats: Annotated[
-        int,
-        Option(
-            "Runs of each policy, by turns, so that drift affects all alike.", "N", values.whole(1)
-        ),
+        int, Count("Runs of each policy, by turns, so that drift affects all alike.")
     ] = 1
     outputs: Annotated[
         Literal["forced", "bounded"] | None,
@@ -202,6 +190,5 @@ class ValidateOptions:
         ),
     ] = None
     tolerance: Annotated[
-        float,
-        Option("Largest deviation of TTFT from the prediction.", "SHARE", values.share, "10%"),
+        float, PositiveShare("Largest deviation of TTFT from the prediction.", default="10%")
     ] = 0.1

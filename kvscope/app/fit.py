@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
-from kvscope.app.options import AS_STORED, DEFAULT_EXPORT, FitOptions, Reading
+from kvscope.app.options import DEFAULT_EXPORT, FitOptions
 from kvscope.app.requests import hit_definition
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import standard
@@ -20,50 +19,31 @@ if TYPE_CHECKING:
     from kvscope.tuning.end_gain import EndsFit
 
 
-@dataclass(frozen=True, slots=True)
-class FitRequest:
-    """What to fit; `exported` is the policy to write to `options.export`, if any."""
+def exported_policy(options: FitOptions) -> Variant | None:
+    """Check the options of `fit`, and return the policy to write to `options.export`, if any.
 
-    options: FitOptions
-    exported: Variant | None = None
-
-
-def fit_request(options: FitOptions) -> FitRequest:
-    """Return what the options of `fit` ask for; mistakes are refused before any trace is read."""
+    Raises UsageError, so that mistakes are refused before any trace is read.
+    """
     hit_definition(None, "carried", options.warmup)  # the same bounds as everywhere
     if not options.returns and (options.horizon is not None or options.xi is not None):
         where = "--xi" if options.horizon is None else "--horizon"
         raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
     if options.export is not None:
-        return FitRequest(options, _exported(options))
+        return _exported(options)
     for name in ("policy", "param", "capacity_blocks"):
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise UsageError("is for --export", where=flag, remedy="say what to write")
-    return FitRequest(options)
-
-
-def fit_source(
-    store: Store,
-    source: str | None,
-    request: FitRequest,
-    monitor: Monitor,
-    reading: Reading = AS_STORED,
-) -> tuple[Fit, EndsFit | None]:
-    """Ingest `source` if the store lacks it, and return what `fit_trace` does."""
-    from kvscope.app.traces import load_trace
-
-    trace = load_trace(store, source, monitor, reading)
-    return fit_trace(store, trace, request, monitor)
+    return None
 
 
 def fit_trace(
-    store: Store, trace: Trace, request: FitRequest, monitor: Monitor
+    store: Store, trace: Trace, options: FitOptions, exported: Variant | None, monitor: Monitor
 ) -> tuple[Fit, EndsFit | None]:
-    """Return the fit of the trace's models, which the store keeps; write the exported policy.
+    """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
     The second result is what `returns` learns about the ends of conversations. Raises InputError
-    for a trace that lacks what the request needs.
+    for a trace that lacks what the options need.
     """
     from kvscope.app.traces import replayable
     from kvscope.policies.tlru_learned import HORIZON
@@ -71,7 +51,6 @@ def fit_trace(
     from kvscope.reuse_models.results import keep
     from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
-    options = request.options
     if options.returns and not trace.has_hashes:
         raise InputError(
             "a trace of lengths tells no turn from another",
@@ -80,8 +59,8 @@ def fit_trace(
         )
     fitted = fit(store, trace, window_s=options.window, warmup=options.warmup)
     keep(store, fitted)
-    if request.exported is not None and options.export is not None:
-        write_export(store, trace, request.exported, Path(options.export), options.capacity_blocks)
+    if exported is not None and options.export is not None:
+        write_export(store, trace, exported, Path(options.export), options.capacity_blocks)
         monitor.note(f"policy written to {options.export}")
     if not options.returns:
         return fitted, None

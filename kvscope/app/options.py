@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from kvscope.app import values
@@ -32,7 +33,7 @@ class Option:
     """One option: its help, and how its value is written and parsed.
 
     `default` describes the default in words where the value does not. `flags` replaces the option's
-    own name, which follows from the field.
+    own name, which follows from the field. `Time` to `Target` are options of one kind of value.
     """
 
     help: str
@@ -41,6 +42,16 @@ class Option:
     default: str | None = None
     flags: tuple[str, ...] = ()
 
+
+Time = partial(Option, metavar="TIME", parse=values.duration)
+Share = partial(Option, metavar="SHARE", parse=units.parse_share)
+PositiveShare = partial(Option, metavar="SHARE", parse=values.share)
+Count = partial(Option, metavar="N", parse=values.whole(1))
+Seed = partial(Option, metavar="N", parse=values.whole(0))
+Blocks = partial(Option, metavar="N", parse=values.amount("blocks"))
+Tokens = partial(Option, metavar="TOKENS", parse=values.amount("tokens"))
+Source = partial(Option, metavar="PATH", parse=values.called)
+Target = partial(Option, metavar="PATH", parse=values.target)
 
 Model = Annotated[
     str | None,
@@ -67,9 +78,7 @@ CapacitiesBlocks = Annotated[
     tuple[int, ...] | None,
     Option("Capacities in blocks.", "N,...", values.listed(values.amount("blocks"))),
 ]
-CapacityBlocks = Annotated[
-    int | None, Option("The capacity in blocks.", "N", values.amount("blocks"))
-]
+CapacityBlocks = Annotated[int | None, Blocks("The capacity in blocks.")]
 Compat = Annotated[
     Literal["kvcache-simulator", "libcachesim"] | None, Option("Count hits as this tool does.")
 ]
@@ -79,11 +88,9 @@ Outputs = Annotated[
 ]
 Warmup = Annotated[
     float,
-    Option(
+    Share(
         "Share of the requests, from the start, that fill the cache and are not counted.",
-        "SHARE",
-        units.parse_share,
-        "0",
+        default="0",
     ),
 ]
 Latency = Annotated[
@@ -97,11 +104,9 @@ Latency = Annotated[
 ]
 Slo = Annotated[
     float | None,
-    Option(
+    Time(
         "TTFT threshold, for example 200ms: counts violations and TEL, and sets xi for the policies"
-        " that have one.",
-        "TIME",
-        values.duration,
+        " that have one."
     ),
 ]
 Params = Annotated[
@@ -133,13 +138,10 @@ class DeploymentOptions:
         ),
     ] = None
     gpu: Annotated[str | None, Option("GPU of the engine, for example h100.", "GPU")] = None
-    tp: Annotated[
-        int | None, Option("GPUs of one replica (tensor parallelism).", "N", values.whole(1), "1")
-    ] = None
-    replicas: Annotated[
-        int | None,
-        Option("Engines that serve the traffic.", "N", values.whole(1), "1"),
-    ] = None
+    tp: Annotated[int | None, Count("GPUs of one replica (tensor parallelism).", default="1")] = (
+        None
+    )
+    replicas: Annotated[int | None, Count("Engines that serve the traffic.", default="1")] = None
     traffic: Annotated[
         Literal["fleet", "replica"] | None,
         Option(
@@ -159,39 +161,20 @@ class DeploymentOptions:
     ] = None
     gpu_memory_utilization: Annotated[
         float | None,
-        Option(
-            "Share of the GPU's memory that the engine takes.",
-            "SHARE",
-            units.parse_share,
-            "the engine's",
-        ),
+        Share("Share of the GPU's memory that the engine takes.", default="the engine's"),
     ] = None
     max_num_seqs: Annotated[
-        int | None,
-        Option("Limit of running requests of an engine.", "N", values.whole(1), "the engine's"),
+        int | None, Count("Limit of running requests of an engine.", default="the engine's")
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None,
-        Option(
-            "Limit of tokens per step of an engine.", "N", values.amount("tokens"), "the engine's"
-        ),
+        int | None, Tokens("Limit of tokens per step of an engine.", default="the engine's")
     ] = None
     num_gpu_blocks: Annotated[
         int | None,
-        Option(
-            "KV blocks of one replica, as the engine's log reports them.",
-            "N",
-            values.amount("blocks"),
-            "derived",
-        ),
+        Blocks("KV blocks of one replica, as the engine's log reports them.", default="derived"),
     ] = None
     engine_log: Annotated[
-        str | None,
-        Option(
-            "Log or saved /metrics of the engine, for its pool.",
-            "PATH",
-            values.called,
-        ),
+        str | None, Source("Log or saved /metrics of the engine, for its pool.")
     ] = None
     latency: Latency = None
     gpu_hour: Annotated[
@@ -228,16 +211,10 @@ class Reading:
             "back to back",
         ),
     ] = None
-    seed: Annotated[int, Option("Seed of --session-arrivals.", "N", values.whole(0))] = 0
+    seed: Annotated[int, Seed("Seed of --session-arrivals.")] = 0
     strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
     max_bad: Annotated[
-        float,
-        Option(
-            "Largest share of bad lines; a trace with more is not stored.",
-            "SHARE",
-            units.parse_share,
-            "1%",
-        ),
+        float, Share("Largest share of bad lines; a trace with more is not stored.", default="1%")
     ] = 0.01
 
     def given(self) -> list[str]:
@@ -250,11 +227,9 @@ AS_STORED = Reading()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnalyzeOptions:
+class AnalyzeOptions(DeploymentOptions):
     """What `analyze` takes."""
 
-    model: Model = None
-    kv_dtype: KvDtype = None
     hbm: Hbm = None
     capacity_blocks: CapacitiesBlocks = None
     capacity: Capacities = None
@@ -269,11 +244,9 @@ class FitOptions:
 
     window: Annotated[
         float | None,
-        Option(
+        Time(
             "Length of a sliding window, for example 1h.",
-            "TIME",
-            values.duration,
-            "1h, or a fifth of a shorter trace",
+            default="1h, or a fifth of a shorter trace",
         ),
     ] = None
     warmup: Warmup = 0.0
@@ -286,29 +259,18 @@ class FitOptions:
     ] = False
     horizon: Annotated[
         float | None,
-        Option(
-            "With --returns: time within which the next turn has to follow.",
-            "TIME",
-            values.duration,
-            "10m",
-        ),
+        Time("With --returns: time within which the next turn has to follow.", default="10m"),
     ] = None
     xi: Annotated[
         int | None,
-        Option(
+        Tokens(
             "With --returns: tokens that may stay uncached within the latency threshold.",
-            "TOKENS",
-            values.amount("tokens"),
-            "8192",
+            default="8192",
         ),
     ] = None
     export: Annotated[
         str | None,
-        Option(
-            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM.",
-            "PATH",
-            values.target,
-        ),
+        Target("Write a policy and its fitted table to this file, for kvscope's plugin for vLLM."),
     ] = None
     policy: Annotated[
         str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
@@ -323,17 +285,15 @@ class FitOptions:
     ] = None
     capacity_blocks: Annotated[
         int | None,
-        Option(
+        Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned.",
-            "N",
-            values.amount("blocks"),
+            " classes of gittins and the threshold of tlru-learned."
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
+class SimulateOptions(DeploymentOptions):
     """What `simulate` takes."""
 
     policies: Annotated[
@@ -350,30 +310,18 @@ class SimulateOptions:
     capacity_blocks: CapacitiesBlocks = None
     points: Annotated[
         int | None,
-        Option(
+        Count(
             "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
-            f" {DEFAULT_POINTS} if no capacity is named.",
-            "N",
-            values.whole(1),
+            f" {DEFAULT_POINTS} if no capacity is named."
         ),
     ] = None
     capacity_model: Annotated[
         Literal["cache", "engine"],
         Option(
             "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
-            " also holds the blocks of running requests."
+            " also holds the blocks of running requests; a deployment's pool always is one."
         ),
     ] = "cache"
-    max_num_seqs: Annotated[
-        int | None,
-        Option("vLLM's limit of running requests; engine only.", "N", values.whole(1), "128"),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        Option(
-            "vLLM's limit of tokens per step; engine only.", "N", values.amount("tokens"), "2048"
-        ),
-    ] = None
     tiers: Annotated[
         str | None,
         Option(
@@ -391,9 +339,6 @@ class SimulateOptions:
         ),
     ] = None
     param: Params = None
-    model: Model = None
-    kv_dtype: KvDtype = None
-    latency: Latency = None
     slo: Slo = None
     recommendation: Annotated[
         str | None,
@@ -405,11 +350,9 @@ class SimulateOptions:
     ] = None
     refit: Annotated[
         float | None,
-        Option(
+        Time(
             "Time between refits of wa and etlru, each to a window six times as long.",
-            "TIME",
-            values.duration,
-            "10m",
+            default="10m",
         ),
     ] = None
     rate_scale: RateScale = 1.0
@@ -419,20 +362,16 @@ class SimulateOptions:
     isolate: Isolate = None
     sample: Annotated[
         float,
-        Option(
+        PositiveShare(
             "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
             " the error.",
-            "SHARE",
-            values.share,
-            "100%",
+            default="100%",
         ),
     ] = 1.0
     coarsen: Annotated[
         int,
-        Option(
-            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests.",
-            "N",
-            values.whole(1),
+        Count(
+            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
         ),
     ] = 1
 
@@ -441,9 +380,7 @@ class SimulateOptions:
 class TuneOptions(DeploymentOptions):
     """What `tune` takes."""
 
-    slo: Annotated[
-        float, Option("TTFT threshold to meet, for example 200ms.", "TIME", values.duration)
-    ]
+    slo: Annotated[float, Time("TTFT threshold to meet, for example 200ms.")]
     percentile: Annotated[
         float | None,
         Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
@@ -493,57 +430,32 @@ class TuneOptions(DeploymentOptions):
     isolate: Isolate = None
     warmup: Annotated[
         float | None,
-        Option(
-            "Share of the requests, from the start, that only fill the cache.",
-            "SHARE",
-            units.parse_share,
-            "20%",
-        ),
+        Share("Share of the requests, from the start, that only fill the cache.", default="20%"),
     ] = None
     validation: Annotated[
         float | None,
-        Option(
+        Share(
             "Share of the requests, before the held-out ones, that the choice is made on.",
-            "SHARE",
-            units.parse_share,
-            "25%",
+            default="25%",
         ),
     ] = None
     judge: Annotated[
         float | None,
-        Option(
+        Share(
             "Share of the requests, at the end, that are held out: they accept the choice or"
             " reject it.",
-            "SHARE",
-            units.parse_share,
-            "25%",
+            default="25%",
         ),
     ] = None
     max_p50_regression: Annotated[
-        float,
-        Option(
-            "Largest growth of the median TTFT against LRU that a policy may cause.",
-            "SHARE",
-            units.parse_share,
-            "25%",
-        ),
+        float, Share("Largest growth of the median TTFT against LRU that a policy may cause.")
     ] = 0.25
     min_throughput: Annotated[
-        float,
-        Option(
-            "Least prefill throughput that a policy may have, as a share of LRU's.",
-            "SHARE",
-            units.parse_share,
-            "95%",
-        ),
+        float, Share("Least prefill throughput that a policy may have, as a share of LRU's.")
     ] = 0.95
     tpot_slo: Annotated[
         float | None,
-        Option(
-            "Time per output token to meet as well, for example 50ms; needs a deployment.",
-            "TIME",
-            values.duration,
-        ),
+        Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.app.deployment import resolve_deployment
+from kvscope.app.deployment import SHARED, resolve_deployment
 from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvscope.tuning.file import RecommendationFile
 
 BASELINE = "lru"
+ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 DEFAULT_PERCENTILE = 0.95
 
 
@@ -78,6 +79,7 @@ class AnalyzeRequest:
     model: Model | None = None
     hbm_bytes: int | None = None
     capacities: Capacities = Capacities()
+    deployment: ResolvedDeployment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +124,36 @@ class TuneRequest:
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
+    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    where = resolve_deployment(options)
+    if where is not None:
+        if options.hbm is not None:
+            raise UsageError("the deployment has a pool", where="--hbm", remedy="leave it out")
+        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where)
     kv = kv_model(options.model, options.kv_dtype)
     if kv is None and (options.hbm or options.capacity):
-        where = "--hbm" if options.hbm else "--capacity"
-        raise UsageError("needs a model", where=where, remedy="name one with --model")
-    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+        option = "--hbm" if options.hbm else "--capacity"
+        raise UsageError("needs a model", where=option, remedy="name one with --model")
     return AnalyzeRequest(definition, kv, options.hbm, capacities)
 
 
 def simulate_request(options: SimulateOptions) -> SimulateRequest:
     """Return what the options of `simulate` ask for."""
     recommended = _recommendation(options)
-    kv = kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
+    where = None if recommended else resolve_deployment(options, (*SHARED, *ENGINE_LIMITS))
+    if where is not None:
+        _check_simulated(options, where)
+    kv = (
+        where.model
+        if where
+        else kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
+    )
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     slo_s = recommended.target.slo_s if recommended else options.slo
-    profile = recommended.profile if recommended else latency_profile(options.latency)
+    if recommended:
+        profile = recommended.profile
+    else:
+        profile = where.latency if where else latency_profile(options.latency)
     setting = replace(
         run_setting(definition, profile, slo_s=slo_s),
         rate_scale=above_zero(options.rate_scale),
@@ -145,11 +162,12 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         coarsen=options.coarsen,
     )
     named = (options.capacity, options.capacity_blocks, options.points)
+    engine = where if where and where.engine.name == VLLM else options
     setting = with_capacity_model(
         setting,
-        options.capacity_model,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        "engine" if engine is where else options.capacity_model,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
         tiers=options.tiers,
         tier_mode=options.tier_mode,
         capacities_named=any(capacity is not None for capacity in named),
@@ -168,9 +186,32 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
     capacities = Capacities(
         options.capacity_blocks or (),
         options.capacity or (),
-        (recommended.capacity_tokens,) if recommended else (),
+        _stated_tokens(recommended, where),
     )
     return SimulateRequest(setting, tuple(variants), capacities, options.points, kv)
+
+
+def _stated_tokens(
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+) -> tuple[int, ...]:
+    """Return the capacity that a recommendation or a deployment states, in tokens."""
+    if recommended:
+        return (recommended.capacity_tokens,)
+    return (where.pool.tokens,) if where else ()
+
+
+def _check_simulated(options: SimulateOptions, where: ResolvedDeployment) -> None:
+    """Raise UsageError for options that contradict a deployment."""
+    names = ("capacity", "capacity_blocks", "points", "tiers")
+    named = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+    if named:
+        raise UsageError("the deployment has a pool", where=named[0], remedy="leave it out")
+    if where.replicas > 1 and where.traffic == "fleet":
+        raise UsageError(
+            "one engine is replayed",
+            where=f"--replicas {where.replicas}",
+            remedy="add --traffic replica for one replica's trace, or use kvscope tune",
+        )
 
 
 def tune_request(options: TuneOptions) -> TuneRequest:

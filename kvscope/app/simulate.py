@@ -21,11 +21,10 @@ from kvscope.deployment.models import Model
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
-from kvscope.replay.capacity_models import serve_replay, tier_request
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
-from kvscope.replay.sweep import WINDOWS, sweep
+from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.workload import ReplayRequest, Workload
 
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}

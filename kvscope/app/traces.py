@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,26 +22,13 @@ STANDARD_INPUT = "-"
 
 
 class Stores(Protocol):
-    """Access to a store, opened for each read and write or held open; computing happens outside."""
+    """Access to a store: one held open, or opened for each read and write outside of computing."""
 
     def reading(self) -> AbstractContextManager[Store]:
         """Return a context with the store open to be read."""
 
     def writing(self) -> AbstractContextManager[Store]:
         """Return a context with the store open to be written."""
-
-
-class HeldStore:
-    """A store that its owner keeps open."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def reading(self) -> AbstractContextManager[Store]:
-        """Return a context with the store, which stays open after it."""
-        return nullcontext(self._store)
-
-    writing = reading
 
 
 def load_trace(

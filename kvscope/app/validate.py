@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from kvscope.app.engine_options import (
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.trace import Prompts, Trace
+from kvscope.core.trace import Trace
 from kvscope.deployment.models import read_config
 from kvscope.tuning.target import Target
 
@@ -53,12 +52,7 @@ class EngineAtHand:
 
 def check_options(target: TargetOptions, options: ValidateOptions) -> None:
     """Raise UsageError for options that contradict each other."""
-    if (target.url is None) == (target.model is None):
-        raise UsageError(
-            "name one of them",
-            where="--url, --model",
-            remedy="a running server, or the model to start vLLM with",
-        )
+    target.check("vLLM")
     rate_scale = above_zero(options.rate_scale)
     if options.sequential and options.in_flight:
         raise UsageError("contradict each other", where="--sequential, --in-flight")
@@ -86,11 +80,17 @@ def validate(
     EngineError where there is no engine.
     """
     from kvscope.app.traces import replayable
+    from kvscope.validate.replay import Pace
+    from kvscope.validate.tokens import sample_trace
     from kvscope.validate.validate import ValidationPlan
     from kvscope.validate.validate import validate as replay_all
     from kvscope.vllm_sim import EngineSettings
 
-    prompts, pace = replayable(store, trace), _pace(options)
+    prompts, pace = replayable(store, trace), Pace("recorded", rate_scale=options.rate_scale)
+    if options.sequential:
+        pace = Pace("sequential")
+    elif options.in_flight:
+        pace = Pace("in-flight", options.in_flight)
     advice = _advice(options, monitor)
     slo = advice.target if advice else None
     if slo is None and options.slo is not None:
@@ -98,7 +98,17 @@ def validate(
     slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
     profile = _profile(options.latency, advice, monitor)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
-    choose = partial(_part, prompts, options, seed)
+
+    def choose(longest: int) -> TraceSample:
+        return sample_trace(
+            prompts,
+            share=options.share,
+            seconds=None if options.minutes is None else 60 * options.minutes,
+            most=options.max_requests,
+            longest=longest,
+            seed=seed,
+        )
+
     if target.url is not None:
         engine = _running_server(target, options, launch, choose)
     else:
@@ -143,17 +153,6 @@ def validate(
         show_log=show_log,
         stop=monitor.stop,
     )
-
-
-def _pace(options: ValidateOptions) -> Pace:
-    """Return when requests are sent."""
-    from kvscope.validate.replay import Pace
-
-    if options.sequential:
-        return Pace("sequential")
-    if options.in_flight:
-        return Pace("in-flight", options.in_flight)
-    return Pace("recorded", rate_scale=options.rate_scale)
 
 
 def _own_vllm(
@@ -259,19 +258,6 @@ def _blocks(
 def _longest(limit: object, tokens: int) -> int:
     """Return the longest request, in tokens, that a context limit and a cache of `tokens` allow."""
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
-
-
-def _part(prompts: Prompts, options: ValidateOptions, seed: int, longest: int) -> TraceSample:
-    from kvscope.validate.tokens import sample_trace
-
-    return sample_trace(
-        prompts,
-        share=options.share,
-        seconds=None if options.minutes is None else 60 * options.minutes,
-        most=options.max_requests,
-        longest=longest,
-        seed=seed,
-    )
 
 
 def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:

@@ -7,7 +7,7 @@ called, so `kvscope --help` and a mistyped command load none of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -62,7 +62,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
-class _LoadedWhenCalled(MutableMapping[str, Any]):
+class _LoadedWhenCalled(Mapping[str, Any]):
     """Click's commands by name, each built when it is first looked up."""
 
     def __init__(self, commands: Sequence[tuple[str, Command]]) -> None:
@@ -73,12 +73,6 @@ class _LoadedWhenCalled(MutableMapping[str, Any]):
         if name not in self._built:
             self._built[name] = _built(name, self._commands[name])
         return self._built[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._built[name] = self._commands[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._commands[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._commands)

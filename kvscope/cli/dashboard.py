@@ -14,8 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
-from kvscope.app import values
-from kvscope.app.options import Option
+from kvscope.app.options import Count, Option
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db
 from kvscope.cli.terminal import Terminal
@@ -27,7 +26,7 @@ _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
 _BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
 
-Port = Annotated[int, Option("Port to listen on.", "N", values.whole(1))]
+Port = Annotated[int, Count("Port to listen on.")]
 Host = Annotated[str, Option("Bind address; the default lets only this machine in.", "ADDRESS")]
 
 

@@ -14,7 +14,7 @@ from kvscope.app.engine_options import (
     TargetOptions,
     ValidateOptions,
 )
-from kvscope.app.options import Option, Reading
+from kvscope.app.options import Reading, Target
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note, show_log
 from kvscope.cli.options import (
@@ -30,9 +30,7 @@ from kvscope.core.errors import ExitCode
 
 DEFAULT_OUTPUT = "latency.toml"
 
-Output = Annotated[
-    str, Option("File for the profile; - writes none.", "PATH", values.target, flags=("--output",))
-]
+Output = Annotated[str, Target("File for the profile; - writes none.", flags=("--output",))]
 
 
 def calibrate(

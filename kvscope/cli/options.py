@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import typer
 
 from kvscope.app import values
-from kvscope.app.options import Option, declared
+from kvscope.app.options import Option, Source, Target, declared
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
 
@@ -50,10 +50,7 @@ TraceArgument = Annotated[
         show_default=False,
     ),
 ]
-Db = Annotated[
-    str,
-    Option("Store that keeps traces and runs; :memory: keeps nothing.", "PATH", values.called),
-]
+Db = Annotated[str, Source("Store that keeps traces and runs; :memory: keeps nothing.")]
 FailOn = Annotated[
     list[str] | None,
     Option(
@@ -69,9 +66,7 @@ Json = Annotated[bool, Option("Print one JSON document instead of tables.", flag
 class ReportOptions:
     """In which forms a command gives its result."""
 
-    html: Annotated[
-        str | None, Option("Also write a self-contained HTML report.", "PATH", values.target)
-    ] = None
+    html: Annotated[str | None, Target("Also write a self-contained HTML report.")] = None
     as_json: Json = False
 
 

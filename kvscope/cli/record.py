@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 from kvscope.app import values
-from kvscope.app.options import Option
+from kvscope.app.options import Option, Time
 from kvscope.cli.diagnostics import note
 from kvscope.core.errors import UsageError
 
@@ -32,21 +32,12 @@ Output = Annotated[
 ]
 Length = Annotated[
     float | None,
-    Option(
-        "How long to listen, for example 1h.",
-        "TIME",
-        values.duration,
-        "until Ctrl-C",
-        flags=("--for",),
-    ),
+    Time("How long to listen, for example 1h.", default="until Ctrl-C", flags=("--for",)),
 ]
 Quiet = Annotated[
     float | None,
-    Option(
-        "Time without growth after which a chain of blocks counts as a whole request.",
-        "TIME",
-        values.duration,
-        "5s",
+    Time(
+        "Time without growth after which a chain of blocks counts as a whole request.", default="5s"
     ),
 ]
 

@@ -21,6 +21,7 @@ from kvscope.app.options import (
     Option,
     Reading,
     SimulateOptions,
+    Target,
     TuneOptions,
 )
 from kvscope.cli import output
@@ -37,12 +38,7 @@ DEFAULT_OUTPUT = "recommendation.toml"
 
 Force = Annotated[bool, Option("Replace a recommendation to switch by another verdict.")]
 Explain = Annotated[bool, Option("The same as --full.")]
-Output = Annotated[
-    str,
-    Option(
-        "File for the recommendation; - writes none.", "PATH", values.target, flags=("--output",)
-    ),
-]
+Output = Annotated[str, Target("File for the recommendation; - writes none.", flags=("--output",))]
 
 
 def analyze(
@@ -87,16 +83,18 @@ def fit(
 
     The store keeps the result.
     """
-    from kvscope.app.fit import fit_request
+    from kvscope.app.fit import exported_policy
 
-    request = fit_request(options)
+    exported = exported_policy(options)
     with _opened(db, trace) as store:
-        from kvscope.app.fit import fit_source
+        from kvscope.app.fit import fit_trace
+        from kvscope.app.traces import load_trace
         from kvscope.report import fit as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        fitted, ends = fit_source(store, trace, request, Terminal(), reading)
+        stored = load_trace(store, trace, Terminal(), reading)
+        fitted, ends = fit_trace(store, stored, options, exported, Terminal())
     output.report(report.report(fitted, ends), printing)
 
 
@@ -109,7 +107,7 @@ def simulate(
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to optimum.
+    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles.
 
     The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
     runs in progress are finished and kept.
@@ -124,7 +122,7 @@ def simulate(
         gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
-        from kvscope.app.traces import HeldStore, prompts_to_replay
+        from kvscope.app.traces import prompts_to_replay
         from kvscope.report import policies as report
         from kvscope.report.section import check_names
 
@@ -134,7 +132,7 @@ def simulate(
             prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
             stoppable() as terminal,
         ):
-            simulation = run_replays(HeldStore(store), stored, prompts, request, terminal)
+            simulation = run_replays(store, stored, prompts, request, terminal)
     output.report(report.report(simulation), printing)
     if simulation.unfinished:
         count = len(simulation.runs)

@@ -161,20 +161,16 @@ def _in_one_line(trace: Trace) -> str:
 
 
 def _table(stored: list[Trace]) -> Table:
-    from kvscope.report.section import Table
+    from kvscope.report.section import tabulate
 
-    rows = tuple(
-        (
-            trace.name,
-            trace.format,
-            units.format_count(trace.requests),
-            units.format_count(trace.accesses),
-            units.format_count(trace.distinct_blocks),
-            units.duration_in_words(trace.span_s),
-            trace.lineage,
-            units.format_count(trace.bad_lines),
-        )
-        for trace in stored
-    )
-    columns = ("name", "format", "requests", "accesses", "blocks", "span", "lineage", "bad lines")
-    return Table("", columns, rows, words=(1, 6))
+    columns = {
+        "name": lambda trace: trace.name,
+        "format": lambda trace: trace.format,
+        "requests": lambda trace: units.format_count(trace.requests),
+        "accesses": lambda trace: units.format_count(trace.accesses),
+        "blocks": lambda trace: units.format_count(trace.distinct_blocks),
+        "span": lambda trace: units.duration_in_words(trace.span_s),
+        "lineage": lambda trace: trace.lineage,
+        "bad lines": lambda trace: units.format_count(trace.bad_lines),
+    }
+    return tabulate("", stored, columns, words=("format", "lineage"))

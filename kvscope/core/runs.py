@@ -77,11 +77,12 @@ class Misses:
 class RunSetting:
     """What a run's numbers depend on besides the policy and the capacity.
 
-    Latency is TTFT = base + per_token * u + per_token_pair * u * (c + u / 2), of u uncached and c
-    cached tokens. `sample_rate` is the share of the trace that was replayed, 1 is all of it, and
-    `coarsen` how many blocks were taken as one. The `engine` capacity model has the two `max_num_`
-    limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one tier;
-    `tier_mode` and `block_bytes` belong to it.
+    Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
+    uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
+    for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
+    it, and `coarsen` how many blocks were taken as one. The `engine` capacity model has the two
+    `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
+    tier; `tier_mode` and `block_bytes` belong to it.
     """
 
     definition: HitDefinition
@@ -100,6 +101,11 @@ class RunSetting:
     tiers: str = ""
     tier_mode: TierMode | None = None
     block_bytes: int | None = None
+    floor_s: float = 0.0
+    request_s: float = 0.0
+    decode_base_s: float | None = None
+    decode_request_s: float = 0.0
+    decode_context_token_s: float = 0.0
 
     @property
     def exact(self) -> bool:

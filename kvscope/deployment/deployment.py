@@ -6,12 +6,11 @@ stated, stated over derived (the pool's terms, the roofline).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
@@ -23,7 +22,6 @@ from kvscope.latency.file import load_profile
 from kvscope.latency.profile import MODELS, PRESETS, LatencyProfile
 
 Traffic = Literal["fleet", "replica"]
-T = TypeVar("T")
 Origin = Literal["measured", "stated", "derived"]
 _SEQS, _BATCHED = 256, 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 
@@ -126,6 +124,13 @@ class ResolvedDeployment:
         return self.not_switchable is None
 
     @property
+    def pool_bytes(self) -> int | None:
+        """Bytes of the KV that the pools of all replicas hold, None without a model."""
+        if self.model is None:
+            return None
+        return self.model.bytes_for(self.pool.tokens) * self.replicas
+
+    @property
     def pool_origin(self) -> Origin:
         """Where the pool is from."""
         if self.pool.origin == "stated":
@@ -141,9 +146,9 @@ class ResolvedDeployment:
     @property
     def summary(self) -> str:
         """The deployment in one line."""
-        one = f"{self.tp} x {self.gpu.name}" if self.gpu else "one engine"
+        replica = f"{self.tp} x {self.gpu.name}" if self.gpu else "one engine"
         model = f"{self.model.name} in {self.model.weight_dtype}, " if self.model else ""
-        fleet = f"{self.replicas} replicas of {one}" if self.replicas > 1 else one
+        fleet = f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
         return f"{fleet}, {model}{self.engine}"
 
 
@@ -153,12 +158,14 @@ def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDe
     `block_size` is the trace's, by default the engine's. Raises UsageError or InputError with the
     option that is wrong or missing.
     """
-    engine = _at("--engine", parse_engine, deployment.engine)
-    gpu = None if deployment.gpu is None else _at("--gpu", resolve_gpu, deployment.gpu)
+    with placed("--engine"):
+        engine = parse_engine(deployment.engine)
+    with placed("--gpu"):
+        gpu = None if deployment.gpu is None else resolve_gpu(deployment.gpu)
     model = None
     if deployment.model is not None:
-        kv, weights = deployment.kv_dtype, deployment.weight_dtype
-        model = _at("--model", lambda name: resolve_model(name, kv, weights), deployment.model)
+        with placed("--model"):
+            model = resolve_model(deployment.model, deployment.kv_dtype, deployment.weight_dtype)
         _check_heads(model, deployment.tp)
     elif deployment.weight_dtype or deployment.kv_dtype:
         name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
@@ -221,7 +228,8 @@ def _latency(
 ) -> tuple[LatencyProfile, Origin, list[str]]:
     """Return the latency profile, where it is from, and what is uncertain about it."""
     if deployment.latency is not None:
-        profile = _at("--latency", load_profile, deployment.latency)
+        with placed("--latency"):
+            profile = load_profile(deployment.latency)
         if PRESETS.get(profile.name) != profile:
             return profile, "measured", []
         measured_on = MODELS.get(profile.name)
@@ -237,14 +245,6 @@ def _latency(
         )
     notes = latency_notes(model, gpu, engine, deployment.tp)
     return roofline(model, gpu, deployment.tp), "derived", notes
-
-
-def _at(where: str, read: Callable[[str], T], text: str) -> T:
-    """Return what `read` makes of an option's text; a refusal names the option."""
-    try:
-        return read(text)
-    except UsageError as error:
-        raise UsageError(error.what, where=error.where or where, remedy=error.remedy) from error
 
 
 def _check_heads(model: Model, tp: int) -> None:

@@ -1,73 +1,102 @@
-"""A deployment as a file, `kvscope.toml`, so that it is written once.
+"""The deployment as a file: `kvscope.toml` in the current directory, for people to edit.
 
-    schema = 1
-    gpu = "h100"
-    tp = 2
-    replicas = 4
-    model = "llama3-70b"
+schema = 1
+gpu = "h100"
+tp = 2
+replicas = 4
+model = "llama3-70b"
+weight_dtype = "fp8"
 
-Its keys are the fields of `Deployment`.
+The keys are the fields of `Deployment`; those that are left out take what follows from the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from kvscope.core.errors import InputError, placed
+from kvscope.core.errors import InputError, UsageError
 from kvscope.core.toml_files import SCHEMA, Finite, document_in, table_as, write_toml
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.deployment import Deployment, Traffic
-from kvscope.deployment.engines import DEFAULT_ENGINE
-from kvscope.deployment.models import KvDtype
+from kvscope.deployment.models import KvDtype, preset_names
+from kvscope.latency.profile import PRESETS
 
 FILE = "kvscope.toml"
 _REMEDY = "`kvscope deployment create` writes such a file"
-Whole = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
-    """kvscope.toml; keys as the fields of `Deployment`."""
+    """A deployment in a file; fields as in `Deployment`."""
 
-    schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+    schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
-    tp: Whole = 1
-    replicas: Whole = 1
-    traffic: Traffic = "fleet"
+    tp: AboveZero | None = None
+    replicas: AboveZero | None = None
+    traffic: Traffic | None = None
     model: str | None = None
     weight_dtype: WeightDtype | None = None
     kv_dtype: KvDtype | None = None
     gpu_memory_utilization: Finite | None = None
-    max_num_seqs: Whole | None = None
-    max_num_batched_tokens: Whole | None = None
-    block_size: Whole | None = None
-    engine: str = DEFAULT_ENGINE
-    num_gpu_blocks: Whole | None = None
+    max_num_seqs: AboveZero | None = None
+    max_num_batched_tokens: AboveZero | None = None
+    block_size: AboveZero | None = None
+    engine: str | None = None
+    num_gpu_blocks: AboveZero | None = None
     engine_log: str | None = None
     latency: str | None = None
     gpu_hour: Finite | None = None
 
 
+def deployment_file(path: str | None = None) -> Path | None:
+    """Return the file named, or else the one in the current directory, None if there is none."""
+    if path is not None:
+        return Path(path)
+    here = Path(FILE)
+    return here if here.is_file() else None
+
+
 def read_deployment(path: Path) -> Deployment:
-    """Return the deployment in the file at `path`; paths in it are relative to its folder.
+    """Return the deployment in the TOML file at `path`; paths count from its folder.
 
     Raises InputError with the file, the key, the value and the remedy.
     """
     table = table_as(document_in(path, _REMEDY), DeploymentTable, str(path), _REMEDY)
-    values: dict[str, Any] = msgspec.structs.asdict(table)
-    del values["schema"]
-    for name in ("model", "latency", "engine_log"):
-        near = path.parent / str(values[name])
-        if values[name] is not None and ("/" in values[name] or near.is_file()) and near.exists():
-            values[name] = str(near)
-    with placed(str(path), InputError):
-        return Deployment(**values)
+    stated = {
+        field: value
+        for field, value in msgspec.structs.asdict(table).items()
+        if field != "schema" and value is not None
+    }
+    try:
+        deployment = Deployment(**stated)
+    except UsageError as error:
+        key = (error.where or "").removeprefix("--").replace("-", "_")
+        raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
+    beside = {
+        field: str(path.parent / value)
+        for field in ("model", "engine_log", "latency")
+        if isinstance(value := stated.get(field), str)
+        and value not in {*preset_names(), *PRESETS}
+        and (path.parent / value).exists()
+    }
+    return replace(deployment, **beside)  # type: ignore[arg-type]
 
 
-def write_deployment(path: Path, deployment: Deployment) -> None:
-    """Write `deployment` to `path`, so that reading it returns the same."""
-    values = {field.name: getattr(deployment, field.name) for field in fields(deployment)}
-    write_toml(path, DeploymentTable(**values))
+def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
+    """Write `deployment` to `path`, whole or not at all, so that reading it returns an equal one.
+
+    Fields with their default are left out.
+    """
+    default = Deployment()
+    fields = [field for field in DeploymentTable.__struct_fields__ if field != "schema"]
+    changed = {
+        field: value
+        for field in fields
+        if (value := getattr(deployment, field)) != getattr(default, field)
+    }
+    write_toml(path, DeploymentTable(SCHEMA, **changed), comments)

@@ -8,7 +8,7 @@
 of P parameters that a token is multiplied with, F the GPU's dense rate at the precision of the
 weights, m the share of it that engines reach. It maps onto a latency profile: weights / (tp 0.75
 BW) is its floor. The shares were fitted to published measurements: half of the TTFTs of vLLM lie
-within 12 % and 9 of 10 within 33 %, and of a model that the fit had not seen within 28 % and 72 %
+within 14 % and 9 of 10 within 35 %, and of a model that the fit had not seen within 28 % and 72 %
 (docs/evidence/deployment.md). So a decision holds only if it holds at LOW and at HIGH times this
 profile; else measure it with `kvscope calibrate`.
 

@@ -7,6 +7,12 @@ base_ms = 9.3
 per_token_ms = 0.0481
 per_token_pair_ms = 2.1e-6
 
+floor_ms = 6.0  # optional: the least time of per_token_ms times the tokens
+request_ms = 4.0  # optional: part of base_ms outside of the engine's steps
+decode_base_ms = 7.9  # optional: a step that only decodes, alone,
+decode_request_ms = 0.018  # with each running request,
+decode_context_token_ms = 5.5e-5  # and with each token before theirs
+
 [intervals]  # optional: 95 % CI of each parameter
 base_ms = [8.9, 9.8]
 """
@@ -14,18 +20,27 @@ base_ms = [8.9, 9.8]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.toml_files import SCHEMA, Count, Seconds, document_in, table_as, write_toml
-from kvscope.latency.profile import DEFAULT_PROFILE, PARAMETERS, PRESETS, LatencyProfile
+from kvscope.latency.profile import (
+    DEFAULT_PROFILE,
+    PARAMETERS,
+    PRESETS,
+    STEP_PARAMETERS,
+    TIMES,
+    LatencyProfile,
+)
 
 _REMEDY = "`kvscope calibrate` writes such a file"
 Interval = tuple[Seconds, Seconds]
+DEFAULTS = {field.name: field.default for field in fields(LatencyProfile)}
 
 
 class IntervalsTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +60,13 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
     base_s: Seconds = msgspec.field(name="base_ms")
     per_token_s: Seconds = msgspec.field(name="per_token_ms")
     per_token_pair_s: Seconds = msgspec.field(default=Seconds(0), name="per_token_pair_ms")
+    floor_s: Seconds | None = msgspec.field(default=None, name="floor_ms")
+    request_s: Seconds | None = msgspec.field(default=None, name="request_ms")
+    decode_base_s: Seconds | None = msgspec.field(default=None, name="decode_base_ms")
+    decode_request_s: Seconds | None = msgspec.field(default=None, name="decode_request_ms")
+    decode_context_token_s: Seconds | None = msgspec.field(
+        default=None, name="decode_context_token_ms"
+    )
     intervals: IntervalsTable | None = None
     measured_tokens: Count | None = None
 
@@ -61,11 +83,19 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
             intervals=IntervalsTable(**intervals) if intervals else None,
             measured_tokens=profile.measured_tokens,
             **{name: Seconds(getattr(profile, name)) for name in PARAMETERS},
+            **{
+                name: Seconds(value)
+                for name in STEP_PARAMETERS
+                if (value := getattr(profile, name)) != DEFAULTS[name]
+            },
         )
 
     def profile(self, where: str) -> LatencyProfile:
         """Return the profile; InputError for values that no engine has."""
         intervals = {name: getattr(self.intervals, name, None) for name in PARAMETERS}
+        stated: dict[str, Any] = {
+            name: float(value) for name in TIMES if (value := getattr(self, name)) is not None
+        }
         with placed(where, InputError):
             return LatencyProfile(
                 name=self.name,
@@ -75,10 +105,8 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
                     for name, ends in intervals.items()
                     if ends
                 },
-                base_s=float(self.base_s),
-                per_token_s=float(self.per_token_s),
-                per_token_pair_s=float(self.per_token_pair_s),
                 measured_tokens=self.measured_tokens,
+                **stated,
             )
 
 

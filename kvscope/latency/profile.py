@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kvscope.core.arrays import Float64s
 
+
 PARAMETERS = ("base_s", "per_token_s", "per_token_pair_s")
 STEP_PARAMETERS = (
     "floor_s",
@@ -38,6 +39,7 @@ STEP_PARAMETERS = (
     "decode_context_token_s",
 )
 """Parameters of the engine's steps, which a measured or stated profile need not have."""
+TIMES = PARAMETERS + STEP_PARAMETERS
 DEFAULT_PROFILE = "llama2-7b-a100"
 """The T-LRU paper's own setting, one A100 with a 7B Llama in fp16 (Vicuna-7B has the same shape).
 
@@ -75,7 +77,7 @@ class LatencyProfile:
 
     def __post_init__(self) -> None:
         where = f"latency profile {self.name!r}"
-        for parameter in PARAMETERS + STEP_PARAMETERS:
+        for parameter in TIMES:
             value = getattr(self, parameter)
             if value is None and parameter == "decode_base_s":
                 continue
@@ -111,9 +113,7 @@ class LatencyProfile:
     def scaled(self, factor: float) -> LatencyProfile:
         """Return the profile with all its times multiplied by `factor`."""
         times = {
-            name: value * factor
-            for name in PARAMETERS + STEP_PARAMETERS
-            if (value := getattr(self, name)) is not None
+            name: value * factor for name in TIMES if (value := getattr(self, name)) is not None
         }
         return replace(self, intervals={}, **times)
 

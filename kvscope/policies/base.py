@@ -79,7 +79,7 @@ class Policy:
     no block is cached that no look-up can reach; "any" as published. `offers` lists both where both
     make sense. `makes_room` policies evict other blocks before a request's own, as an engine does
     that makes room before it inserts; under the others a request's new blocks may leave at once.
-    `hindsight` marks oracles, which know the future and are never recommended.
+    `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
     """
 

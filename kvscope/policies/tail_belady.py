@@ -1,4 +1,4 @@
-"""Tail-Belady: the offline optimum for the latency tail."""
+"""Tail-Belady: a heuristic for the latency tail that knows the future."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ class TailBelady(NextUsePolicy):
     """Belady's rule, but evict first what the next turn can recompute in time.
 
     Key (0 if TEL-safe with the true next prompt else 1, -next request, r, -d); everything of a
-    conversation that ends is safe. Optimal for TEL where conversations share no blocks.
+    conversation that ends is safe. Optimal for TEL where conversations share no blocks. Where they
+    do it bounds nothing: only the request that touched a block last decides whether it is safe,
+    though others may need it. Its TEL can then exceed Belady's, and an online policy's.
     Source: Tail-Optimized Caching for LLM Inference, Theorem 1.
     """
 
     name = "tail-belady"
-    summary = "the optimum for tail excess latency"
+    summary = "heuristic for tail excess latency that knows the future"
     source = "T-LRU paper, Theorem 1"
     lanes = 2
     parameters = (XI_TOKENS, TTL)

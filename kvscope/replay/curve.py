@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope.core.arrays import Bools, Float64s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptPaths
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
@@ -77,7 +77,8 @@ def lru_curve(
     """
     events = _events(prompts, definition, distances)
     knots, hits = _accumulate(*events)
-    return HitCurve(definition, knots, hits, total_weight(prompts, definition))
+    total = int(looked_up(prompts, definition)[first_counted(prompts, definition) :].sum())
+    return HitCurve(definition, knots, hits, total)
 
 
 def _events(
@@ -138,12 +139,19 @@ def _accumulate(distance: Int64s, blocks: Int64s, weight: Int64s) -> tuple[Int64
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
-def total_weight(prompts: PromptPaths, definition: HitDefinition) -> int:
-    """Return what the hits are a share of, in the same weight."""
-    first = first_counted(prompts, definition)
+def looked_up(prompts: PromptPaths, definition: HitDefinition) -> Int64s:
+    """Return what each request looks up, in the definition's weight (R entries)."""
     if definition.weight == "request":
-        return len(prompts.leaf) - first
-    if definition.weight == "token":
-        return int(prompts.input_tokens[first:].sum(dtype=np.int64))
+        return np.ones(len(prompts.leaf), dtype=np.int64)
     blocks = prompts.blocks if definition.partial else prompts.full_blocks
-    return int(blocks[first:].sum(dtype=np.int64))
+    return (prompts.input_tokens if definition.weight == "token" else blocks).astype(np.int64)
+
+
+def weighted(prompts: PromptPaths, definition: HitDefinition, hit_blocks: Int32s) -> Int64s:
+    """Return what each request hits, in the same weight; a partial last block weighs less."""
+    if definition.weight == "request":
+        return (hit_blocks > 0).astype(np.int64)
+    blocks = hit_blocks.astype(np.int64)
+    if definition.weight == "block":
+        return blocks
+    return np.minimum(blocks * prompts.block_size, prompts.input_tokens)

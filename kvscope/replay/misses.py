@@ -11,7 +11,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptPaths
-from kvscope.replay.curve import first_counted, total_weight
+from kvscope.replay.curve import first_counted, looked_up, weighted
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Walk, walk
 
@@ -39,15 +39,10 @@ def ideal_rate(
     """
     if blocks is None:
         blocks = ideal_blocks(prompts, definition)
-    hits = blocks[first_counted(prompts, definition) :].astype(np.int64)
-    if definition.weight == "token":
-        # A partial last block holds fewer tokens than a block.
-        inputs = prompts.input_tokens[len(prompts.leaf) - len(hits) :]
-        hits = np.minimum(hits * prompts.block_size, inputs)
-    elif definition.weight == "request":
-        hits = np.minimum(hits, 1)
-    total = total_weight(prompts, definition)
-    return int(hits.sum()) / total if total else 0.0
+    counted = slice(first_counted(prompts, definition), None)
+    total = int(looked_up(prompts, definition)[counted].sum())
+    hits = int(weighted(prompts, definition, blocks)[counted].sum())
+    return hits / total if total else 0.0
 
 
 @kernel

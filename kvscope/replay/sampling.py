@@ -18,7 +18,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.trace import Prompts
 from kvscope.ingest.lineage import SHARED_HEAD_CONTINUATIONS
-from kvscope.replay.curve import HitCurve, first_counted, lru_curve
+from kvscope.replay.curve import HitCurve, first_counted, looked_up, lru_curve, weighted
 from kvscope.replay.derived_traces import coarsened, select
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
@@ -196,12 +196,7 @@ class Anchor:
         return hits / asked - float(self.whole.rate(capacity_blocks))
 
     def _weighted(self, hit_blocks: Int32s) -> Int64s:
-        if self.definition.weight == "request":
-            return (hit_blocks > 0).astype(np.int64)
-        if self.definition.weight == "block":
-            return hit_blocks.astype(np.int64)
-        size = self.sample.prompts.block_size
-        return np.minimum(hit_blocks.astype(np.int64) * size, self.total)
+        return weighted(self.sample.prompts, self.definition, hit_blocks)
 
 
 def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anchor:
@@ -222,18 +217,12 @@ def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anc
             where=definition.name,
             remedy="sample by rate alone, or drop partial blocks",
         )
-    inside = sample.prompts
-    asked: dict[str, Int32s] = {
-        "token": inside.input_tokens,
-        "block": inside.blocks if definition.partial else inside.full_blocks,
-        "request": np.ones(len(inside.leaf), dtype=np.int32),
-    }
     return Anchor(
         sample=sample,
         definition=definition,
         whole=lru_curve(prompts, definition),
-        runs=lru_distances(inside, definition),
-        total=asked[definition.weight].astype(np.int64),
+        runs=lru_distances(sample.prompts, definition),
+        total=looked_up(sample.prompts, definition),
         first=int(np.searchsorted(sample.requests, first_counted(prompts, definition))),
     )
 

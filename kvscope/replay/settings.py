@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting
+from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.replay.policy_options import ALL, REPLAYED, parse_policies
 
 if TYPE_CHECKING:
     from kvscope.core.hits import HitDefinition
     from kvscope.core.runs import CapacityModel, TierMode
-    from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
 
 
@@ -24,20 +24,14 @@ def run_setting(
     return RunSetting(
         definition=definition,
         latency=profile.name,
-        base_s=profile.base_s,
-        per_token_s=profile.per_token_s,
-        per_token_pair_s=profile.per_token_pair_s,
         slo_s=slo_s,
+        **{name: getattr(profile, name) for name in TIMES},
     )
 
 
 def setting_profile(setting: RunSetting) -> LatencyProfile:
     """Return the latency profile whose numbers a setting holds."""
-    from kvscope.latency.profile import LatencyProfile
-
-    return LatencyProfile(
-        setting.latency, "", setting.base_s, setting.per_token_s, setting.per_token_pair_s
-    )
+    return LatencyProfile(setting.latency, "", **{name: getattr(setting, name) for name in TIMES})
 
 
 def with_capacity_model(

@@ -7,7 +7,7 @@ whose place in that list is d hits at every capacity of at least d.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.prefix import write_path
 from kvscope.core.trace import PromptPaths
-from kvscope.replay.traffic import Walk, walk
+from kvscope.replay.traffic import Walk, by_access, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,26 @@ def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistanc
     Source: Mattson et al., IBM Systems Journal 1970 (stack algorithms); Bennett & Kruskal, IBM J.
     Res. Dev. 1975 (the tree); the runs are kvscope's own.
     """
-    steps = walk(prompts, definition)
+    return _distances(walk(prompts, definition))
+
+
+def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
+    """Return the distances in a cache without prefixes: every block an object, head to tail.
+
+    The blocks of a run then stand at one and the same place, since each that is found moves to
+    the front and pushes the next one back; so every run has one block.
+
+    Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
+    """
+    steps, request, depth = by_access(walk(prompts, definition))
+    flat = _distances(steps)
+    return replace(flat, request=request[flat.request], depth=depth[flat.request])
+
+
+def _distances(steps: Walk) -> LruDistances:
     requests, longest = len(steps.leaf), int(steps.length.max(initial=0))
     owned = np.zeros(requests + 1, dtype=np.int64)
-    last = np.full(len(prompts.block_parent), -1, dtype=np.int32)
+    last = np.full(len(steps.block_parent), -1, dtype=np.int32)
     path = np.empty(longest + 1, dtype=np.int32)
     runs = np.empty((3, requests + longest), dtype=np.int32)
     distance = np.empty(runs.shape[1], dtype=np.int64)
@@ -129,56 +145,3 @@ def _stack(
         live += fresh
         _add(owned, request, fresh)
     return requests, count, live
-
-
-def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
-    """Return the distances in a cache without prefixes: every block an object, head to tail.
-
-    The blocks of a run then stand at one and the same place, since each that is found moves to
-    the front and pushes the next one back; so every run has one block.
-
-    Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
-    """
-    steps = walk(prompts, definition)
-    accesses = int(steps.length.sum(dtype=np.int64) + steps.anonymous.sum(dtype=np.int64))
-    present = np.zeros(accesses + 1, dtype=np.int32)
-    last = np.full(len(prompts.block_parent), -1, dtype=np.int64)
-    path = np.empty(int(steps.length.max(initial=0)) + 1, dtype=np.int32)
-    places = np.empty((2, accesses), dtype=np.int32)
-    distance = np.empty(accesses, dtype=np.int64)
-    count, live = _flat_stack(steps, present, last, path, places, distance)
-    request, depth = places[:, :count].copy()
-    ones = np.ones(count, dtype=np.int32)
-    return LruDistances(request, depth, ones, distance[:count].copy(), live)
-
-
-@kernel
-def _flat_stack(
-    steps: Walk, present: Int32s, last: Int64s, path: Int32s, places: Int32s, distance: Int64s
-) -> tuple[int, int]:
-    """Fill `places` and `distance`; return their number and that of distinct blocks.
-
-    `present` is a Fenwick tree of the accesses that were some block's last.
-    """
-    block_parent, leaf, length, look, anonymous = steps
-    count, live, now = 0, 0, 0
-    for request in range(len(leaf)):
-        end = length[request]
-        write_path(block_parent, leaf[request], path, 0, end)
-        for at in range(end + anonymous[request]):
-            before = last[path[at]] if at < end else -1
-            if before >= 0:
-                if at < look[request]:
-                    older = _count_to(present, before)
-                    places[0, count] = request
-                    places[1, count] = at
-                    distance[count] = live - older + 1
-                    count += 1
-                _add(present, before, -1)
-            else:
-                live += 1
-            if at < end:
-                last[path[at]] = now
-            _add(present, now, 1)
-            now += 1
-    return count, live

@@ -82,9 +82,10 @@ def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
 def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
     """Return the traffic of a trace as `definition` counts its hits."""
     history = prompts.input_tokens.astype(np.int64) + prompts.output_tokens
+    steps = walk(prompts, definition)
     by_request = Traffic(
         block_size=prompts.block_size,
-        **walk(prompts, definition)._asdict(),
+        **steps._asdict(),
         arrival_s=prompts.arrival_s,
         input_tokens=prompts.input_tokens,
         history_tokens=history,
@@ -92,7 +93,12 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
         parent=prompts.parent,
         next_prompt_tokens=next_prompts(prompts.parent, prompts.input_tokens, history),
     )
-    return _by_access(by_request) if definition.flat else by_request
+    if not definition.flat:
+        return by_request
+    steps, request, _ = by_access(steps)
+    facts = ("arrival_s", "input_tokens", "history_tokens", "category", "next_prompt_tokens")
+    columns = {name: getattr(by_request, name)[request] for name in facts}
+    return by_request._replace(**steps._asdict(), **columns, parent=np.full_like(request, -1))
 
 
 def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -> Int64s:
@@ -107,24 +113,23 @@ def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -
     return added
 
 
-def _by_access(whole: Traffic) -> Traffic:
-    """Return every access as a request of one block, for a cache that knows no prefixes."""
-    accesses = whole.length + whole.anonymous
-    of = np.repeat(np.arange(len(accesses), dtype=np.int32), accesses)
-    depth = np.arange(len(of)) - np.repeat(np.cumsum(accesses) - accesses, accesses)
-    named = depth < whole.length[of]
-    leaf = np.zeros(len(of), dtype=np.int32)
-    _, leaf[named] = paths(whole.block_parent, whole.leaf, whole.length)
-    return whole._replace(
-        block_parent=np.zeros_like(whole.block_parent),
+def by_access(steps: Walk) -> tuple[Walk, Int32s, Int32s]:
+    """Return every access as a request of one block, for a cache that knows no prefixes.
+
+    Also which request each access is of, and its depth there.
+    """
+    accesses = steps.length + steps.anonymous
+    request = np.repeat(np.arange(len(accesses), dtype=np.int32), accesses)
+    starts = np.cumsum(accesses) - accesses
+    depth = (np.arange(len(request)) - np.repeat(starts, accesses)).astype(np.int32)
+    named = depth < steps.length[request]
+    leaf = np.zeros(len(request), dtype=np.int32)
+    _, leaf[named] = paths(steps.block_parent, steps.leaf, steps.length)
+    alone = Walk(
+        block_parent=np.zeros_like(steps.block_parent),
         leaf=leaf,
         length=named.astype(np.int32),
-        look=(depth < whole.look[of]).astype(np.int32),
+        look=(depth < steps.look[request]).astype(np.int32),
         anonymous=(~named).astype(np.int32),
-        arrival_s=whole.arrival_s[of],
-        input_tokens=whole.input_tokens[of],
-        history_tokens=whole.history_tokens[of],
-        category=whole.category[of],
-        parent=np.full(len(of), -1, dtype=np.int32),
-        next_prompt_tokens=whole.next_prompt_tokens[of],
     )
+    return alone, request, depth

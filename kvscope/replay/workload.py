@@ -10,6 +10,7 @@ from functools import cached_property
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
+from kvscope.latency.profile import TIMES
 from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import REFIT_S, Policy
 from kvscope.replay.curve import HitCurve, lru_curve
@@ -60,9 +61,11 @@ class Workload:
         scaled = replace(
             setting,
             latency=f"{setting.latency} x {times:g}",
-            base_s=setting.base_s * times,
-            per_token_s=setting.per_token_s * times,
-            per_token_pair_s=setting.per_token_pair_s * times,
+            **{
+                name: value * times
+                for name in TIMES
+                if (value := getattr(setting, name)) is not None
+            },
         )
         other = copy(self)  # what is computed already is shared
         other.setting, other.profile = scaled, setting_profile(scaled)

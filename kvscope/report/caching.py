@@ -15,18 +15,12 @@ _PLOTTED = 16  # points of the curve on a terminal
 _VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 _BAR = 16  # characters
 
-_REASONS = {
-    "evicted": "evicted before reuse",
-    "diverged": "in a history that was edited",
-    "cold": "never seen before",
-    "tail": "not cacheable (partial last block, last token)",
-}
-_COLOURS = {
-    "hit": style.GREEN,
-    "evicted": style.VERMILION,
-    "diverged": style.PURPLE,
-    "cold": style.SKY,
-    "tail": style.GREY,
+_OUTCOMES = {  # of input tokens: the colour in charts, and the words for those that miss
+    "hit": (style.GREEN, ""),
+    "evicted": (style.VERMILION, "evicted before reuse"),
+    "diverged": (style.PURPLE, "in a history that was edited"),
+    "cold": (style.SKY, "never seen before"),
+    "tail": (style.GREY, "not cacheable (partial last block, last token)"),
 }
 
 
@@ -40,7 +34,8 @@ def sections(analysis: Analysis) -> list[Section]:
 
 def sizes_of(analysis: Analysis) -> Sizes:
     """Return how to write the capacities of an analysis."""
-    return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes)
+    memory = "pool" if analysis.deployment else "HBM"
+    return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes, memory)
 
 
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
@@ -52,7 +47,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
     ]
     rows += [(point.capacity_blocks, "--capacity") for point in caching.asked]
     if sizes.hbm_blocks:
-        rows.append((sizes.hbm_blocks, "HBM"))
+        rows.append((sizes.hbm_blocks, sizes.memory))
 
     def rate(row: tuple[int, str]) -> float:
         return float(caching.lru.rate(row[0]))
@@ -72,13 +67,9 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
 
 def largest_misses(reasons: MissReasons) -> str:
     """Return why tokens miss, the largest cause first; without those that round to nothing."""
-    shares = {cause: _share(reasons, name) for name, cause in _REASONS.items()}
-    shown = [
-        f"{share(part)} {cause}"
-        for cause, part in sorted(shares.items(), key=lambda item: -item[1])
-        if share(part) != share(0.0)
-    ]
-    return ", ".join(shown)
+    shares = [(_share(reasons, name), cause) for name, (_, cause) in _OUTCOMES.items() if cause]
+    shares.sort(key=lambda pair: -pair[0])
+    return ", ".join(f"{share(of)} {cause}" for of, cause in shares if share(of) != share(0.0))
 
 
 def _share(reasons: MissReasons, name: str) -> float:
@@ -104,15 +95,13 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
             "by block": lambda point: share(point.block_hit_rate),
         },
     )
-    return Section(
+    return Section.of(
         "Capacity",
-        (
-            f"LRU's exact hit rate at every capacity ({definition_in_words(caching.definition)}).",
-            *(model.notes if model else ("Name a model with --model to read sizes in GiB.",)),
-        ),
-        (table,) if table.rows else (),
-        plot,
-        (partial(curve_chart, caching, sizes),),
+        f"LRU's exact hit rate at every capacity ({definition_in_words(caching.definition)}).",
+        *(model.notes if model else ("Name a model with --model to read sizes in GiB.",)),
+        table if table.rows else None,
+        partial(curve_chart, caching, sizes),
+        plot=plot,
     )
 
 
@@ -126,23 +115,19 @@ def _misses(sizes: Sizes, caching: Caching) -> Section:
     def share_of(name: str, reasons: MissReasons) -> str:
         return share(_share(reasons, name))
 
+    counted = f"Counted: LRU, {definition_in_words(caching.misses_definition)}."
     table = tabulate(
         "Input tokens under LRU",
         caching.misses,
         {
             "capacity": lambda reasons: sizes.label(reasons.capacity_blocks),
-            **{name: partial(share_of, name) for name in _COLOURS},
+            **{name: partial(share_of, name) for name in _OUTCOMES},
         },
         note="evicted: cached, but evicted before reuse; diverged: the conversation"
         " continues from an edited history; cold: never seen before; tail: partial last"
         " block, last token and prompts without hashes, which no prefix cache hits",
     )
-    return Section(
-        "Misses",
-        (f"Counted: LRU, {definition_in_words(caching.misses_definition)}.",),
-        (table,),
-        figures=(partial(misses_chart, caching, sizes),),
-    )
+    return Section.of("Misses", counted, table, partial(misses_chart, caching, sizes))
 
 
 def _definitions(caching: Caching) -> Section:
@@ -166,7 +151,7 @@ def _definitions(caching: Caching) -> Section:
         },
         note="lookup: prefix stops at the first missing block, flat looks up every block",
     )
-    return Section("Definitions", (words,), (table,))
+    return Section.of("Definitions", words, table)
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
@@ -179,15 +164,13 @@ def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     capacities = [at * unit.per_block for at in blocks]
     by_token = [point.token_hit_rate for point in points]
     by_block = [point.block_hit_rate for point in points]
-    chart = style.lines(
-        "LRU's exact hit rate at every capacity",
-        f"capacity ({unit.name})",
-        "hit rate",
-        (
-            style.Series("by token", capacities, by_token),
-            style.Series("by block", capacities, by_block, style.line(1) | {"dash": "dot"}),
-        ),
-    )
+    dotted = style.line(1) | {"dash": "dot"}
+    series = [
+        style.Series("by token", capacities, by_token),
+        style.Series("by block", capacities, by_block, dotted),
+    ]
+    title = "LRU's exact hit rate at every capacity"
+    chart = style.lines(title, unit.axis, "hit rate", series)
     chart.add_scatter(
         x=[mark.point.capacity_blocks * unit.per_block for mark in caching.landmarks],
         y=[caching.rate(mark.point) for mark in caching.landmarks],
@@ -199,7 +182,11 @@ def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     )
     style.level(chart, caching.ideal, f"infinite cache {caching.ideal:.1%}")
     if hbm_blocks and sizes.hbm_bytes:
-        style.mark(chart, hbm_blocks * unit.per_block, f"{units.format_size(sizes.hbm_bytes)} HBM")
+        style.mark(
+            chart,
+            hbm_blocks * unit.per_block,
+            f"{units.format_size(sizes.hbm_bytes)} {sizes.memory}",
+        )
     return chart
 
 
@@ -207,7 +194,7 @@ def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     """Build what became of the input tokens at each capacity."""
     chart = style.figure("Hits and causes of misses", "capacity", "input tokens")
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
-    for name, colour in _COLOURS.items():
+    for name, (colour, _) in _OUTCOMES.items():
         shares = [_share(reasons, name) for reasons in caching.misses]
         chart.add_bar(x=labels, y=shares, name=name, marker_color=colour)
     chart.update_layout(barmode="stack")

@@ -20,17 +20,17 @@ def sections(calibration: Calibration) -> list[Section]:
 
 def _profile(calibration: Calibration) -> Section:
     profile = calibration.profile
-    sentences = [
+    run = calibration.run
+    ended = f"Ended early ({run.ended}): {run.count} of {run.planned} measurements."
+    return Section.of(
+        "Latency profile",
         "TTFT = b + a u + g u (c + u/2) for u uncached and c cached tokens, with",
         *_parameters(calibration),
         f"{count(profile.xi_tokens(0.2))} uncached tokens take 200 ms.",
         *_enough(calibration),
-        *_checked(calibration),
-    ]
-    run = calibration.run
-    if run.ended:
-        sentences.append(f"Ended early ({run.ended}): {run.count} of {run.planned} measurements.")
-    return Section("Latency profile", tuple(sentences))
+        _checked(calibration),
+        ended if run.ended else None,
+    )
 
 
 def _parameters(calibration: Calibration) -> list[str]:
@@ -44,26 +44,18 @@ def _parameters(calibration: Calibration) -> list[str]:
 
 def _enough(calibration: Calibration) -> list[str]:
     fit = calibration.fit
-    words = []
+    off = fit.linear_worst.linear_off
+    linear = f"not enough: off by {off:+.0%} {_at(fit.linear_worst)}"
     if fit.linear_is_enough:
-        words.append(
-            "The linear model of the papers (g = 0) is enough: within"
-            f" {abs(fit.linear_worst.linear_off):.0%} everywhere."
-        )
-    else:
-        words.append(
-            "The linear model of the papers (g = 0) is not enough: off by"
-            f" {fit.linear_worst.linear_off:+.0%} {_at(fit.linear_worst)}."
-        )
+        linear = f"enough: within {abs(off):.0%} everywhere"
+    profile = (
+        f"off by {fit.worst.off:+.0%} {_at(fit.worst)}, more than {ENOUGH:.0%}: the engine behaves"
+        " otherwise, or was disturbed. Measure again on an idle machine, with --max-tokens as long"
+        " as your prompts"
+    )
     if fit.is_enough:
-        words.append(f"This profile is within {abs(fit.worst.off):.0%} everywhere.")
-    else:
-        words.append(
-            f"This profile is off by {fit.worst.off:+.0%} {_at(fit.worst)}, more than"
-            f" {ENOUGH:.0%}: the engine behaves otherwise, or was disturbed. Measure again on an"
-            " idle machine, with --max-tokens as long as your prompts."
-        )
-    return words
+        profile = f"within {abs(fit.worst.off):.0%} everywhere"
+    return [f"The linear model of the papers (g = 0) is {linear}.", f"This profile is {profile}."]
 
 
 def _at(cell: CellFit) -> str:
@@ -71,19 +63,19 @@ def _at(cell: CellFit) -> str:
     return f"at {count(cell.uncached)} tokens{behind}"
 
 
-def _checked(calibration: Calibration) -> list[str]:
+def _checked(calibration: Calibration) -> str | None:
     run = calibration.run
     if not run.reports_cached:
         if calibration.engine.name == "torch":
-            return []
+            return None
         unchecked = "Not checked: the server does not report how many tokens were cached"
-        return [f"{unchecked} (vLLM: --enable-prompt-tokens-details)."]
+        return f"{unchecked} (vLLM: --enable-prompt-tokens-details)."
     if run.uncached_prefixes:
         left_out = sorted(run.uncached_prefixes.items())[:3]
         pairs = ", ".join(f"{had:,} of {cell.cached:,}" for cell, had in left_out)
         left = f"Left out, since the server had not cached the prompt sent before: {pairs} tokens."
-        return [f"{left} Is the cache too small?"]
-    return ["The server confirmed the cached tokens of every measurement."]
+        return f"{left} Is the cache too small?"
+    return "The server confirmed the cached tokens of every measurement."
 
 
 def _cells(calibration: Calibration) -> Section:
@@ -103,7 +95,7 @@ def _cells(calibration: Calibration) -> Section:
         },
         note="fitted to the medians by relative error, no parameter below 0",
     )
-    return Section("Measured and fitted", tables=(table,))
+    return Section.of("Measured and fitted", table)
 
 
 def _interval(low: float, high: float) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.report import style, ttft, xi
 from kvscope.report.runs import policy_line
-from kvscope.report.section import Columns, Section, bar, tabulate
-from kvscope.report.words import NONE, Sizes, count, share, significant
+from kvscope.report.section import Columns, Section, Table, bar, tabulate
+from kvscope.report.words import NONE, Sizes, percentiles, share, significant
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import Trial
 
@@ -33,11 +34,27 @@ def sizes_of(tuned: Recommendation) -> Sizes:
 def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
     """Return for each policy with a xi its trials at the user's capacity, one a xi, ascending."""
     by_policy: dict[str, dict[float, Trial]] = {}
-    for trial in tuned.tuning.explored:
-        policy = trial.policy
-        if trial.capacity_blocks == tuned.tuning.capacity_blocks and XI in policy.values:
-            by_policy.setdefault(policy.name, {}).setdefault(policy.values[XI], trial)
+    for trial in tried_here(tuned):
+        if XI in trial.policy.values:
+            by_policy.setdefault(trial.policy.name, {}).setdefault(trial.policy.values[XI], trial)
     return {name: [trials[xi] for xi in sorted(trials)] for name, trials in by_policy.items()}
+
+
+def trial_columns(tuned: Recommendation, trial: Callable[[Any], Trial]) -> Columns:
+    """Return the columns of the figures of a row's trial, TTFT in ms."""
+    return {
+        "p50 (ms)": lambda row: significant(tuned.times_ms(trial(row).outcome).p50),
+        **percentiles("p90 p95 p99", lambda row: tuned.times_ms(trial(row).outcome), significant),
+        "TEL (s)": lambda row: significant(trial(row).tel_s),
+        "over SLO": lambda row: share(trial(row).violation_share),
+        "hit rate": lambda row: share(trial(row).outcome.token_hit_rate),
+    }
+
+
+def tried_here(tuned: Recommendation) -> list[Trial]:
+    """Return the trials at the user's capacity."""
+    tuning = tuned.tuning
+    return [trial for trial in tuning.explored if trial.capacity_blocks == tuning.capacity_blocks]
 
 
 def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
@@ -53,27 +70,20 @@ def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
 
 def _xi(tuned: Recommendation) -> list[Section]:
     """Return the target's latency as a function of xi."""
-    tables = []
-    for name, trials in sensitivity(tuned).items():
-        slowest = max(trial.target_s for trial in trials)
+
+    def table(name: str, trials: list[Trial]) -> Table:
+        slowest_s = max(trial.target_s for trial in trials)
         columns: Columns = {
-            "xi (tokens)": lambda trial: count(trial.policy.values[XI]),
-            "xi (ms)": lambda trial: significant(
-                float(tuned.profile.ttft_s(int(trial.policy.values[XI]), 0)) * 1e3
-            ),
+            **xi.columns(tuned.profile, lambda trial: trial.policy.values[XI]),
             f"{tuned.target_name} (ms)": _ms,
             "over SLO": lambda trial: share(trial.violation_share),
-            "": partial(_bar, slowest),
+            "": lambda trial: bar(trial.target_s / slowest_s),
         }
-        tables.append(tabulate(f"{name}: effect of xi in the training window", trials, columns))
-    if not tables:
-        return []
-    figures = (partial(sensitivity_chart, tuned),)
-    return [Section("Why this xi", _ABOUT_XI, tuple(tables), figures=figures)]
+        return tabulate(f"{name}: effect of xi in the training window", trials, columns)
 
-
-def _bar(slowest_s: float, trial: Trial) -> str:
-    return bar(trial.target_s / slowest_s)
+    tables = [table(name, trials) for name, trials in sensitivity(tuned).items()]
+    chart = partial(sensitivity_chart, tuned)
+    return [Section.of("Why this xi", *_ABOUT_XI, *tables, chart)] if tables else []
 
 
 def _capacities(tuned: Recommendation) -> list[Section]:
@@ -96,26 +106,22 @@ def _capacities(tuned: Recommendation) -> list[Section]:
         },
         "* within the SLO; each policy with the best parameters tried there",
     )
-    return [Section("Why this capacity", tables=(table,))]
+    return [Section.of("Why this capacity", table)]
 
 
 def _tried(tuned: Recommendation) -> Section:
     """Return all that was tried at the user's capacity, the best first."""
-    tuning = tuned.tuning
-    here = [trial for trial in tuning.explored if trial.capacity_blocks == tuning.capacity_blocks]
+    known = trial_columns(tuned, lambda trial: trial)
     table = tabulate(
         "Tried in the training window",
-        sorted(here, key=lambda trial: trial.rank(tuning.target)),
+        sorted(tried_here(tuned), key=lambda trial: trial.rank(tuned.tuning.target)),
         {
             "policy": lambda trial: tuned.called(trial.policy),
             f"{tuned.target_name} (ms)": _ms,
-            "over SLO": lambda trial: share(trial.violation_share),
-            "TEL (s)": lambda trial: significant(trial.tel_s),
-            "p50 (ms)": lambda trial: significant(tuned.times_ms(trial.outcome).p50),
-            "hit rate": lambda trial: share(trial.outcome.token_hit_rate),
+            **{name: known[name] for name in ("over SLO", "TEL (s)", "p50 (ms)", "hit rate")},
         },
     )
-    return Section("Tried", tables=(table,))
+    return Section.of("Tried", table)
 
 
 def _by_category(tuned: Recommendation) -> list[Section]:
@@ -145,8 +151,7 @@ def sensitivity_chart(tuned: Recommendation) -> style.Figure:
     }
     title = "Effect of xi in the training window"
     chart = xi.sensitivity_chart(title, tuned.target_name, points)
-    style.level(chart, tuned.tuning.target.slo_s * 1e3, "SLO")
-    return chart
+    return style.slo_level(chart, tuned.tuning.target.slo_s)
 
 
 def capacities_chart(tuned: Recommendation) -> style.Figure:
@@ -167,8 +172,8 @@ def capacities_chart(tuned: Recommendation) -> style.Figure:
             )
         )
     title, y = "Tail against capacity in the training window", f"{tuned.target_name} (ms)"
-    chart = style.lines(title, f"capacity ({unit.name})", y, series, shares="")
-    style.level(chart, tuned.tuning.target.slo_s * 1e3, "SLO")
+    chart = style.lines(title, unit.axis, y, series, shares="")
+    style.slo_level(chart, tuned.tuning.target.slo_s)
     style.mark(chart, max(tuned.tuning.capacity_blocks, 1) * unit.per_block, "current capacity")
     if sizes.hbm_blocks and sizes.hbm_bytes:
         words = f"{units.format_size(sizes.hbm_bytes)} HBM"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from kvscope.app.documents.fit import fit_document
@@ -47,6 +47,7 @@ _SEVERAL = 8  # names in a sentence
 _EACH_TURN = 20
 _CHARTS = 6  # categories with curves of their own in the report
 _P = "reuse_probability"
+_AXES = "time since the touch (s)", "share of the touched blocks"
 _UNSEEN = (
     "The probability of another turn includes turns after the trace's end: maximum likelihood, with"
     " the ends of conversations unobserved."
@@ -59,18 +60,15 @@ _MEANING = (
 
 def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
-    known = [headline(fit)]
-    if fit.models:
-        known.append(_models(fit))
-    if fit.windows is not None:
-        known.append(_stability(fit, fit.windows))
-    if fit.next_turns:
-        known.append(_conversations(fit))
-    if fit.next_prompts:
-        known.append(_next_prompts(fit.next_prompts))
-    if ends is not None:
-        known.append(returns.section(ends))
-    return known
+    known = [
+        headline(fit),
+        _models(fit) if fit.models else None,
+        _stability(fit, fit.windows) if fit.windows is not None else None,
+        _conversations(fit) if fit.next_turns else None,
+        _next_prompts(fit.next_prompts) if fit.next_prompts else None,
+        returns.section(ends) if ends is not None else None,
+    ]
+    return [section for section in known if section is not None]
 
 
 def report(fit: Fit, ends: EndsFit | None = None) -> Report:
@@ -100,9 +98,8 @@ def headline(fit: Fit) -> Section:
         sentences += _verdicts(fitted)
         sentences += [f"Too few gaps to fit: {_names(few)}."] if few else []
         sentences += _stable(fit.windows)
-    sentences.append(_births(fit))
-    tables = (_models_to_use(fit, fitted),) if fitted else ()
-    return Section("Summary", tuple(sentences), tables=tables, plot=_plot(fitted))
+    table = _models_to_use(fit, fitted) if fitted else None
+    return Section.of("Summary", *sentences, _births(fit), table, plot=_plot(fitted))
 
 
 def _verdicts(fitted: list[CategoryFit]) -> list[str]:
@@ -224,8 +221,8 @@ def _models(fit: Fit) -> Section:
         words=("model", "F"),
     )
     largest = sorted((row for row in fit.categories if row.curve), key=lambda row: -row.n)
-    figures = tuple(partial(reuse_chart, row) for row in largest[:_CHARTS])
-    return Section("Models", (_MEANING,), (table,), figures=figures)
+    charts = (partial(reuse_chart, row) for row in largest[:_CHARTS])
+    return Section.of("Models", _MEANING, table, *charts)
 
 
 def _distribution(model: ModelFit) -> str:
@@ -262,13 +259,13 @@ def _stability(fit: Fit, windows: WindowFits) -> Section:
         for unit in ("window", "day")
         if (rows := [row for row in windows.stability if row.between == unit])
     )
-    few = () if tables else ("No category has enough gaps in two windows to compare.",)
-    figures = (
+    charts = [
         partial(probability_over_time_chart, windows, largest),
         partial(gap_over_time_chart, windows, largest),
         *(partial(by_window_chart, windows, name) for name in largest[:2]),
-    )
-    return Section("Stability", (words, *few), tables, figures=figures if largest else ())
+    ]
+    few = None if tables else "No category has enough gaps in two windows to compare."
+    return Section.of("Stability", words, few, *tables, *(charts if largest else ()))
 
 
 def _differences(unit: str, rows: Sequence[StabilityFit]) -> Table:
@@ -295,13 +292,16 @@ def _differences(unit: str, rows: Sequence[StabilityFit]) -> Table:
 
 def _conversations(fit: Fit) -> Section:
     """Return the rates of the conversation model, and how likely another turn is."""
-    tables = [] if fit.conversation is None else [_rates(fit.conversation)]
     by_turn = [row for row in fit.next_turns if row.turn is not None]
     by_category = [row for row in fit.next_turns if row.category is not None]
-    tables.append(_next_turns("After a turn", "turn", by_turn))
-    tables.append(_next_turns("After a category", "type, turn", by_category))
-    figures = (partial(next_turns_chart, fit),)
-    return Section("Conversations", (_UNSEEN,), tuple(tables), figures=figures)
+    return Section.of(
+        "Conversations",
+        _UNSEEN,
+        None if fit.conversation is None else _rates(fit.conversation),
+        _next_turns("After a turn", "turn", by_turn),
+        _next_turns("After a category", "type, turn", by_category),
+        partial(next_turns_chart, fit),
+    )
 
 
 def _rates(model: Conversation) -> Table:
@@ -363,12 +363,11 @@ def _next_prompts(prompts: Sequence[NextPromptFit]) -> Section:
         },
         note=left_out(prompts, shown, "prompts"),
     )
-    return Section("Next prompts", tables=(table,))
+    return Section.of("Next prompts", table)
 
 
 def reuse_chart(row: CategoryFit) -> style.Figure:
     """Build how soon touched blocks of a category are reused: observed, and by each model."""
-    title, y = f"Reuse after {style.label(row.category)}", "share of the touched blocks"
     series = []
     if row.curve is not None:
         at_s, observed = row.curve.at_s, {"color": style.GREY, "width": 5, "shape": "hv"}
@@ -378,27 +377,21 @@ def reuse_chart(row: CategoryFit) -> style.Figure:
             line = style.line(number) | {"width": 3 if chosen else 1.5}
             label = f"{name}: use this" if chosen else name
             series.append(style.Series(label, at_s, values, line))
-    return style.lines(title, "time since the touch (s)", y, series)
+    return style.lines(f"Reuse after {style.label(row.category)}", *_AXES, series)
 
 
 def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
     """Build a category's observed reuse, a line a window."""
     rows = [row for row in windows.fits if row.category == category]
-    step = max(-(-len(rows) // SHOWN_WINDOWS), 1)
-    return style.lines(
-        f"Reuse after {style.label(category)}, by window",
-        "time since the touch (s)",
-        "share of the touched blocks",
-        [
-            style.Series(f"{row.start_s / 3600:.1f} h", windows.at_s, row.observed)
-            for row in rows[::step]
-        ],
-    )
+    shown = rows[:: max(-(-len(rows) // SHOWN_WINDOWS), 1)]
+    observed = {f"{row.start_s / 3600:.1f} h": row.observed for row in shown}
+    title = f"Reuse after {style.label(category)}, by window"
+    return style.lines(title, *_AXES, style.curves(windows.at_s, observed))
 
 
 def probability_over_time_chart(windows: WindowFits, categories: Sequence[str]) -> style.Figure:
     """Build the probability that a touched block is reused, window by window."""
-    series = _over_time(windows, categories, "reuse_probability")
+    series = _over_time(windows, categories, lambda row: row.reuse_probability)
     title = "Reuse probability over time"
     return style.lines(title, "start of the window (h)", "probability", series, log="")
 
@@ -406,45 +399,30 @@ def probability_over_time_chart(windows: WindowFits, categories: Sequence[str]) 
 def gap_over_time_chart(windows: WindowFits, categories: Sequence[str]) -> style.Figure:
     """Build the mean wait of the exponential, window by window."""
     x, y = "start of the window (h)", "mean reuse gap (s)"
-    series = _over_time(windows, categories, "rate_per_s")
+    series = _over_time(windows, categories, lambda row: 1 / row.rate_per_s)
     return style.lines("Mean reuse gap over time", x, y, series, log="", shares="")
 
 
-def _over_time(windows: WindowFits, categories: Sequence[str], of: str) -> list[style.Series]:
-    """Return a line a category: the attribute `of` of its windows, a rate as the mean wait (s)."""
-
-    def value(row: WindowFit) -> float:
-        number = float(getattr(row, of))
-        return 1 / number if of == "rate_per_s" else number
-
-    by_category = {
-        name: [row for row in windows.fits if row.category == name] for name in categories
-    }
-    return [
-        style.Series(
-            name,
-            [row.start_s / 3600 for row in rows],
-            [value(row) for row in rows],
-            options=style.MARKED,
-        )
-        for name, rows in by_category.items()
-        if rows
-    ]
+def _over_time(
+    windows: WindowFits, categories: Sequence[str], value: Callable[[WindowFit], float]
+) -> Iterator[style.Series]:
+    """Yield a line a category: the value of each of its windows."""
+    for name in categories:
+        if rows := [row for row in windows.fits if row.category == name]:
+            hours = [row.start_s / 3600 for row in rows]
+            yield style.Series(name, hours, list(map(value, rows)), options=style.MARKED)
 
 
 def next_turns_chart(fit: Fit) -> style.Figure:
     """Build the probability that another turn follows, by the turn it follows."""
-    points = [
-        (row.turn, row.probability, *(row.interval or (row.probability, row.probability)))
-        for row in fit.next_turns
-        if row.turn and row.probability is not None
-    ]
-    turns, chances, low, high = zip(*points, strict=True) if points else ((), (), (), ())
+    rows = [row for row in fit.next_turns if row.turn and row.probability is not None]
+    turns, chances = [row.turn for row in rows], [row.probability or 0.0 for row in rows]
+    ends = [row.interval or (chance, chance) for row, chance in zip(rows, chances, strict=True)]
     reach = {
         "type": "data",
         "symmetric": False,
-        "array": [top - chance for top, chance in zip(high, chances, strict=True)],
-        "arrayminus": [chance - bottom for bottom, chance in zip(low, chances, strict=True)],
+        "array": [high - chance for (_, high), chance in zip(ends, chances, strict=True)],
+        "arrayminus": [chance - low for (low, _), chance in zip(ends, chances, strict=True)],
     }
     chart = style.figure("Next turn", "after turn", "probability of another one")
     look = {"name": "with 95% CI", "mode": "markers", "marker": {"color": style.BLUE, "size": 9}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from kvscope.app.analyze import Analysis, Caching
@@ -12,7 +13,7 @@ from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.report import Report
 from kvscope.report.section import Section
-from kvscope.report.words import count, definition_in_words, share, significant
+from kvscope.report.words import count, counted, definition_in_words, share, significant
 
 SECTIONS = (
     *("summary", "capacity", "misses", "definitions", "categories", "contribution", "last-touch"),
@@ -59,10 +60,10 @@ def headline(analysis: Analysis) -> Section:
             "The trace has only lengths and arrivals: without block hashes nothing"
             " can be said about reuse, hit rates or capacity."
         )
-        return Section("Summary", (*notes, _traffic(facts), unknown), (categories,))
-    words = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
-    tables = (capacity_table(analysis, caching),) if caching.ideal else ()
-    return Section("Summary", (*notes, *words), (*tables, categories))
+        return Section.of("Summary", *notes, _traffic(facts), unknown, categories)
+    answer = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
+    capacities = capacity_table(analysis, caching) if caching.ideal else None
+    return Section.of("Summary", *notes, *answer, capacities, categories)
 
 
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
@@ -78,10 +79,16 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
         blocks = sizes.hbm_blocks
         now = float(caching.lru.rate(blocks))
         sentences.append(
-            f"LRU with {sizes.in_words(blocks)} hits {share(now)} of the {what},"
+            f"LRU with {_memory(analysis, blocks)} hits {share(now)} of the {what},"
             f" {share(now / caching.ideal)} of the hits of an infinite cache."
         )
-    need = f"LRU needs {sizes.in_words(nine.capacity_blocks)} for 90% of that."
+    needs = sizes.in_words(nine.capacity_blocks)
+    if analysis.deployment is not None and sizes.hbm_blocks:
+        where = analysis.deployment
+        per_replica = sizes.hbm_blocks / where.replicas
+        gpus = where.tp * math.ceil(nine.capacity_blocks / per_replica)
+        needs += f", the pools of {counted(gpus, 'GPU')},"
+    need = f"LRU needs {needs} for 90% of that."
     if caching.definition.weight == "token" and caching.ideal < 1:
         ideal += f" ({significant(1 / (1 - caching.ideal))}× less prefill)"
     misses = largest_misses(caching.misses_at(blocks))
@@ -93,6 +100,17 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     ]
 
 
+def _memory(analysis: Analysis, blocks: int) -> str:
+    """Return the memory that an analysis is for: a size, or the pool of a deployment."""
+    words, where = sizes_of(analysis).in_words(blocks), analysis.deployment
+    if where is None:
+        return words
+    pool = f"the pool of {where.summary}: {words}"
+    if where.replicas > 1:
+        pool = f"the pools of {where.summary} as one: {words}"
+    return f"{pool}, {where.pool.origin}, all of it idle,"
+
+
 def _traffic(facts: Characterization) -> str:
     lengths, contribution = facts.lengths, facts.contribution
     text = (
@@ -102,7 +120,7 @@ def _traffic(facts: Characterization) -> str:
     if facts.turns is None:
         return f"{text}."
     hits = contribution.multi_turn_hit_share
-    get = f" and get {share(hits)} of the hits" if hits is not None else ""
+    get = "" if hits is None else f" and get {share(hits)} of the hits"
     turns = share(contribution.multi_turn_request_share)
     return f"{text}; {turns} of requests are follow-up turns{get}."
 

@@ -1,4 +1,4 @@
-"""Policies side by side: the best at each capacity, the gap to the optimum, and every run."""
+"""Policies side by side: the best at each capacity, the gap to the best known, and every run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from kvscope.app.documents.runs import simulate_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
+from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
+from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import (
+    BEST_KNOWN,
+    OPTIMUM,
     ORACLE_NOTE,
     SYMBOLS,
     Contest,
@@ -64,21 +68,22 @@ def screen(simulation: Simulation) -> list[Section]:
     first = summary(simulation)
     if not simulation.runs:
         return [first]
-    tables = (*first.tables[:1], _policy_table(simulation, _middle(simulation), _ROWS))
+    tables = [*first.tables[:1], _policy_table(simulation, _middle(simulation), _ROWS)]
     if not first.tables:  # there is room
-        tables = (*tables, _category_table(simulation, _ROWS))
-    return [Section(first.title, first.sentences, tables)]
+        tables.append(_category_table(simulation, _ROWS))
+    return [Section.of(first.title, *first.sentences, *tables)]
 
 
 def sections(simulation: Simulation) -> list[Section]:
     """Return every section, the summary first."""
     if not simulation.runs:
         return [summary(simulation)]
+    over_time = partial(over_time_chart, simulation, _middle(simulation))
     return [
         summary(simulation),
         _runs(simulation),
         *tier_sections(simulation),
-        _categories(simulation),
+        Section.of("Categories", _category_table(simulation), over_time),
     ]
 
 
@@ -93,7 +98,7 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
         slo = "" if setting.slo_s is None else f", SLO {units.duration_in_words(setting.slo_s)}"
         columns = {"policy": names(alike), **sizes, **run_columns(alike)}
         table = tabulate("", alike, columns, _star(alike))
-        known.append(Section(f"{trace.name}{slo}", setting_in_words(setting), (table,)))
+        known.append(Section.of(f"{trace.name}{slo}", *setting_in_words(setting), table))
     return known
 
 
@@ -118,6 +123,15 @@ class _Measure:
     value: Callable[[Run], float]
     unit: TimeUnit | None = None
 
+    def bound(self, runs: Sequence[Run]) -> str:
+        """Return what the best runs are: the optimum where belady is proved to be one.
+
+        It is for hits, if they count whole blocks of a whole trace.
+        """
+        proven = self.unit is None and all(run.policy == Belady.name for run in runs)
+        whole = all(_counts_whole_blocks(run.setting.definition) for run in runs)
+        return OPTIMUM if proven and whole else BEST_KNOWN
+
     @property
     def column(self) -> str:
         return f"{self.name} ({self.unit.name})" if self.unit else self.name
@@ -132,34 +146,41 @@ class _Measure:
         return difference(value, write) if self.unit else points(-value)
 
 
+def _counts_whole_blocks(definition: HitDefinition) -> bool:
+    by_block = definition.weight == "block" or (
+        definition.weight == "token" and not definition.partial
+    )
+    return by_block and definition.warmup == 0
+
+
 def _measures(simulation: Simulation) -> list[_Measure]:
     """Return hit rate, p95 TTFT and, with an SLO, TEL."""
 
     def p95_s(run: Run) -> float:
         return run.outcome.ttft_ms.p95 / 1e3
 
-    def tel_s(run: Run) -> float:
-        return (run.outcome.tel_ms or 0.0) / 1e3
-
     hits = _Measure("Most hits", "Hit rate", "hit rate", lambda run: -rate(run))
     unit = time_unit(map(p95_s, simulation.runs))
     tail = _Measure("Lowest p95 TTFT", "p95 TTFT", "p95", p95_s, unit)
     if simulation.setting.slo_s is None:
         return [hits, tail]
-    title, unit = "Tail excess latency (TEL), summed over all requests", SECONDS
-    return [hits, tail, _Measure("Lowest TEL", title, "TEL", tel_s, unit)]
+    title = "Tail excess latency (TEL), summed over all requests"
+    return [hits, tail, _Measure("Lowest TEL", title, "TEL", _tel_s, SECONDS)]
+
+
+def _tel_s(run: Run) -> float:
+    return (run.outcome.tel_ms or 0.0) / 1e3
 
 
 def summary(simulation: Simulation) -> Section:
-    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gap to optimum."""
+    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gaps left."""
     sentences, tables = [], []
     for measure in _measures(simulation):
         best = {at: contest(simulation.at(at), measure.value) for at in simulation.capacities}
         sentences += _verdict(simulation, measure, best)
         if len(best) > 1:  # for one capacity the sentence says it
             tables.append(_contest_table(simulation, measure, best))
-    words = (*sentences, *setting_in_words(simulation.setting))
-    return Section("Summary", words, tuple(tables))
+    return Section.of("Summary", *sentences, *setting_in_words(simulation.setting), *tables)
 
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:
@@ -172,18 +193,15 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
         return [f"{measure.best}: {policies} of {len(contests)} capacities."]
     sentences = []
     for at, run in best.items():
-        label, lru, optimum = (
-            _sizes(simulation).label(at),
-            contests[at].baseline,
-            contests[at].optimum,
-        )
+        label = _sizes(simulation).label(at)
+        lru, known = contests[at].baseline, contests[at].best_known
         words = f"{measure.best} at {label}: {name(run)}, {write(value(run))}"
         if lru is not None and lru is not run:
             change = measure.change(value(run) - value(lru), write)
             words += f" ({change} vs LRU's {write(value(lru))})"
-        if optimum is not None:
-            gap = measure.change(value(optimum) - value(run), write)
-            words += f"; optimum {write(value(optimum))} (gap {gap})"
+        if known is not None:
+            gap = measure.change(value(known) - value(run), write)
+            words += f"; {measure.bound([known])} {write(value(known))} (gap {gap})"
         sentences.append(f"{words}.")
     return sentences
 
@@ -212,9 +230,8 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     )
     if setting.exact:
         return sentences
-    of = "all requests"
-    if setting.sample_rate != 1:
-        of = f"{share(setting.sample_rate)} of the trace"
+    whole = setting.sample_rate == 1
+    of = "all requests" if whole else f"{share(setting.sample_rate)} of the trace"
     grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
     estimated = f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
     return (*sentences, estimated)
@@ -223,7 +240,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
-    """Return a row a capacity: the best policy, its change vs LRU, and the gap to the optimum."""
+    """Return a row a capacity: the best policy, its change vs LRU, and the gap left."""
     name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:
@@ -242,21 +259,24 @@ def _contest_table(
         "vs lru": lambda row: change(row[1].best, row[1].baseline),
     }
     note = ""
-    if any(runs.optimum is not None for runs in contests.values()):
-        columns["optimum"] = lambda row: cell(row[1].optimum)
-        columns["gap"] = lambda row: change(row[1].optimum, row[1].best)
-        note = "gap: optimum minus best policy"
+    known = [runs.best_known for runs in contests.values() if runs.best_known is not None]
+    if known:
+        bound = measure.bound(known)
+        columns[bound] = lambda row: cell(row[1].best_known)
+        columns["gap"] = lambda row: change(row[1].best_known, row[1].best)
+        note = f"gap: {bound} minus best policy"
     return tabulate(measure.title, contests.items(), columns, note)
 
 
 def _runs(simulation: Simulation) -> Section:
     """Return every run, a table a capacity."""
-    figures = [partial(hit_rates_chart, simulation)]
-    figures += [partial(ttft_chart, simulation, rank) for rank in ("p50", "p95", "p99")]
-    if simulation.setting.slo_s is not None:
-        figures.append(partial(tail_excess_chart, simulation))
-    tables = tuple(_policy_table(simulation, capacity) for capacity in simulation.capacities)
-    return Section("Policies", tables=tables, figures=tuple(figures))
+    return Section.of(
+        "Policies",
+        *(_policy_table(simulation, capacity) for capacity in simulation.capacities),
+        partial(hit_rates_chart, simulation),
+        *(partial(ttft_chart, simulation, rank) for rank in ("p50", "p95", "p99")),
+        None if simulation.setting.slo_s is None else partial(tail_excess_chart, simulation),
+    )
 
 
 def _policy_table(simulation: Simulation, capacity: int, limit: int | None = None) -> Table:
@@ -300,31 +320,23 @@ def tier_sections(simulation: Simulation) -> list[Section]:
         "transfer: mean wait of a request for this tier's blocks, part of its TTFT",
         words=("tier",),
     )
-    return [Section("Tiers", tables=(table,))] if rows else []
-
-
-def _categories(simulation: Simulation) -> Section:
-    """Return hit rates by category at the capacity in the middle."""
-    figures = (partial(over_time_chart, simulation, _middle(simulation)),)
-    return Section("Categories", tables=(_category_table(simulation),), figures=figures)
+    return [Section.of("Tiers", table)] if rows else []
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:
-    """Return hit rates by category, most requests first; with `limit`, at most so many."""
+    """Return hit rates by category, most requests first; with `limit`, at most so many.
+
+    They are those at the capacity in the middle.
+    """
     capacity, name = _middle(simulation), names(simulation.runs)
     runs = simulation.at(capacity)[:_COMPARED]
-    outcomes = {
-        (id(run), part.category): part.outcome
-        for run in runs
-        for part in run.parts
-        if part.category is not None
-    }
-    requests = {category: outcome.requests for (_, category), outcome in outcomes.items()}
+    outcomes = {name(run): ttft.by_category(run) for run in runs}
+    requests = {key: of.requests for parts in outcomes.values() for key, of in parts.items()}
     ranked = large(requests, lambda category: requests[category])
     shown = ranked[:limit]
 
     def hits(run: Run, category: str) -> str:
-        outcome = outcomes.get((id(run), category))
+        outcome = outcomes[name(run)].get(category)
         return NONE if outcome is None else share(hit_rate(run.setting, outcome))
 
     more = len(ranked) - len(shown)
@@ -363,9 +375,7 @@ def hit_rates_chart(simulation: Simulation) -> style.Figure:
         series.insert(0, _lru(curve, unit, low, high, _CURVE_POINTS))
     y = f"hit rate by {simulation.setting.definition.weight}"
     chart = style.lines("Hit rate by policy", unit.axis, y, series)
-    if curve is not None:
-        style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
-    return chart
+    return chart if curve is None else style.ideal_level(chart, curve.ideal)
 
 
 def _lru(curve: HitCurve, unit: Unit, low: int, high: int, points: int) -> style.Series:
@@ -382,24 +392,16 @@ def ttft_chart(simulation: Simulation, percentile: str) -> style.Figure:
     def ttft_ms(run: Run) -> float:
         return float(getattr(run.outcome.ttft_ms, percentile))
 
-    chart = _measured(simulation, f"TTFT, {percentile}", f"{percentile} TTFT (ms)", ttft_ms)
-    if simulation.setting.slo_s is not None:
-        style.level(chart, simulation.setting.slo_s * 1e3, "SLO")
-    return chart
+    x, y = _sizes(simulation).axis.axis, f"{percentile} TTFT (ms)"
+    series = _over_capacity(simulation, ttft_ms)
+    chart = style.lines(f"TTFT, {percentile}", x, y, series, shares="")
+    return style.slo_level(chart, simulation.setting.slo_s)
 
 
 def tail_excess_chart(simulation: Simulation) -> style.Figure:
     """Build tail excess latency over capacity."""
-    title = "Tail excess latency"
-    return _measured(simulation, title, "TEL (s)", lambda run: (run.outcome.tel_ms or 0.0) / 1e3)
-
-
-def _measured(
-    simulation: Simulation, title: str, axis: str, value: Callable[[Run], float]
-) -> style.Figure:
-    """Build a measure of every run over capacity."""
-    unit, series = _sizes(simulation).axis, _over_capacity(simulation, value)
-    return style.lines(title, unit.axis, axis, series, shares="")
+    x, series = _sizes(simulation).axis.axis, _over_capacity(simulation, _tel_s)
+    return style.lines("Tail excess latency", x, "TEL (s)", series, shares="")
 
 
 def _over_capacity(
@@ -475,7 +477,7 @@ def lru_curve_chart(
     title, weight = "LRU's exact hit rate at every capacity", curve.definition.weight
     chart = style.lines(title, unit.axis, f"hit rate by {weight}", series, height=430)
     style.point(chart, at_blocks * unit.per_block, float(curve.rate(at_blocks)), "chosen")
-    style.level(chart, curve.ideal, f"infinite cache {curve.ideal:.1%}")
+    style.ideal_level(chart, curve.ideal)
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
     return chart

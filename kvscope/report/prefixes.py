@@ -20,12 +20,11 @@ _MOST = 100  # runs of a pixel's width cannot be pointed at, and all take time t
 def section(prefixes: Sequence[Prefix], block_size: int) -> Section:
     """Return the icicle, and the prefixes with most hits as a table."""
     if not prefixes:
-        return Section("Hottest prefixes", ("No prompt begins as an earlier one did.",))
-    heads = [prefix for prefix in prefixes if not prefix.parent]
-    most = max(prefix.reuses for prefix in heads)
+        return Section.of("Hottest prefixes", "No prompt begins as an earlier one did.")
+    first = [prefix for prefix in prefixes if not prefix.parent]
     words = (
-        f"{counted(len(heads), 'hot prefix', 'hot prefixes')} at the head of prompts; the most"
-        f" common one was reused by {counted(most, 'prompt')}."
+        f"{counted(len(first), 'hot prefix', 'hot prefixes')} at the head of prompts; the most"
+        f" common one was reused by {counted(max(prefix.reuses for prefix in first), 'prompt')}."
     )
     columns = {
         "hash of last block": _hash,
@@ -38,22 +37,16 @@ def section(prefixes: Sequence[Prefix], block_size: int) -> Section:
     by_hits = sorted(prefixes, key=lambda prefix: -prefix.hits)
     shared = [prefix for prefix in prefixes if prefix.branches >= _HEAD]
     shared.sort(key=lambda prefix: -prefix.reuses)
-    tables = [
-        tabulate(
-            "Runs of blocks with the most hits",
-            by_hits[:_LISTED],
-            columns,
-            "a run: blocks between two branch points; child runs: reused runs that follow it",
-        ),
-        tabulate(
-            "Shared heads, such as system prompts",
-            shared[:_LISTED],
-            columns,
-            f"runs with {_HEAD} or more child runs",
-        ),
-    ]
-    figures = (partial(icicle_chart, prefixes, block_size),)
-    return Section("Hottest prefixes", (words,), tuple(tables[: 1 + bool(shared)]), figures=figures)
+    most = "Runs of blocks with the most hits"
+    run = "a run: blocks between two branch points; child runs: reused runs that follow it"
+    heads, note = "Shared heads, such as system prompts", f"runs with {_HEAD} or more child runs"
+    return Section.of(
+        "Hottest prefixes",
+        words,
+        tabulate(most, by_hits[:_LISTED], columns, run),
+        tabulate(heads, shared[:_LISTED], columns, note) if shared else None,
+        partial(icicle_chart, prefixes, block_size),
+    )
 
 
 def _hash(prefix: Prefix) -> str:

@@ -15,7 +15,6 @@ from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.core.percentiles import Percentiles
 from kvscope.replay.policy_options import FORESEEING
 from kvscope.report import explanation, style, ttft
 from kvscope.report.report import Report
@@ -28,7 +27,6 @@ from kvscope.report.words import (
     counted,
     ms_in_words,
     percent_change,
-    percentiles,
     points,
     share,
     significant,
@@ -58,26 +56,27 @@ def screen(tuned: Recommendation) -> list[Section]:
     """Return the one screen: verdict, policies, capacities, what to set, what was assumed."""
     least = _capacities(tuned)
     if least.tables:
-        least = Section(least.tables[0].title, tables=(replace(least.tables[0], title=""),))
+        least = Section.of(least.tables[0].title, replace(least.tables[0], title=""))
     taken = ", ".join(f"{assumed.name} {assumed.value}" for assumed in tuned.assumptions)
-    assumed = (f"{taken} (why: --section assumed).",) if taken else ()
+    assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
         _verdict(tuned),
-        Section(_here(tuned), tables=(_digest(tuned),)),
+        Section.of(_here(tuned), _digest(tuned)),
         least,
         _to_set(tuned),
-        Section("Assumed", (*assumed, *_ends(tuned))),
+        Section.of("Assumed", assumed, *_ends(tuned)),
     ]
 
 
 def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
+    assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     return [
         _verdict(tuned),
         _policies(tuned),
         _capacities(tuned),
         _to_set(tuned),
-        Section("Assumed", (*_assumptions(tuned), *_ends(tuned))),
+        Section.of("Assumed", *assumed, *_ends(tuned)),
         *explanation.sections(tuned),
     ]
 
@@ -166,7 +165,7 @@ def _where(tuned: Recommendation) -> str:
 def _overloaded(tuned: Recommendation) -> list[str]:
     tuning, load = tuned.tuning, tuned.tuning.load
     replicas = counted(tuning.replicas, "replica")
-    growth = f"{significant(load.growth)} s per second of the validation window"
+    growth = f"{significant(load.growth)} s per second up to the end of the validation window"
     sentences = [
         f"Overloaded: {replicas} cannot serve these arrivals.",
         f"Under LRU the TTFT grows by {growth}.",
@@ -335,8 +334,7 @@ def _verdict(tuned: Recommendation) -> Section:
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
     title = f"Recommendation: {tuned.tuning.verdict}"
-    words = (*tuned.warnings, *verdict_in_words(tuned), f"For: {what}.", how)
-    return Section(title, words)
+    return Section.of(title, *tuned.warnings, *verdict_in_words(tuned), f"For: {what}.", how)
 
 
 def _policies(tuned: Recommendation) -> Section:
@@ -349,21 +347,16 @@ def _policies(tuned: Recommendation) -> Section:
         *((tuned.called(judged.policy), judged) for judged in tuning.oracles),
     ]
 
-    def times(row: tuple[str, Trial]) -> Percentiles:
-        return tuned.times_ms(row[1].outcome)
-
+    known = explanation.trial_columns(tuned, lambda row: row[1])
     columns: Columns = {
         "policy": lambda row: row[0],
-        f"{tuned.ttft} p50 (ms)": lambda row: significant(times(row).p50),
-        **percentiles("p90 p95 p99", times, significant),
-        "TEL (s)": lambda row: significant(row[1].tel_s),
-        "over SLO": lambda row: share(row[1].violation_share),
-        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+        f"{tuned.ttft} p50 (ms)": known["p50 (ms)"],
+        **{name: known[name] for name in ("p90", "p95", "p99", "TEL (s)", "over SLO", "hit rate")},
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
-    figures = (partial(distributions_chart, tuned), partial(trade_off_chart, tuned))
     table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
-    return Section("Policies", tables=(table, _gains(tuned)), figures=figures)
+    charts = partial(distributions_chart, tuned), partial(trade_off_chart, tuned)
+    return Section.of("Policies", table, _gains(tuned), *charts)
 
 
 def _gains(tuned: Recommendation) -> Table:
@@ -417,16 +410,15 @@ def _digest(tuned: Recommendation) -> Table:
     def gained(write: Callable[[Gain], str]) -> Callable[[Any], str]:
         return lambda row: NONE if row[2] is None else write(row[2])
 
+    known = explanation.trial_columns(tuned, lambda row: row[1])
     columns: Columns = {
         "policy": lambda row: row[0],
-        "p50 (ms)": lambda row: significant(tuned.times_ms(row[1].outcome).p50),
-        **percentiles("p95 p99", lambda row: tuned.times_ms(row[1].outcome), significant),
+        **{name: known[name] for name in ("p50 (ms)", "p95", "p99")},
         "vs LRU": gained(change),
         "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
         "significant": gained(lambda gain: _yes(gain.significant)),
         "no harm": lambda row: NONE if row[2] is None else _yes(not row[1].harms),
-        "over SLO": lambda row: share(row[1].violation_share),
-        "hit rate": lambda row: share(row[1].outcome.token_hit_rate),
+        **{name: known[name] for name in ("over SLO", "hit rate")},
     }
     return tabulate("", rows, columns, "; ".join(notes))
 
@@ -456,7 +448,7 @@ def interval(gain: Gain) -> str:
 
 def _capacities(tuned: Recommendation) -> Section:
     """Return the least capacity that meets the SLO."""
-    tuning, figures = tuned.tuning, (partial(explanation.capacities_chart, tuned),)
+    tuning, chart = tuned.tuning, partial(explanation.capacities_chart, tuned)
     rows = [
         least
         for least in (tuning.least_lru, tuning.least_any)
@@ -465,8 +457,8 @@ def _capacities(tuned: Recommendation) -> Section:
     ]
     title = f"Least capacity with a {tuned.target_name} within the SLO"
     if not rows:
-        words = (f"{title}: none; an infinite cache does not meet it in the training window.",)
-        return Section("Capacity", words, figures=figures)
+        none = f"{title}: none; an infinite cache does not meet it in the training window."
+        return Section.of("Capacity", none, chart)
     sizes = explanation.sizes_of(tuned)
 
     def holds(least: RequiredCapacity) -> str:
@@ -484,25 +476,20 @@ def _capacities(tuned: Recommendation) -> Section:
     }
     note = "resolved to 1%; holds: also on held-out requests"
     table = tabulate(title, rows, columns, note, words=("holds",))
-    return Section("Capacity", tables=(table,), figures=figures)
+    return Section.of("Capacity", table, chart)
 
 
 def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the deployment's engine, or why there are none."""
     flags = tuned.flags
     if why := tuned.why_no_flags():
-        return Section("To set", (why,))
+        return Section.of("To set", why)
     if flags.sglang:
-        return Section("To set", (f"SGLang: {flags.sglang}", NOT_SIMULATED))
+        return Section.of("To set", f"SGLang: {flags.sglang}", NOT_SIMULATED)
     if flags.vllm_needs_plugin:
-        return Section(
-            "To set", (f"vLLM, with kvscope's plugin: {plugin_command(tuned.path)} {flags.vllm}",)
-        )
-    return Section("To set", (f"vLLM: {flags.vllm}",))
-
-
-def _assumptions(tuned: Recommendation) -> list[str]:
-    return [f"{assumed.name} {assumed.value}: {assumed.why}." for assumed in tuned.assumptions]
+        command = plugin_command(tuned.path)
+        return Section.of("To set", f"vLLM, with kvscope's plugin: {command} {flags.vllm}")
+    return Section.of("To set", f"vLLM: {flags.vllm}")
 
 
 def _ends(tuned: Recommendation) -> list[str]:
@@ -528,8 +515,8 @@ def distributions_chart(tuned: Recommendation) -> style.Figure:
     shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
     title = f"{tuned.ttft} on the validation window"
     chart = ttft.distributions_chart(title, shown, tuning.target.slo_s)
-    style.level(chart, tuning.target.percentile, units.format_percentile(tuning.target.percentile))
-    return chart
+    rank = tuning.target.percentile
+    return style.level(chart, rank, units.format_percentile(rank))
 
 
 def _ms(judged: WindowTrial) -> NDArray[np.float64]:
@@ -538,18 +525,10 @@ def _ms(judged: WindowTrial) -> NDArray[np.float64]:
 
 def trade_off_chart(tuned: Recommendation) -> style.Figure:
     """Build the tail against the median: every setting that was tried, as a point."""
-    tuning = tuned.tuning
-    points = [
-        ttft.Point(
-            trial.policy.name,
-            tuned.called(trial.policy),
-            tuned.times_ms(trial.outcome).p50,
-            trial.target_s * 1e3,
-        )
-        for trial in tuning.explored
-        if trial.capacity_blocks == tuning.capacity_blocks
-    ]
+    points = []
+    for trial in explanation.tried_here(tuned):
+        name, median_ms = tuned.called(trial.policy), tuned.times_ms(trial.outcome).p50
+        points.append(ttft.Point(trial.policy.name, name, median_ms, trial.target_s * 1e3))
     title = "Median against tail in the training window"
     chart = ttft.trade_off_chart(title, f"p50 {tuned.ttft}", tuned.target_name, points)
-    style.level(chart, tuning.target.slo_s * 1e3, "SLO")
-    return chart
+    return style.slo_level(chart, tuned.tuning.target.slo_s)

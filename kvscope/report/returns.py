@@ -20,13 +20,14 @@ def section(fit: EndsFit) -> Section:
     """Return how well a next turn is predicted, over time, and what the prediction gains."""
     quality = fit.foreseen
     if quality.auc is None:
-        return Section("Returns", (_nothing(quality),))
-    return Section(
+        return Section.of("Returns", _nothing(quality))
+    return Section.of(
         "Returns",
-        (*_how_well(quality), *_worth(fit)),
-        tables=(_calibration(quality), _windows(quality), *_gains(fit), *_comparisons(quality)),
+        *_how_well(quality),
+        _worth(fit),
+        *(_calibration(quality), _windows(quality), _gains(fit), _comparisons(quality)),
+        *(partial(calibration_chart, quality), partial(auc_over_time_chart, quality)),
         plot=_plot(quality),
-        figures=(partial(calibration_chart, quality), partial(auc_over_time_chart, quality)),
     )
 
 
@@ -64,19 +65,18 @@ def _how_well(quality: PredictionQuality) -> tuple[str, ...]:
     return task, f"AUC {quality.auc:.2f}{split}; chance is {_EVEN}. {followed}.", calibrated
 
 
-def _worth(fit: EndsFit) -> list[str]:
+def _worth(fit: EndsFit) -> str:
     known = [gain for gain in fit.gains if gain.share is not None]
     if not known:
-        return ["Knowing the ends of conversations would gain nothing measurable here."]
+        return "Knowing the ends of conversations would gain nothing measurable here."
     shares = ", ".join(f"{gain.share:.0%}" for gain in known)
     levels = ", ".join(f"{gain.level:.0%}" for gain in known)
     where = "capacity" if len(known) == 1 else "capacities"
-    words = (
+    return (
         f"tlru-learned reaches {shares} of the gain of an oracle that knows the ends (tlru-end over"
         f" tlru; TEL at xi = {count(fit.xi_tokens)} tokens), at the {where} where LRU gets"
         f" {levels} of the infinite cache's hits."
     )
-    return [words]
 
 
 def _calibration(quality: PredictionQuality) -> Table:
@@ -111,9 +111,9 @@ def _windows(quality: PredictionQuality) -> Table:
     )
 
 
-def _gains(fit: EndsFit) -> tuple[Table, ...]:
+def _gains(fit: EndsFit) -> Table | None:
     if not fit.gains:
-        return ()
+        return None
 
     def tel(policy: str, gain: EndGain) -> str:
         return significant(gain.tel_tokens[policy] / 1e6)
@@ -123,7 +123,7 @@ def _gains(fit: EndsFit) -> tuple[Table, ...]:
             return NONE
         return f"{gain.share:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
 
-    table = tabulate(
+    return tabulate(
         f"TEL at xi = {count(fit.xi_tokens)} tokens, million tokens",
         fit.gains,
         {
@@ -134,12 +134,11 @@ def _gains(fit: EndsFit) -> tuple[Table, ...]:
         note=f"requests after the first {fit.warmup:.0%}; share of gain: of that from tlru to"
         " tlru-end, with 95% CI",
     )
-    return (table,)
 
 
-def _comparisons(quality: PredictionQuality) -> tuple[Table, ...]:
+def _comparisons(quality: PredictionQuality) -> Table | None:
     if quality.trees is None or not quality.trees.features:
-        return ()
+        return None
     often = [0] * len(FEATURES)
     for features, edges in zip(quality.trees.features, quality.trees.edges, strict=True):
         for feature, edge in zip(features, edges, strict=True):
@@ -147,7 +146,7 @@ def _comparisons(quality: PredictionQuality) -> tuple[Table, ...]:
     order = sorted(range(len(FEATURES)), key=lambda at: -often[at])
     columns = {"feature": lambda at: FEATURES[at], "comparisons": lambda at: count(often[at])}
     used = [at for at in order if often[at]]
-    return (tabulate("Features of the last fit", used, columns),)
+    return tabulate("Features of the last fit", used, columns)
 
 
 def _plot(quality: PredictionQuality) -> tuple[str, ...]:
@@ -175,12 +174,9 @@ def calibration_chart(quality: PredictionQuality) -> style.Figure:
 
 def auc_over_time_chart(quality: PredictionQuality) -> style.Figure:
     """Build AUC, observed and predicted share over time."""
-    hours = [window.start_s / 3600 for window in quality.windows]
-    series = (
-        style.Series("AUC", hours, [window.auc for window in quality.windows]),
-        style.Series("followed", hours, [window.base_rate for window in quality.windows]),
-        style.Series("predicted", hours, [window.predicted for window in quality.windows]),
-    )
+    measures = {"AUC": "auc", "followed": "base_rate", "predicted": "predicted"}
+    values = {name: [getattr(w, of) for w in quality.windows] for name, of in measures.items()}
+    series = style.curves([window.start_s / 3600 for window in quality.windows], values)
     title, x, y = "Prediction over time", "start of the window (h)", "AUC, shares"
     chart = style.lines(title, x, y, series, log="", shares="")
     return chart.update_yaxes(range=[0, 1])

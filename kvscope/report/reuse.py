@@ -17,13 +17,11 @@ from kvscope.report.words import DEFAULT_HITS, FEWEST, count, counted, share, ti
 
 def sections(facts: Characterization) -> list[Section]:
     """Return the sections on what reuses what; for lengths alone, the categories."""
-    known = [Section("Categories", tables=(category_table(facts, title=""),))]
+    known = [Section.of("Categories", category_table(facts, title=""))]
     if facts.trace.has_hashes:
         known.append(_contribution(facts.contribution))
-        if facts.sources is not None:
-            known.append(_sources(facts.sources))
-        if facts.skew is not None:
-            known.append(_skew(facts.skew))
+        known += [_sources(facts.sources)] if facts.sources is not None else []
+        known += [_skew(facts.skew)] if facts.skew is not None else []
     return known
 
 
@@ -116,8 +114,8 @@ def _contribution(contribution: Contribution) -> Section:
             "": lambda row: bar(row.hit_share or 0.0),
         },
     )
-    figures = (partial(contribution_chart, contribution),)
-    return Section("Contribution", (words, DEFAULT_HITS), (table,), figures=figures)
+    chart = partial(contribution_chart, contribution)
+    return Section.of("Contribution", words, DEFAULT_HITS, table, chart)
 
 
 def _name(row: TypeContribution) -> str:
@@ -125,31 +123,23 @@ def _name(row: TypeContribution) -> str:
 
 
 def _sources(sources: Sources) -> Section:
-    shares = _shares(sources)
-    figures = [partial(sources_chart, sources)]
-    if sources.heat_map:
-        figures.append(partial(users_chart, sources))
     table = tabulate(
         "Requests that touched a reused block last",
-        shares.items(),
+        _shares(sources).items(),
         {"request of": lambda row: row[0], "of reused blocks": lambda row: share(row[1])},
         note="" if sources.same_user_share is not None else "the trace names no users",
     )
-    return Section("Last touch", tables=(table,), figures=tuple(figures))
+    users = partial(users_chart, sources) if sources.heat_map else None
+    return Section.of("Last touch", table, partial(sources_chart, sources), users)
 
 
 def _shares(sources: Sources) -> dict[str, float | None]:
     """Return the share of the reused blocks by the request that touched them last."""
+    shares = {"the same conversation": sources.same_conversation_share}
     if sources.same_user_share is None:
-        return {
-            "the same conversation": sources.same_conversation_share,
-            "another conversation": sources.other_share,
-        }
-    return {
-        "the same conversation": sources.same_conversation_share,
-        "another conversation of the user": sources.same_user_share,
-        "another user": sources.other_share,
-    }
+        return shares | {"another conversation": sources.other_share}
+    same_user = {"another conversation of the user": sources.same_user_share}
+    return shares | same_user | {"another user": sources.other_share}
 
 
 def _skew(skew: Skew) -> Section:
@@ -165,28 +155,22 @@ def _skew(skew: Skew) -> Section:
             f" {share(skew.users.share_making_90_percent_of_hits)} get 90% of the hits;"
             f" {share(skew.users.share_making_90_percent_of_requests)} send 90% of the requests."
         )
-    table = tabulate(
-        "Reuse by the most reused blocks",
-        skew.reuse,
-        {
-            "blocks": lambda top: f"top {top.top_share:.0%}",
-            "of all reuse": lambda top: share(top.share),
-        },
-    )
-    return Section("Skew", tuple(sentences), (table,), figures=(partial(skew_chart, skew),))
+    columns = {
+        "blocks": lambda top: f"top {top.top_share:.0%}",
+        "of all reuse": lambda top: share(top.share),
+    }
+    table = tabulate("Reuse by the most reused blocks", skew.reuse, columns)
+    return Section.of("Skew", *sentences, table, partial(skew_chart, skew))
 
 
 def contribution_chart(contribution: Contribution) -> style.Figure:
     """Build the share of the requests and of the hits, by type and by turn."""
     rows = contribution.rows
-    groups: dict[str, Sequence[float | None]] = {
-        "requests": [row.request_share for row in rows],
-        "hits": [row.hit_share for row in rows],
-    }
+    requests, hits = [row.request_share for row in rows], [row.hit_share for row in rows]
+    groups: dict[str, Sequence[float | None]] = {"requests": requests, "hits": hits}
     names = [_name(row) for row in rows]
     chart = style.bars("Requests and hits by type", "share", "type, turn", names, groups)
-    chart.update_xaxes(tickformat=".0%")
-    return chart
+    return chart.update_xaxes(tickformat=".0%")
 
 
 def sources_chart(sources: Sources) -> style.Figure:
@@ -195,8 +179,7 @@ def sources_chart(sources: Sources) -> style.Figure:
     title, x = "Last touch of reused blocks", "share of the reused blocks"
     bars = {"blocks": list(shares.values())}
     chart = style.bars(title, x, "request of", list(shares), bars, height=220)
-    chart.update_xaxes(tickformat=".0%", range=[0, 1])
-    return chart
+    return chart.update_xaxes(tickformat=".0%", range=[0, 1])
 
 
 def users_chart(sources: Sources) -> style.Figure:
@@ -212,28 +195,16 @@ def users_chart(sources: Sources) -> style.Figure:
         "rank %{y} reuses %{z} blocks of rank %{x}",
         colorbar={"title": "blocks"},
     )
-    chart.update_xaxes(type="category")
-    return chart
+    return chart.update_xaxes(type="category")
 
 
 def skew_chart(skew: Skew) -> style.Figure:
     """Build how much of the reuse the most reused blocks, and the top users, account for."""
-    shares = {"blocks, by reuse": skew.reuse}
-    if skew.users is not None:
-        shares["users, by hits"] = skew.users.hits
-    return style.lines(
-        "Skew",
-        "top share of blocks or users",
-        "share of reuse or hits",
-        [
-            style.Series(
-                name,
-                [0.0, *(top.top_share for top in tops), 1.0],
-                [0.0, *(top.share for top in tops), 1.0],
-                options=style.MARKED,
-            )
-            for name, tops in shares.items()
-        ],
-        log="",
-        shares="xy",
-    )
+    users = {} if skew.users is None else {"users, by hits": skew.users.hits}
+    series = []
+    for name, tops in {"blocks, by reuse": skew.reuse, **users}.items():
+        x = [0.0, *(top.top_share for top in tops), 1.0]
+        y = [0.0, *(top.share for top in tops), 1.0]
+        series.append(style.Series(name, x, y, options=style.MARKED))
+    x_title, y_title = "top share of blocks or users", "share of reuse or hits"
+    return style.lines("Skew", x_title, y_title, series, log="", shares="xy")

@@ -14,7 +14,8 @@ from kvscope.report import style
 from kvscope.report.section import Columns
 from kvscope.report.words import MILLISECONDS, count, share, significant, time_unit
 
-ORACLE_NOTE = "* oracle (offline optimum): knows the future, cannot be run"
+ORACLE_NOTE = "* oracle: knows the future, cannot be run; belady is the optimum for hits alone"
+OPTIMUM, BEST_KNOWN = "optimum", "best known"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
 _USUAL = (BASELINE, *contenders().split(","))  # so they get solid lines
@@ -24,12 +25,13 @@ _USUAL = (BASELINE, *contenders().split(","))  # so they get solid lines
 class Contest:
     """The best runs at one capacity by some measure; None where there is no such run.
 
-    `best` is the best policy that an engine can run, `baseline` is LRU, `optimum` the best oracle.
+    `best` is the best policy that an engine can run, `baseline` is LRU, and `best_known` the best
+    of all runs where an oracle is among them.
     """
 
     best: Run | None
     baseline: Run | None
-    optimum: Run | None
+    best_known: Run | None
 
 
 def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
@@ -38,10 +40,11 @@ def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
     def lowest(candidates: list[Run]) -> Run | None:
         return min(candidates, key=measure, default=None)
 
+    known = sorted(runs, key=lambda run: not run.hindsight)  # of equal ones an oracle
     return Contest(
         best=lowest([run for run in runs if not run.hindsight]),
         baseline=lowest([run for run in runs if run.policy == BASELINE]),
-        optimum=lowest([run for run in runs if run.hindsight]),
+        best_known=lowest(known) if any(run.hindsight for run in runs) else None,
     )
 
 

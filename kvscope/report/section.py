@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvscope.core.errors import UsageError
 
@@ -48,11 +48,25 @@ class Section:
     plot: tuple[str, ...] = ()
     figures: tuple[Callable[[], Figure], ...] = ()
 
+    @classmethod
+    def of(cls, title: str, *parts: Part | None, plot: Iterable[str] = ()) -> Section:
+        """Return a section of these parts, those of a kind in their order, without the Nones."""
+        return cls(
+            title,
+            tuple(part for part in parts if isinstance(part, str)),
+            tuple(part for part in parts if isinstance(part, Table)),
+            tuple(plot),
+            tuple(part for part in parts if callable(part)),
+        )
+
     @property
     def name(self) -> str:
         """The title as `--section` takes it: "Reuse gaps" is reuse-gaps."""
         return self.title.partition(":")[0].lower().replace(" ", "-")
 
+
+Part: TypeAlias = "str | Table | Callable[[], Figure]"
+"""A sentence, a table, or what builds a chart."""
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Titles of columns, each with the function that writes its cell of a row."""

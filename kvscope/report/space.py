@@ -31,8 +31,7 @@ def sections(analysis: Analysis) -> list[Section]:
 
 
 def _spatial(spatial: Spatial) -> Section:
-    lines = heat_map(list(spatial.overall or ()), 1.0)
-    rows = zip(spatial.offsets, lines, strict=True)
+    rows = zip(spatial.offsets, heat_map(list(spatial.overall or ()), 1.0), strict=True)
     plot = (
         "start offset ↓   share of the request cached: 10% … 100% →   (█: all blocks hit)",
         *(f"{offset:>12.0%}   {line}" for offset, line in rows),
@@ -55,8 +54,8 @@ def _spatial(spatial: Spatial) -> Section:
         "Ideal block hit rate if only a part of each request were cached: from a start offset on,"
         " a share of the request."
     )
-    figures = (partial(spatial_chart, spatial),)
-    return Section("Where in the prompt", (words, DEFAULT_HITS), (table,), plot, figures)
+    chart = partial(spatial_chart, spatial)
+    return Section.of("Where in the prompt", words, DEFAULT_HITS, table, chart, plot=plot)
 
 
 def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
@@ -67,12 +66,12 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
         ("mean", round(working_set.mean_blocks)),
     )
     columns = {"": lambda row: row[0], **sizes.columns(lambda row: row[1])}
-    return Section(
+    return Section.of(
         "Working set",
-        ("Blocks that will be used again: an oracle needs a cache of this size to evict none.",),
-        (tabulate("Blocks alive at once", rows, columns),),
-        (f"{'blocks alive':<14} {sparkline(working_set.blocks)}",),
-        (partial(working_set_chart, working_set, sizes.axis),),
+        "Blocks that will be used again: an oracle needs a cache of this size to evict none.",
+        tabulate("Blocks alive at once", rows, columns),
+        partial(working_set_chart, working_set, sizes.axis),
+        plot=(f"{'blocks alive':<14} {sparkline(working_set.blocks)}",),
     )
 
 
@@ -93,7 +92,7 @@ def _sizes(model: Model, hbm: int | None, sizes: tuple[RequestSize, ...]) -> Sec
         },
         note=f"{model.name} {model.dtype}: {count(model.bytes_per_token)} bytes per token",
     )
-    return Section("Size of requests", tables=(table,))
+    return Section.of("Size of requests", table)
 
 
 def spatial_chart(spatial: Spatial) -> style.Figure:

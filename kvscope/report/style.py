@@ -85,6 +85,13 @@ class Series:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+def curves(
+    x: Sequence[float], values: Mapping[str, Sequence[float | None]], **options: object
+) -> list[Series]:
+    """Return a line for each of the named values at `x`; `options` are those of `Series`."""
+    return [Series(name, x, y, options=options) for name, y in values.items()]
+
+
 def lines(
     title: str,
     x: str,
@@ -124,8 +131,7 @@ def heat_map(
     chart = figure(title, x[0], y[0], height=160 + 24 * len(y[1]))
     look = {"colorscale": SHADES, "hovertemplate": f"{hover}<extra></extra>"} | options
     chart.add_heatmap(x=x[1], y=list(map(label, y[1])), z=cells, **look)
-    chart.update_yaxes(type="category", autorange="reversed")
-    return chart
+    return chart.update_yaxes(type="category", autorange="reversed")
 
 
 def bars(
@@ -194,10 +200,20 @@ def mark(chart: Figure, x: float, text: str, *, at: float = 1.0) -> None:
     chart.add_annotation(text=text, showarrow=False, **place)
 
 
-def level(chart: Figure, y: float, text: str) -> None:
-    """Draw a horizontal line at `y`, its text above its left end."""
+def level(chart: Figure, y: float, text: str) -> Figure:
+    """Draw a horizontal line at `y`, its text above its left end; return the chart."""
     look = {"annotation_text": text, "annotation_position": "top left"}
-    chart.add_hline(y=y, line_dash="dot", line_color=GREY, **look)  # seen on white and on black
+    return chart.add_hline(y=y, line_dash="dot", line_color=GREY, **look)  # seen on any ground
+
+
+def slo_level(chart: Figure, slo_s: float | None) -> Figure:
+    """Draw the SLO, if there is one, across a chart of milliseconds; return the chart."""
+    return chart if slo_s is None else level(chart, slo_s * 1e3, "SLO")
+
+
+def ideal_level(chart: Figure, rate: float) -> Figure:
+    """Draw the hit rate of an infinite cache; return the chart."""
+    return level(chart, rate, f"infinite cache {rate:.1%}")
 
 
 def point(chart: Figure, x: float, y: float, name: str) -> None:

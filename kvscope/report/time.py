@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kvscope.characterize.gaps import GapDistribution, HazardCurve, ReuseGaps, ReuseHazard
-from kvscope.characterize.lifetimes import LifetimeDistribution, Lifetimes
+from kvscope.characterize.gaps import ReuseGaps, ReuseHazard
+from kvscope.characterize.lifetimes import Lifetimes
 from kvscope.characterize.stability import WINDOWS, Quantity, Stability, Variation
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
@@ -18,44 +18,42 @@ from kvscope.report.words import FEWEST, NONE, count, large, left_out, percentil
 
 _SUMMARY = "mean p50 p80 p90 p99"
 
-_Row = TypeVar("_Row", GapDistribution, LifetimeDistribution, HazardCurve)
+_Facts = TypeVar("_Facts", ReuseGaps, ReuseHazard, Lifetimes)
 
 
 def sections(facts: Characterization) -> list[Section]:
     """Return the sections on time; none where the trace has no hashes."""
     shown = {row.category for row in large(facts.categories, lambda row: row.requests)}
     few = left_out(facts.categories, list(shown))
-
-    def of_large(rows: tuple[_Row, ...]) -> tuple[_Row, ...]:
-        return tuple(row for row in rows if row.category in shown)
-
     known = []
     gaps, hazard, lifetimes = facts.reuse_gaps, facts.reuse_hazard, facts.lifetimes
     if gaps is not None and gaps.overall is not None:
-        if hazard is not None:
-            hazard = replace(hazard, by_category=of_large(hazard.by_category))
-        by_category = of_large(gaps.by_category)
-        known.append(_gaps(replace(gaps, by_category=by_category), gaps.overall, hazard, few))
+        known.append(_gaps(_only(shown, gaps), hazard and _only(shown, hazard), few))
     if lifetimes is not None and lifetimes.overall is not None:
         over_time = tuple(row for row in lifetimes.over_time if row.category in shown)
-        lives = of_large(lifetimes.by_category)
-        of_these = replace(lifetimes, by_category=lives, over_time=over_time)
-        known.append(_lifetimes(of_these, lifetimes.overall, few))
+        known.append(_lifetimes(_only(shown, replace(lifetimes, over_time=over_time)), few))
     if facts.stability.between_windows:
         requests = {row.category: row.requests for row in facts.categories}
         known.append(_stability(facts.stability, requests))
     return known
 
 
-def _gaps(
-    gaps: ReuseGaps, overall: GapDistribution, hazard: ReuseHazard | None, note: str
-) -> Section:
-    rows = [overall, *sorted(gaps.by_category, key=lambda row: -row.reused_blocks)]
+def _only(shown: Collection[str], facts: _Facts) -> _Facts:
+    """Return the facts without the categories that are not shown."""
+    rows: Any = tuple(row for row in facts.by_category if row.category in shown)
+    return replace(facts, by_category=rows)
+
+
+def _ranked(facts: _Facts, size: Callable[[Any], int]) -> list[Any]:
+    """Return the row of all requests, then those of the categories, the largest first."""
+    rows: list[Any] = sorted(facts.by_category, key=size, reverse=True)
+    return rows if facts.overall is None else [facts.overall, *rows]
+
+
+def _gaps(gaps: ReuseGaps, hazard: ReuseHazard | None, note: str) -> Section:
+    rows = _ranked(gaps, lambda row: row.reused_blocks)
     unit = time_unit(row.gap_s.p50 for row in rows)
-    figures = [partial(gaps_chart, gaps)]
-    if hazard is not None and hazard.overall is not None:
-        figures.append(partial(hazard_chart, hazard))
-    p50, p80 = (units.duration_in_words(value) for value in (overall.gap_s.p50, overall.gap_s.p80))
+    p50, p80 = (units.duration_in_words(getattr(rows[0].gap_s, rank)) for rank in ("p50", "p80"))
     table = tabulate(
         f"Time to the next touch, by the category of the last touch ({unit.name})",
         rows,
@@ -66,18 +64,19 @@ def _gaps(
         },
         note,
     )
-    words = f"Half of the reuse comes within {p50}, 80% within {p80}."
-    plot = curve_plot(gaps.at_s, {"reused within": overall.cdf}, units.duration_in_words)
-    return Section("Reuse gaps", (words,), (table,), plot, tuple(figures))
-
-
-def _lifetimes(lifetimes: Lifetimes, overall: LifetimeDistribution, note: str) -> Section:
-    rows = [overall, *sorted(lifetimes.by_category, key=lambda row: -row.blocks)]
-    unit = time_unit(row.lifetime_s.p90 for row in rows)
-    words = (
-        f"{share(overall.never_reused_share)} of the blocks are never used again; 90% are last used"
-        f" within {units.duration_in_words(overall.lifetime_s.p90)} of their first use."
+    return Section.of(
+        "Reuse gaps",
+        f"Half of the reuse comes within {p50}, 80% within {p80}.",
+        table,
+        partial(gaps_chart, gaps),
+        partial(hazard_chart, hazard) if hazard is not None and hazard.overall else None,
+        plot=curve_plot(gaps.at_s, {"reused within": rows[0].cdf}, units.duration_in_words),
     )
+
+
+def _lifetimes(lifetimes: Lifetimes, note: str) -> Section:
+    rows = _ranked(lifetimes, lambda row: row.blocks)
+    unit = time_unit(row.lifetime_s.p90 for row in rows)
     table = tabulate(
         f"First to last use of a block, by the category of the first ({unit.name})",
         rows,
@@ -89,35 +88,39 @@ def _lifetimes(lifetimes: Lifetimes, overall: LifetimeDistribution, note: str) -
         },
         note,
     )
-    plot = curve_plot(lifetimes.at_s, {"last use within": overall.cdf}, units.duration_in_words)
-    figures = (partial(lifetimes_chart, lifetimes), partial(lifetimes_over_time_chart, lifetimes))
-    return Section("Lifetimes", (words,), (table,), plot, figures)
+    return Section.of(
+        "Lifetimes",
+        f"{share(rows[0].never_reused_share)} of the blocks are never used again; 90% are last used"
+        f" within {units.duration_in_words(rows[0].lifetime_s.p90)} of their first use.",
+        table,
+        partial(lifetimes_chart, lifetimes),
+        partial(lifetimes_over_time_chart, lifetimes),
+        plot=curve_plot(lifetimes.at_s, {"last use within": rows[0].cdf}, units.duration_in_words),
+    )
 
 
 def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
     """Return how windows differ, of what has enough requests in each for that to mean anything."""
-    tables = (
-        _varying("window", stability.between_windows, requests),
-        _varying("day", stability.between_days, requests),
-    )
-    words = (
+    units_of_time = {"window": stability.between_windows, "day": stability.between_days}
+    tables = (_varying(unit, rows, requests) for unit, rows in units_of_time.items())
+    return Section.of(
+        "Stability",
         f"Windows of {units.duration_in_words(stability.window_s)}. Varies: standard deviation"
-        " between the windows that have a value, relative to their mean."
+        " between the windows that have a value, relative to their mean.",
+        *(
+            f"Ideal hit rate (token-weighted): mean {share(row.mean)}, varies by"
+            f" {share(row.variation)} between {row.windows} windows."
+            for row in stability.between_windows
+            if row.quantity == "ideal_hit_rate"
+        ),
+        *(table for table in tables if table.rows),
     )
-    rates = [
-        f"Ideal hit rate (token-weighted): mean {share(row.mean)}, varies by"
-        f" {share(row.variation)} between {row.windows} windows."
-        for row in stability.between_windows
-        if row.quantity == "ideal_hit_rate"
-    ]
-    return Section("Stability", (words, *rates), tuple(table for table in tables if table.rows))
 
 
 def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, int]) -> Table:
     """Return a row a category: the mean of each quantity and how much it varies."""
     known = {(row.category, row.quantity): row for row in variations}
-    named = {category for category, _ in known}
-    large = {name: requests[name] for name in requests if requests[name] >= FEWEST * WINDOWS}
+    large = {name for name in requests if requests[name] >= FEWEST * WINDOWS}
     gaps = time_unit(row.mean for row in variations if row.quantity == "reuse_gap_p50_s")
 
     def mean(quantity: Quantity, category: str) -> str:
@@ -132,7 +135,7 @@ def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, 
 
     return tabulate(
         f"From {unit} to {unit}",
-        sorted(named & large.keys(), key=lambda category: -requests[category]),
+        sorted(large & {name for name, _ in known}, key=lambda name: -requests[name]),
         {
             "type, turn": str,
             f"gap p50 ({gaps.name})": partial(mean, "reuse_gap_p50_s"),
@@ -146,55 +149,41 @@ def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, 
     )
 
 
-def _largest(overall: _Row | None, rows: Iterable[_Row], size: Callable[[_Row], int]) -> list[_Row]:
-    """Return the rows worth a line: of all requests, and of the largest categories by `size`."""
-    ranked: list[_Row] = sorted(rows, key=size, reverse=True)
-    return ([] if overall is None else [overall]) + ranked[: style.SHOWN_CATEGORIES]
+def _curves(
+    facts: _Facts,
+    size: Callable[[Any], int],
+    values: Callable[[Any], Sequence[float | None]] = lambda row: row.cdf,
+    **options: object,
+) -> list[style.Series]:
+    """Return the curve of all requests, and of each of the largest categories by `size`."""
+    rows = _ranked(facts, size)[: 1 + style.SHOWN_CATEGORIES]
+    return style.curves(facts.at_s, {row.category or "all": values(row) for row in rows}, **options)
 
 
 def gaps_chart(gaps: ReuseGaps) -> style.Figure:
     """Build how much of the reuse comes within a time, by category."""
-    rows = _largest(gaps.overall, gaps.by_category, lambda row: row.reused_blocks)
-    return style.lines(
-        "Reuse within a time",
-        "time since the last use (s)",
-        "share of the reused blocks",
-        [style.Series(row.category or "all", gaps.at_s, row.cdf) for row in rows],
-    )
+    curves = _curves(gaps, lambda row: row.reused_blocks)
+    x, y = "time since the last use (s)", "share of the reused blocks"
+    return style.lines("Reuse within a time", x, y, curves)
 
 
 def hazard_chart(hazard: ReuseHazard) -> style.Figure:
     """Build the probability that a block untouched for a time is used in the next second."""
-    rows = _largest(
-        hazard.overall, hazard.by_category, lambda row: max(row.at_risk_blocks, default=0)
+    curves = _curves(
+        hazard,
+        lambda row: max(row.at_risk_blocks, default=0),
+        lambda row: [p or None for p in row.probability],  # a log axis has no place for zero: a gap
+        **style.MARKED,
     )
-    return style.lines(
-        "Reuse in the next second",
-        "time since the last use (s)",
-        "probability in the next second",
-        [
-            style.Series(
-                row.category or "all",
-                hazard.at_s,
-                [p or None for p in row.probability],  # a log axis has no place for zero: a gap
-                options=style.MARKED,
-            )
-            for row in rows
-        ],
-        log="xy",
-        shares="",
-    )
+    x, y = "time since the last use (s)", "probability in the next second"
+    return style.lines("Reuse in the next second", x, y, curves, log="xy", shares="")
 
 
 def lifetimes_chart(lifetimes: Lifetimes) -> style.Figure:
     """Build how many blocks have had their last use after a time, by category."""
-    rows = _largest(lifetimes.overall, lifetimes.by_category, lambda row: row.blocks)
-    return style.lines(
-        "Lifetime of blocks",
-        "time since the first use (s)",
-        "share of blocks after their last use",
-        [style.Series(row.category or "all", lifetimes.at_s, row.cdf) for row in rows],
-    )
+    curves = _curves(lifetimes, lambda row: row.blocks)
+    x, y = "time since the first use (s)", "share of blocks after their last use"
+    return style.lines("Lifetime of blocks", x, y, curves)
 
 
 def lifetimes_over_time_chart(lifetimes: Lifetimes) -> style.Figure:

@@ -60,7 +60,7 @@ def _requests(facts: Characterization) -> Section:
         {"": lambda row: row[0], **percentiles(_SUMMARY, lambda row: row[1], count)},
         note="size: input and output together",
     )
-    return Section("Requests", tuple(sentences), (table,))
+    return Section.of("Requests", *sentences, table)
 
 
 def _over_time(facts: Characterization) -> Section:
@@ -75,13 +75,11 @@ def _over_time(facts: Characterization) -> Section:
         if known:
             ends = f"{share(min(known))} to {share(max(known))}"
             plot.append(f"{'ideal hit rate':<16} {sparkline(rates, 1.0)}  {ends}")
-    figures = (partial(over_time_chart, facts),)
-    return Section("Over time", tuple(words), plot=tuple(plot), figures=figures)
+    return Section.of("Over time", *words, partial(over_time_chart, facts), plot=plot)
 
 
 def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Section:
-    single = f"{share(turns.single_turn_share)} of conversations have a single turn."
-    sentences = [single]
+    sentences = [f"{share(turns.single_turn_share)} of conversations have a single turn."]
     if turns.users is not None:
         sentences.append(
             f"Mean turns per conversation, by user: p50 {turns.users.mean.p50:.1f}, p90"
@@ -97,12 +95,11 @@ def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Sec
         "mean": lambda turns: significant(turns.turns.mean),
         **percentiles("p50 p80 p90 p99 max", lambda turns: turns.turns, count),
     }
-    tables = [tabulate("Turns per conversation", [turns], columns)]
-    figures = [partial(turns_chart, turns)]
-    if following is not None:
-        tables.append(_next_turns(following))
-        figures.append(partial(next_turns_chart, following))
-    return Section("Conversations", tuple(sentences), tuple(tables), figures=tuple(figures))
+    table, chart = tabulate("Turns per conversation", [turns], columns), partial(turns_chart, turns)
+    if following is None:
+        return Section.of("Conversations", *sentences, table, chart)
+    after, over_time = _next_turns(following), partial(next_turns_chart, following)
+    return Section.of("Conversations", *sentences, table, after, chart, over_time)
 
 
 def _next_turns(following: NextTurns) -> Table:
@@ -143,24 +140,17 @@ def over_time_chart(facts: Characterization) -> style.Figure:
             chart.add_scatter(x=hours, y=rates, name=name, line=line, secondary_y=True)
     chart.update_xaxes(title_text=style.HOURS)
     chart.update_yaxes(title_text="requests/s", secondary_y=False)
-    chart.update_yaxes(
-        title_text="ideal hit rate by default definition",
-        tickformat=".0%",
-        range=[0, 1],
-        dtick=0.2,
-        secondary_y=True,
-    )
-    return chart
+    shares = {"tickformat": ".0%", "range": [0, 1], "dtick": 0.2}
+    title = "ideal hit rate by default definition"
+    return chart.update_yaxes(title_text=title, secondary_y=True, **shares)
 
 
 def turns_chart(turns: ConversationTurns) -> style.Figure:
     """Build how many conversations have how many turns."""
     chart = style.figure("Turns per conversation", "turns", "conversations", height=320)
-    chart.add_bar(
-        x=[row.turns for row in turns.histogram],
-        y=[row.conversations for row in turns.histogram],
-        marker_color=style.BLUE,
-    )
+    lengths = [row.turns for row in turns.histogram]
+    numbers = [row.conversations for row in turns.histogram]
+    chart.add_bar(x=lengths, y=numbers, marker_color=style.BLUE)
     style.logarithmic(chart, "y")
     return chart
 

@@ -23,11 +23,21 @@ from kvscope.report.words import (
     share,
     significant,
 )
-from kvscope.validate.result import EngineFacts, RunFacts, StoredValidation, Validation
+from kvscope.validate.result import (
+    EngineFacts,
+    RunFacts,
+    StoredValidation,
+    Validation,
+    ValidationFacts,
+)
 
 _LISTED = 20  # mismatched requests
 _PREDICTED = {"color": style.GREY, "width": 5}  # below, in every policy's chart
 _MARKS = {True: "ok:", False: "NOT:", None: "?:"}
+_OUTPUTS = {
+    True: "outputs were forced to match what later turns carry.",
+    False: "outputs were the engine's own; the tokens of them in later turns count as misses.",
+}
 _OPENING = {
     "confirmed": "Confirmed: the engine behaves as predicted.",
     "not confirmed": "Not confirmed: the engine does not behave as predicted.",
@@ -39,24 +49,20 @@ def sections(validation: Validation) -> list[Section]:
     """Return the verdict, every run, and what it was measured on."""
     after = f"requests after the first {validation.warmup:,}, which fill the cache"
     checks = [f"{_MARKS[check.passed]} {check.words}" for check in validation.checks]
-    verdict = Section(
-        f"Validation: {validation.verdict}",
-        (*_opening(validation.verdict, validation.ended), *checks),
-    )
-    return [verdict, _runs(validation.runs, validation.slo_s, after), _engine(validation)]
+    verdict = Section.of(f"Validation: {validation.verdict}", *_opening(validation), *checks)
+    return [verdict, _runs(validation, after), _engine(validation)]
 
 
 def stored(validation: StoredValidation) -> list[Section]:
     """Return a validation of the store: the verdict, every run, and the engine."""
-    words = (
-        *_opening(validation.verdict, validation.ended),
+    verdict = Section.of(
+        f"{validation.created_at:%Y-%m-%d %H:%M} UTC: {validation.verdict}",
+        *_opening(validation),
         *_engine_in_words(validation.engine),
-        f"Requests were sent {validation.pace}; {_outputs_in_words(validation.forced_outputs)}",
+        f"Requests were sent {validation.pace}; {_OUTPUTS[validation.forced_outputs]}",
         f"TTFT predicted with {validation.latency}; tolerance {validation.tolerance:.0%}.",
     )
-    title = f"{validation.created_at:%Y-%m-%d %H:%M} UTC: {validation.verdict}"
-    runs = _runs(validation.runs, validation.slo_s, "requests after the warm-up")
-    return [Section(title, words), runs]
+    return [verdict, _runs(validation, "requests after the warm-up")]
 
 
 def report(trace: Trace, validation: Validation) -> Report:
@@ -70,11 +76,12 @@ def report(trace: Trace, validation: Validation) -> Report:
     )
 
 
-def _opening(verdict: str, ended: str) -> list[str]:
-    return [_OPENING[verdict], *([f"It ended early: {ended}."] if ended else [])]
+def _opening(facts: ValidationFacts) -> list[str]:
+    return [_OPENING[facts.verdict], *([f"It ended early: {facts.ended}."] if facts.ended else [])]
 
 
-def _runs(runs: Sequence[RunFacts], slo_s: float | None, which: str) -> Section:
+def _runs(facts: ValidationFacts, which: str) -> Section:
+    runs, slo_s = facts.runs, facts.slo_s
     slo = "" if slo_s is None else f"; SLO {units.duration_in_words(slo_s)}"
     sides = [
         (f"{_called(run)} {side}", getattr(run, side))
@@ -99,16 +106,15 @@ def _runs(runs: Sequence[RunFacts], slo_s: float | None, which: str) -> Section:
     )
 
     def as_predicted(run: RunFacts) -> str:
-        if run.mismatched_requests is None:
-            return "not reported"
-        return count(int(run.counted.sum()) - run.mismatched_requests)
+        mismatched = run.mismatched_requests
+        return "not reported" if mismatched is None else count(run.counted.sum() - mismatched)
 
     by_request = tabulate(
         "Request by request",
         runs,
         {
             "run": _called,
-            "counted": lambda run: count(int(run.counted.sum())),
+            "counted": lambda run: count(run.counted.sum()),
             "hits as predicted": as_predicted,
             "mismatched": lambda run: count(run.mismatched_requests),
             "tokens off": lambda run: count(run.mismatched_tokens),
@@ -117,9 +123,8 @@ def _runs(runs: Sequence[RunFacts], slo_s: float | None, which: str) -> Section:
     )
     worst = _mismatches(runs)
     policies = dict.fromkeys(run.policy for run in runs if run.counted.any())
-    figures = tuple(partial(distributions_chart, runs, slo_s, policy) for policy in policies)
-    tables = (compared, by_request, worst) if worst.rows else (compared, by_request)
-    return Section("Runs", tables=tables, figures=figures)
+    charts = (partial(distributions_chart, runs, slo_s, policy) for policy in policies)
+    return Section.of("Runs", compared, by_request, worst if worst.rows else None, *charts)
 
 
 def _mismatches(runs: Sequence[RunFacts]) -> Table:
@@ -168,21 +173,17 @@ def _engine(validation: Validation) -> Section:
         *_engine_in_words(validation.engine),
         f"{len(sample.prompts.leaf):,} of {sample.total:,} requests {sent}, {validation.pace}.",
         f"TTFT predicted with the latency profile {validation.latency}.",
-        _outputs_in_words(validation.forced_outputs).capitalize(),
+        _OUTPUTS[validation.forced_outputs].capitalize(),
     ]
-    left_out = [
-        f"{count:,} {why}"
-        for count, why in (
-            (sample.outside_sample, "in conversations outside the sample"),
-            (sample.beyond_limit, "beyond the request limit"),
-            (sample.too_long, "too long for the engine"),
-        )
-        if count
-    ]
-    if left_out:
+    reasons = {
+        "in conversations outside the sample": sample.outside_sample,
+        "beyond the request limit": sample.beyond_limit,
+        "too long for the engine": sample.too_long,
+    }
+    if left_out := [f"{number:,} {why}" for why, number in reasons.items() if number]:
         words.append(f"Left out: {', '.join(left_out)}.")
     words += [f"{_with_params(run)}: {' '.join(run.flags)}" for run in validation.runs if run.flags]
-    return Section("Measured on", tuple(dict.fromkeys(words)))
+    return Section.of("Measured on", *dict.fromkeys(words))
 
 
 def _engine_in_words(engine: EngineFacts) -> list[str]:
@@ -191,12 +192,6 @@ def _engine_in_words(engine: EngineFacts) -> list[str]:
     pool = f"{counted(engine.blocks, 'block')} of {engine.block_size} tokens"
     words = [f"{engine.name}{version}{where}, model {engine.model}, {pool}."]
     return [*words, f"Started with {' '.join(engine.flags)}"] if engine.flags else words
-
-
-def _outputs_in_words(forced: bool) -> str:
-    if forced:
-        return "outputs were forced to match what later turns carry."
-    return "outputs were the engine's own; the tokens of them in later turns count as misses."
 
 
 def distributions_chart(runs: Sequence[RunFacts], slo_s: float | None, policy: str) -> style.Figure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite, log10
 from typing import Any, TypeVar
 
@@ -158,13 +157,11 @@ def percentiles(
     names: str, summary: Callable[[Any], object], write: Callable[[float], str]
 ) -> Columns:
     """Return a column for each of the `names`, such as "mean p50 p99", in the summary of a row."""
-    return {name: partial(_percentile, name, summary, write) for name in names.split()}
 
+    def column(name: str) -> Callable[[Any], str]:
+        return lambda row: write(getattr(summary(row), name))
 
-def _percentile(
-    name: str, summary: Callable[[Any], object], write: Callable[[float], str], row: object
-) -> str:
-    return write(getattr(summary(row), name))
+    return {name: column(name) for name in names.split()}
 
 
 def definition_in_words(definition: HitDefinition) -> str:
@@ -213,24 +210,20 @@ class Sizes:
     block_size: int
     model: Model | None = None
     hbm_bytes: int | None = None
+    memory: str = "HBM"
 
     def columns(self, blocks: Callable[[Any], int]) -> Columns:
         """Return a column for each unit that is known, of the `blocks` of a row."""
-        names = ("blocks", "tokens")
-        if self.model is not None:
-            hbm = (f"× {units.format_size(self.hbm_bytes)} HBM",) if self.hbm_bytes else ()
-            names = (f"{self.model.name} {self.model.dtype}", *hbm, "blocks")
-        return {name: partial(self._cell, blocks, number) for number, name in enumerate(names)}
-
-    def _cell(self, blocks: Callable[[Any], int], number: int, row: object) -> str:
-        """Return the capacity of a row in the unit of the column `number`."""
-        tokens = blocks(row) * self.block_size
-        cells = [count(blocks(row)), count(tokens)]
-        if self.model is not None:
-            size = self.model.bytes_for(tokens)
-            hbm = [multiple(size / self.hbm_bytes)] if self.hbm_bytes else []
-            cells = [units.format_size(size), *hbm, cells[0]]
-        return cells[number]
+        columns: dict[str, Callable[[Any], str]] = {"blocks": lambda row: count(blocks(row))}
+        model, hbm, size = self.model, self.hbm_bytes, self.block_size
+        if model is None:
+            return columns | {"tokens": lambda row: count(blocks(row) * size)}
+        sizes = {f"{model.name} {model.dtype}": lambda row: self.label(blocks(row))}
+        if hbm:
+            sizes[f"× {units.format_size(hbm)} {self.memory}"] = lambda row: multiple(
+                model.bytes_for(blocks(row) * size) / hbm
+            )
+        return sizes | columns
 
     def label(self, blocks: int) -> str:
         """Return `20.1 GiB`, or `23,469 blocks` where no model is known."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
+from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import policy_line, run_columns
-from kvscope.report.section import Section, tabulate
+from kvscope.report.section import Columns, Section, tabulate
 from kvscope.report.words import count, difference, ms_in_words, significant
 from kvscope.tuning.search import XI
 
@@ -37,19 +39,25 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     capacity.
     """
     runs = list(by_xi(simulation.runs).values())
-    profile = setting_profile(simulation.setting)
     table = tabulate(
         f"{runs[0].policy} at {count(simulation.capacities[0])} blocks, by xi",
         runs,
         {
-            "xi (tokens)": lambda run: count(run.params[XI]),
-            "xi (ms)": lambda run: significant(float(profile.ttft_s(int(run.params[XI]), 0)) * 1e3),
+            **columns(setting_profile(simulation.setting), lambda run: run.params[XI]),
             **run_columns(runs),
         },
         note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
     )
-    figure = partial(percentile_chart, simulation, percentile, at_xi)
-    return Section("Effect of xi", _ABOUT, tables=(table,), figures=(figure,))
+    chart = partial(percentile_chart, simulation, percentile, at_xi)
+    return Section.of("Effect of xi", *_ABOUT, table, chart)
+
+
+def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
+    """Return the columns of the xi of a row: in tokens, and as the time that they take."""
+    return {
+        "xi (tokens)": lambda row: count(xi(row)),
+        "xi (ms)": lambda row: significant(float(profile.ttft_s(int(xi(row)), 0)) * 1e3),
+    }
 
 
 def change_in_words(percentile: str, now: Percentiles, then: Percentiles) -> str:
@@ -71,8 +79,7 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
     for run in simulation.runs:
         if run.policy == BASELINE:
             style.level(chart, ttft_ms(run), BASELINE)
-    if simulation.setting.slo_s is not None:
-        style.level(chart, simulation.setting.slo_s * 1e3, "SLO")
+    style.slo_level(chart, simulation.setting.slo_s)
     if at_xi in runs:
         style.point(chart, at_xi, ttft_ms(runs[at_xi]), "chosen")
     return chart

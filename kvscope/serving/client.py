@@ -125,26 +125,17 @@ class Endpoint:
 
     def version(self) -> str | None:
         """Return the version that the server reports, or None."""
-        with suppress(EngineError, ValueError, KeyError, TypeError):
-            status, body = self._ask("GET", "/version")
-            if status == http.client.OK:
-                return str(json.loads(body)["version"])
+        with suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(self._body("GET", "/version") or b"")["version"])
         return None
 
     def metrics(self) -> str:
         """Return the server's metrics in Prometheus' format; empty where it has none."""
-        with suppress(EngineError):
-            status, body = self._ask("GET", "/metrics")
-            if status == http.client.OK:
-                return body.decode(errors="replace")
-        return ""
+        return (self._body("GET", "/metrics") or b"").decode(errors="replace")
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache; return whether the server did (vLLM in development mode)."""
-        with suppress(EngineError):
-            status, _ = self._ask("POST", "/reset_prefix_cache")
-            return status == http.client.OK
-        return False
+        return self._body("POST", "/reset_prefix_cache") is not None
 
     def send(self, body: bytes) -> Pending:
         """Send a request with a body of `completion`; EngineError where no server listens."""
@@ -166,6 +157,13 @@ class Endpoint:
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         return kind(self._host, self._port, timeout=timeout_s)
+
+    def _body(self, method: str, path: str) -> bytes | None:
+        """Return the body of an answer; None where the server does not answer, or refuses."""
+        with suppress(EngineError):
+            status, body = self._ask(method, path)
+            return body if status == http.client.OK else None
+        return None
 
     def _ask(self, method: str, path: str) -> tuple[int, bytes]:
         connection = self._connection(min(self.timeout_s, QUICK_S))

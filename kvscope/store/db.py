@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
@@ -127,15 +126,16 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._created and self._is_empty():
             Path(self.path).unlink(missing_ok=True)  # before others can open it
         self._connection.close()
+
+    def reading(self) -> AbstractContextManager[Store]:
+        """Return a context with this store, which stays open after it."""
+        return nullcontext(self)
+
+    writing = reading
 
     def _is_empty(self) -> bool:
         try:

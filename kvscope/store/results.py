@@ -8,34 +8,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from kvscope import __version__
-from kvscope.core.hits import HitDefinition
-from kvscope.core.percentiles import Percentiles
-from kvscope.core.runs import Misses, Outcome, PartOutcome, Run, RunSetting, TierOutcome
+from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Trace
+from kvscope.latency.profile import STEP_PARAMETERS
 from kvscope.store.db import Store
 
 FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
 
 Rows = Sequence[Mapping[str, Any]]
 
-_RUN_COLUMNS = (
-    "policy",
-    "leaves",
-    "hindsight",
-    "capacity_blocks",
-    "evictions",
-    "hit_rate_error",
-    "preemptions",
-    "turned_away",
-    "kvscope",
-    "created_at",
-)
-_DISTRIBUTIONS = ("uncached_tokens", "ttft_ms", "queued_ttft_ms")
+_STEP_DEFAULTS = {
+    field.name: field.default for field in fields(RunSetting) if field.name in STEP_PARAMETERS
+}
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
 _COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
 _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s", "measured_ttft_s")
@@ -60,7 +51,11 @@ def request_digest(
 ) -> str:
     """Return a digest of what a run is to replay (32 hex digits)."""
     values = {name: float(value) for name, value in params.items()}
-    whole = (policy, leaves, values, capacity_blocks, asdict(setting))
+    settings = asdict(setting)
+    for name, default in _STEP_DEFAULTS.items():  # digests of runs without them stay
+        if settings[name] == default:
+            del settings[name]
+    whole = (policy, leaves, values, capacity_blocks, settings)
     text = json.dumps(whole, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -86,9 +81,7 @@ def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
     """Return the same runs with their numbers by category and over time."""
     parts: dict[int, list[PartOutcome]] = {stored.run_id: [] for stored in runs}
     for row in store.rows("runs/parts", run_ids=list(parts)):
-        outcome = _outcome(row["outcome"])
-        part = PartOutcome(row["category"], row["start_s"], row["length_s"], outcome)
-        parts[row["run_id"]].append(part)
+        parts[row["run_id"]].append(msgspec.convert(row, PartOutcome))
     return [
         replace(stored, run=replace(stored.run, parts=tuple(parts[stored.run_id])))
         for stored in runs
@@ -98,6 +91,10 @@ def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
 def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     """Store `run` in the place of what older sources made of the same request; return it dated."""
     dated = replace(run, **_stamp())
+    columns = asdict(dated)
+    params, parts = columns.pop("params"), columns.pop("parts")
+    setting = columns["setting"]
+    steps = {name: setting.pop(name) for name in STEP_PARAMETERS}
     with store.transaction():
         older = store.rows("runs/same_request", trace_id=trace.trace_id, asked=digest_of(run))
         _remove_runs(store, [row["run_id"] for row in older])
@@ -106,16 +103,13 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
             trace_id=trace.trace_id,
             asked=digest_of(run),
             code=code,
-            names=list(dated.params),
-            values=[float(value) for value in dated.params.values()],
-            setting=asdict(dated.setting),
-            outcome=asdict(dated.outcome),
-            misses=dated.misses and asdict(dated.misses),
-            tiers=[asdict(tier) for tier in dated.tiers] or None,
-            **{name: getattr(dated, name) for name in _RUN_COLUMNS},
+            names=list(params),
+            values=[float(value) for value in params.values()],
+            steps=None if steps == _STEP_DEFAULTS else steps,
+            **columns | {"tiers": list(columns["tiers"]) or None},
         )["run_id"]
-        if dated.parts:
-            store.run("runs/add_parts", run_id=run_id, parts=[asdict(part) for part in dated.parts])
+        if parts:
+            store.run("runs/add_parts", run_id=run_id, parts=list(parts))
     return dated
 
 
@@ -216,21 +210,9 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_run(row: dict[str, Any]) -> KnownRun:
-    setting: dict[str, Any] = row["setting"]
-    run = Run(
-        **{name: row[name] for name in _RUN_COLUMNS},
-        params=row["params"],
-        setting=RunSetting(**setting | {"definition": HitDefinition(**setting["definition"])}),
-        outcome=_outcome(row["outcome"]),
-        misses=row["misses"] and Misses(**row["misses"]),
-        tiers=tuple(TierOutcome(**tier) for tier in row["tiers"] or ()),
-    )
+    setting = row["setting"] | (row["steps"] or {})
+    run = msgspec.convert(row | {"setting": setting, "tiers": row["tiers"] or ()}, Run)
     return KnownRun(row["run_id"], row["asked"], row["code"], run)
-
-
-def _outcome(struct: dict[str, Any]) -> Outcome:
-    distributions = {name: struct[name] and Percentiles(**struct[name]) for name in _DISTRIBUTIONS}
-    return Outcome(**struct | distributions)
 
 
 def _validation_run(run: Any) -> dict[str, Any]:

@@ -24,23 +24,31 @@ _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
 def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
-    """Return the seconds by which the queued TTFT grows per second of the counted window.
+    """Return the seconds by which the queued TTFT grows per second: within the window, or until it.
 
-    Mean of the last fifth of the requests less that of the first fifth, over the time between their
-    mean arrivals; 0 without times or with too few requests that got a token. An engine that serves
-    a share 1/(1 + g) of the work that arrives has a growth of g.
+    Within: mean of the last fifth of the counted requests less that of the first fifth, over the
+    time between their mean arrivals. Until: how long the former waited, over the time since the
+    trace began, when nothing queued. The larger one counts; 0 without times or with too few
+    requests that got a token. An engine that serves a share 1/(1 + g) of the work that arrives has
+    a growth of g.
     """
     if served.queued_ttft_s is None:
         return 0.0
     counted = slice(served.first, None)
     times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s[counted] / rate_scale
     answered = np.isfinite(times)
+    waited_s = (times - served.ttft_s[counted])[answered]
     times, arrival_s = times[answered], arrival_s[answered]
     part = len(times) // _PART
     if not part:
         return 0.0
-    between_s = float(arrival_s[-part:].mean() - arrival_s[:part].mean())
-    return float(times[-part:].mean() - times[:part].mean()) / between_s if between_s > 0 else 0.0
+    last_s, first_s = float(times[-part:].mean()), float(times[:part].mean())
+    end_s, start_s = float(arrival_s[-part:].mean()), float(arrival_s[:part].mean())
+    began_s = float(served.prompts.arrival_s[0]) / rate_scale
+    if not began_s <= start_s < end_s:
+        return 0.0
+    until = float(waited_s[-part:].mean()) / (end_s - began_s)
+    return max((last_s - first_s) / (end_s - start_s), until)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.trace import Prompts
-from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import select
 from kvscope.replay.metrics import ServedRequests
+from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -129,7 +130,7 @@ def stored_validations(store: Store, trace: Trace) -> tuple[StoredValidation, ..
     facts = {field.name for field in fields(StoredValidation)} - {"engine", "runs"}
     return tuple(
         StoredValidation(
-            engine=EngineFacts(**row["engine"] | {"flags": tuple(row["engine"]["flags"])}),
+            engine=msgspec.convert(row["engine"], EngineFacts),
             runs=tuple(_run(run) for run in results.validation_runs(store, row["validation_id"])),
             **{name: row[name] for name in facts},
         )
@@ -139,16 +140,12 @@ def stored_validations(store: Store, trace: Trace) -> tuple[StoredValidation, ..
 
 def _run(row: Mapping[str, Any]) -> RunFacts:
     own = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
-    predicted, measured = (
-        Figures(**row[side] | {"ttft_ms": Percentiles(**row[side]["ttft_ms"])})
-        for side in ("predicted", "measured")
-    )
     return RunFacts(
         **{name: row[name] for name in own},
         params=dict(row["params"]),
         flags=tuple(row["flags"]),
-        predicted=predicted,
-        measured=measured,
+        predicted=msgspec.convert(row["predicted"], Figures),
+        measured=msgspec.convert(row["measured"], Figures),
         counted=np.ones(len(row["measured_ttft_s"]), dtype=np.bool_),
         predicted_hit_tokens=np.array(row["predicted_hit_tokens"], dtype=np.int64),
         measured_hit_tokens=np.array(row["measured_hit_tokens"], dtype=np.int64),

@@ -198,7 +198,24 @@ class Recording(Observer):
         inputs, outputs = request.num_prompt_tokens, request.num_output_tokens
         keys = request.block_hashes[: inputs // self.block_size]
         arrival_s = max(request.arrival_time - self._start_s, 0.0)
-        self.lines.put(lambda: self._line(recorded, keys, inputs, outputs, arrival_s))
+
+        def line() -> TraceLine:
+            ttft_s = recorded.ttft_s
+            return {
+                "chat_id": recorded.number,
+                "parent_chat_id": recorded.parent,
+                "timestamp": round(arrival_s, 6),
+                "input_length": inputs,
+                "output_length": outputs,
+                "type": recorded.hints.type,
+                "turn": recorded.turn,
+                "hash_ids": self._hashes.of(keys),
+                "block_size": self.block_size,
+                "cached_tokens": recorded.cached_tokens,
+                "ttft_ms": round(ttft_s * 1e3, 3) if ttft_s is not None else None,
+            }
+
+        self.lines.put(line)
         if self.lines.dropped and not self._warned:
             self._warned = True
             why = self.lines.failure or "the disk is too slow"
@@ -213,29 +230,6 @@ class Recording(Observer):
         """Forget the requests that are being served."""
         self._requests.clear()
         self._awaiting_token.clear()
-
-    def _line(
-        self,
-        recorded: _RecordedRequest,
-        keys: list[bytes],
-        inputs: int,
-        outputs: int,
-        arrival_s: float,
-    ) -> TraceLine:
-        ttft_s = recorded.ttft_s
-        return {
-            "chat_id": recorded.number,
-            "parent_chat_id": recorded.parent,
-            "timestamp": round(arrival_s, 6),
-            "input_length": inputs,
-            "output_length": outputs,
-            "type": recorded.hints.type,
-            "turn": recorded.turn,
-            "hash_ids": self._hashes.of(keys),
-            "block_size": self.block_size,
-            "cached_tokens": recorded.cached_tokens,
-            "ttft_ms": round(ttft_s * 1e3, 3) if ttft_s is not None else None,
-        }
 
 
 def _has_token(request: Request) -> bool:

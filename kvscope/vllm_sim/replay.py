@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +30,6 @@ class EngineReplay:
     computed something.
     """
 
-    policy: str
-    params: Mapping[str, float]
-    settings: EngineSettings
     hit_blocks: Int32s
     queue_s: Float64s
     ttft_s: Float64s
@@ -70,9 +66,6 @@ def replay_engine(
         pass
     requests, state = machine.requests, machine.state[0]
     return EngineReplay(
-        policy=policy.name,
-        params=policy.values,
-        settings=settings,
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
         queue_s=requests.admitted_s - requests.arrival_s,
         ttft_s=requests.first_token_s - requests.arrival_s,

@@ -11,6 +11,7 @@
 -- $hindsight: see the schema
 -- $capacity_blocks: see the schema
 -- $setting: see the schema
+-- $steps: see the schema
 -- $outcome: see the schema
 -- $evictions: see the schema
 -- $misses: see the schema
@@ -21,12 +22,12 @@
 -- columns: run_id
 INSERT INTO runs (
     trace_id, asked, code, kvscope, created_at, policy, leaves, params, hindsight,
-    capacity_blocks, setting, outcome, evictions, misses, hit_rate_error,
+    capacity_blocks, setting, steps, outcome, evictions, misses, hit_rate_error,
     tiers, preemptions, turned_away
 )
 VALUES (
     $trace_id, $asked, $code, $kvscope, $created_at, $policy, $leaves,
-    map($names::VARCHAR[], $values::DOUBLE[]), $hindsight, $capacity_blocks, $setting, $outcome,
-    $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away
+    map($names::VARCHAR[], $values::DOUBLE[]), $hindsight, $capacity_blocks, $setting, $steps,
+    $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away
 )
 RETURNING run_id

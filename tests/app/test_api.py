@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import polars as pl
 import pytest
@@ -19,6 +19,7 @@ from benchmarks.same_documents import differences
 from kvscope import api
 from kvscope.app.options import (
     AnalyzeOptions,
+    DeploymentOptions,
     FitOptions,
     Reading,
     SimulateOptions,
@@ -116,8 +117,12 @@ def test_values_are_texts_or_numbers() -> None:
 )
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
     """An option of a command is an argument of its function, with the same default."""
-    arguments = inspect.signature(function).parameters
+    arguments = dict(inspect.signature(function).parameters)
     names = {each.name: each.default for each in fields(options)}
+    if arguments.pop("of", None):
+        deployment = set(get_type_hints(api.DeploymentArguments))
+        assert deployment == {each.name for each in fields(DeploymentOptions)}
+        assert not any(names.pop(name) for name in deployment)
     assert set(names) - set(arguments) == missing
     assert set(arguments) - set(names) <= {"trace", "source", "db"}
     for name in set(names) & set(arguments) - {"slo"}:
@@ -142,6 +147,28 @@ def test_mistakes_name_arguments(call: Any, said: str) -> None:
     """What is refused is named as it is written in Python."""
     with pytest.raises(kvscope.KvscopeError, match=re.escape(said)):
         call()
+
+
+@pytest.mark.parametrize("function", [kvscope.analyze, kvscope.simulate, kvscope.tune])
+def test_an_unknown_argument_is_refused(function: Any) -> None:
+    """Arguments of a deployment are collected, others are not."""
+    options = {"slo": 1} if function is kvscope.tune else {}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gpus'"):
+        function("x", gpus="h100", **options)
+
+
+def test_a_deployment_is_that_of_the_command_line(
+    trace: kvscope.OpenTrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same options by either way: the same pool, latency and figures."""
+    options = ("--gpu", "h100", "--model", "llama3-8b", "--replicas", "2", "--gpu-hour", "2.5")
+    result = kvscope.analyze(trace, **_arguments(options))  # type: ignore[arg-type]
+    assert run(["analyze", SAMPLE, *options, "--db", ":memory:", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(differences(_without(result.to_dict()), _without(printed))) == []
+    assert result.analysis.deployment is not None
+    with pytest.raises(kvscope.UsageError, match="replicas 2: one engine is replayed"):
+        kvscope.simulate(trace, gpu="h100", model="llama3-8b", replicas=2)
 
 
 def test_a_store_keeps_traces_and_notes_are_logged(

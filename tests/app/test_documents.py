@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from kvscope import __version__
-from kvscope.app.documents.base import Document, to_dict, to_json, trace_facts
+from kvscope.app.documents.base import Document, TraceFacts, to_dict, to_json
 from kvscope.app.documents.lists import TracesDocument, traces_document
-from kvscope.app.schemas import DOCUMENTS, schema, write_schemas
+from kvscope.app.schemas import DOCUMENTS, schema, version, write_schemas
 from kvscope.cli.app import COMMANDS, run
 from tests.cli.test_output import TRACE
 
@@ -42,7 +42,7 @@ def test_what_documents_begin_with() -> None:
     assert document["schema"] == 1
     assert document["command"] == "traces"
     assert document["trace"] is None
-    assert to_dict(Document(trace=trace_facts(TRACE)))["trace"] == {
+    assert to_dict(Document(trace=TraceFacts.build(TRACE)))["trace"] == {
         "name": "conv",
         "format": "mooncake",
         "block_size": 512,
@@ -94,11 +94,15 @@ def test_every_document_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_published_schemas_are_current(tmp_path: Path) -> None:
-    """docs/schemas holds what `make docs` writes."""
+    """docs/schemas holds what `make docs` writes, and older versions of the same documents."""
     written = write_schemas(tmp_path)
-    assert {path.name for path in written} == {path.name for path in PUBLISHED.iterdir()}
     for path in written:
         assert path.read_text() == (PUBLISHED / path.name).read_text(), "run `make docs`"
+    older = {path.name for path in PUBLISHED.iterdir()} - {path.name for path in written}
+    for name in older:
+        command, _, number = name.removesuffix(".json").rpartition("-")
+        assert int(number) < version(command)
+    assert older == {"tune-1.json"}, "an older version stays for one minor version"
 
 
 def test_schemas_are_valid_and_refuse() -> None:

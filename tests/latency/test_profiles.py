@@ -19,12 +19,17 @@ PROFILES = st.builds(
     LatencyProfile,
     name=st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])),
     source=st.text(alphabet=st.characters(exclude_categories=["Cs"])),
-    base_s=TIMES,
+    base_s=st.floats(0.1, 1),
     per_token_s=st.floats(1e-6, 1e-2),
     per_token_pair_s=st.one_of(st.just(0.0), st.floats(1e-12, 1e-6)),
     intervals=st.dictionaries(
         st.sampled_from(["base_s", "per_token_s", "per_token_pair_s"]), st.tuples(TIMES, TIMES)
     ),
+    floor_s=st.one_of(st.just(0.0), TIMES),
+    request_s=st.floats(0, 0.1),
+    decode_base_s=st.one_of(st.none(), TIMES),
+    decode_request_s=TIMES,
+    decode_context_token_s=TIMES,
 )
 
 
@@ -44,6 +49,18 @@ def test_xi_tokens_is_the_largest_that_meets_the_threshold(
     xi = profile.xi_tokens(xi_s)
     assert float(profile.ttft_s(xi + 1, 0)) > xi_s
     assert xi == 0 or float(profile.ttft_s(xi, 0)) <= xi_s
+
+
+def test_short_prompts_take_the_floor() -> None:
+    """The weights are read whatever the prompt: α·u is at least the floor, γ comes on top."""
+    profile = LatencyProfile("p", "made", 1.0, 0.1, 0.01, floor_s=2.0)
+    times = profile.ttft_s(np.array([0, 10, 20, 30]), np.array([0, 5, 0, 0]))
+    assert times == pytest.approx([3.0, 3 + 1, 3 + 2, 1 + 3 + 4.5])
+    assert profile.xi_tokens(2.9) == 0
+    assert profile.xi_tokens(3.0 + 0.005 * 7**2) == 7
+    twice = profile.scaled(2)
+    assert (twice.base_s, twice.floor_s, twice.decode_base_s) == (2.0, 4.0, None)
+    assert twice.ttft_s(30, 9) == pytest.approx(2 * profile.ttft_s(30, 9))
 
 
 def test_the_default_is_the_papers_setting() -> None:
@@ -144,6 +161,16 @@ def test_impossible_times_are_refused(value: float) -> None:
     """No engine takes them, and no threshold is endless."""
     with pytest.raises(UsageError, match="base_s"):
         LatencyProfile("p", "made", base_s=value, per_token_s=1.0)
+    with pytest.raises(UsageError, match="floor_s"):
+        LatencyProfile("p", "made", base_s=1.0, per_token_s=1.0, floor_s=value)
+    with pytest.raises(UsageError, match="decode_base_s"):
+        LatencyProfile("p", "made", base_s=1.0, per_token_s=1.0, decode_base_s=value)
     if value != -1.0:
         with pytest.raises(UsageError, match="no latency threshold"):
             load_profile().xi_tokens(value)
+
+
+def test_a_requests_overhead_is_part_of_its_base() -> None:
+    """What passes outside of the engine's steps cannot be more than the base."""
+    with pytest.raises(UsageError, match=r"request_s is 2\.0; it is a part of base_s"):
+        LatencyProfile("p", "made", base_s=1.0, per_token_s=1.0, request_s=2.0)

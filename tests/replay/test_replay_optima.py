@@ -1,4 +1,4 @@
-"""The hindsight policies are what they claim to be: ceilings that nothing exceeds."""
+"""Belady is a ceiling that nothing exceeds; tail-belady is one where no block is shared."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.policies.base import Leaves, Policy
+from kvscope.policies.base import ENDS, Leaves, Policy
 from kvscope.policies.belady import Belady
+from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.replay import replay, touch_history
 from kvscope.replay.traffic import Traffic
@@ -86,3 +87,38 @@ def _excess(of: Traffic, policy: Policy, capacity: int, xi_tokens: int) -> int:
 def _tokens_beyond(of: Traffic, hit_blocks: NDArray[np.int32], xi_tokens: int) -> int:
     """Sum of max(u - xi, 0): TEL where the latency grows by the same for every token."""
     return int(np.maximum(of.input_tokens - hit_blocks - xi_tokens, 0).sum())
+
+
+def test_tail_belady_is_no_bound_where_prefixes_are_shared() -> None:
+    """LRU and belady have less TEL where a head's last request no longer needs it, others do."""
+    prompts = ("ab", "acd", "acdef", "acdefghij", "abkl", "amno")
+    turn_after = {2: 3, 0: 4}
+    ids: dict[str, int] = {}
+    for prompt in prompts:
+        for end in range(1, len(prompt) + 1):
+            ids.setdefault(prompt[:end], len(ids) + 1)
+    length = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
+    nothing = np.zeros_like(length)
+    added = [
+        len(prompts[turn_after[at]]) - len(prompt) if at in turn_after else ENDS
+        for at, prompt in enumerate(prompts)
+    ]
+    of = Traffic(
+        block_size=1,
+        block_parent=np.array([0, *(ids.get(head[:-1], 0) for head in ids)], dtype=np.int32),
+        leaf=np.array([ids[prompt] for prompt in prompts], dtype=np.int32),
+        length=length,
+        look=length,
+        anonymous=nothing,
+        arrival_s=np.arange(len(prompts), dtype=np.float64),
+        input_tokens=length,
+        history_tokens=length.astype(np.int64),
+        category=nothing,
+        parent=nothing - np.int32(1),
+        next_prompt_tokens=np.array(added, dtype=np.int64),
+    )
+
+    def tel(policy: Policy) -> int:
+        return int(np.maximum(length - replay(of, policy, 3).hit_blocks - 1, 0).sum())
+
+    assert (tel(TailBelady({"xi_tokens": 1})), tel(Belady()), tel(Lru())) == (13, 12, 12)

@@ -20,9 +20,9 @@ from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency.file import load_profile
 from kvscope.policies.lru import Lru
-from kvscope.replay.capacity_models import ServedReplay, serve_replay
 from kvscope.replay.metrics import summarize
 from kvscope.replay.settings import run_setting
+from kvscope.replay.sweep import ServedReplay, serve_replay
 from kvscope.replay.tier_spec import Read, Tier, parse_tiers
 from kvscope.replay.tiers import TieredReplay, transfer_s
 from kvscope.replay.workload import ReplayRequest, Workload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -84,13 +85,13 @@ def test_hindsight_never_wins(simulation: Simulation) -> None:
     runs = simulation.at(2)
     best = contest(runs, lambda run: -run.outcome.token_hit_rate)
     assert best.best is not None
-    assert best.optimum is not None
+    assert best.best_known is not None
     assert not best.best.hindsight
-    assert best.optimum.policy == "belady"
+    assert best.best_known.policy == "belady"
     assert best.baseline is runs[0]
     assert contest(runs, lambda _: 0.0).best is runs[0]
     none = contest([], lambda _: 0.0)
-    assert (none.best, none.baseline, none.optimum) == (None, None, None)
+    assert (none.best, none.baseline, none.best_known) == (None, None, None)
 
 
 def test_the_first_section_is_the_summary(simulation: Simulation) -> None:
@@ -140,11 +141,38 @@ def test_tiers_have_a_section_of_their_own(simulation: Simulation) -> None:
 
 def test_the_optimum_has_a_column_where_it_was_replayed(simulation: Simulation) -> None:
     """Without a policy that knows the future nothing is said of what is left."""
-    assert report.summary(simulation).tables[0].columns[-2:] == ("optimum", "gap")
+    tables = report.summary(simulation).tables
+    assert [table.columns[-2:] for table in tables] == [
+        ("optimum", "gap"),
+        ("best known", "gap"),
+        ("best known", "gap"),
+    ]
+    assert [table.note for table in tables[1:]] == 2 * ["gap: best known minus best policy"]
     blind = tuple(run for run in simulation.runs if not run.hindsight)
     table = report.summary(replace(simulation, runs=blind)).tables[0]
     assert table.columns[-1] == "vs lru"
     assert table.note == ""
+
+
+@pytest.mark.parametrize("changed", [{"warmup": 0.5}, {"partial": True}, {"weight": "request"}])
+def test_belady_is_the_optimum_of_whole_blocks(
+    simulation: Simulation, changed: dict[str, Any]
+) -> None:
+    """Where hits count something else, its run is the best known and no more."""
+    definition = replace(simulation.setting.definition, **changed)
+    setting = replace(simulation.setting, definition=definition)
+    runs = tuple(replace(run, setting=setting) for run in simulation.runs)
+    first = report.summary(replace(simulation, setting=setting, runs=runs)).tables[0]
+    assert first.columns[-2:] == ("best known", "gap")
+
+
+def test_the_best_known_is_the_best_of_all(simulation: Simulation) -> None:
+    """An oracle that an online policy beats is no bound: the gap to the best known is 0."""
+    runs = simulation.at(2)
+    beaten = contest(runs, lambda run: float(run.hindsight))
+    assert beaten.best_known is beaten.best
+    blind = [run for run in runs if not run.hindsight]
+    assert contest(blind, lambda run: -run.outcome.token_hit_rate).best_known is None
 
 
 def test_a_policy_has_one_colour_and_hindsight_is_dashed() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import duckdb
 import pytest
 
 from kvscope import __version__
@@ -76,10 +78,36 @@ def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
     assert found.run == kept
     assert found.code == "code"
     bare = replace(RUN, parts=(), misses=None, hit_rate_error=None, params={}, tiers=())
-    engine = replace(RUN.setting, capacity_model="engine", max_num_seqs=8)
+    engine = replace(
+        RUN.setting,
+        capacity_model="engine",
+        max_num_seqs=8,
+        floor_s=0.006,
+        request_s=0.002,
+        decode_base_s=0.008,
+        decode_request_s=1e-5,
+        decode_context_token_s=1e-8,
+    )
     bare = replace(bare, preemptions=None, turned_away=None, setting=engine)
     again = results.add_run(store, trace, bare, "code")
     assert again in [one.run for one in results.all_runs(store, trace)]
+
+
+def test_runs_of_an_older_schema_are_read(tmp_path: Path) -> None:
+    """A store from before the times of steps gets their column, and its runs have none."""
+    path = str(tmp_path / "old.duckdb")
+    with open_store(path) as store:
+        small_traces.stored(store, [Request(input_tokens=16, output_tokens=1)], 16)
+        kept = results.add_run(store, traces.find(store, "trace-0"), RUN, "code")
+    with duckdb.connect(path) as connection:
+        connection.execute("ALTER TABLE runs DROP COLUMN steps")
+        connection.execute("UPDATE schema_version SET version = 4")
+    with open_store(path) as store:
+        (stored,) = results.with_parts(
+            store, results.all_runs(store, traces.find(store, "trace-0"))
+        )
+        assert stored.run == kept
+        assert stored.request == results.digest_of(RUN)
 
 
 def test_the_same_question_has_one_answer(store: Store) -> None:
@@ -104,6 +132,8 @@ def test_the_same_question_has_one_answer(store: Store) -> None:
         replace(RUN, setting=replace(RUN.setting, slo_s=None)),
         replace(RUN, setting=replace(RUN.setting, capacity_model="engine")),
         replace(RUN, setting=replace(RUN.setting, max_num_seqs=1)),
+        replace(RUN, setting=replace(RUN.setting, floor_s=0.1)),
+        replace(RUN, setting=replace(RUN.setting, decode_base_s=0.0)),
         replace(RUN, setting=replace(RUN.setting, tiers="hbm=3blocks", tier_mode="exclusive")),
         replace(RUN, setting=replace(RUN.setting, coarsen=2)),
         replace(RUN, setting=replace(RUN.setting, rate_scale=2.0)),

@@ -17,10 +17,10 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.settings import run_setting
+from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.synth.base import Record
 from kvscope.tuning.bootstrap import Bootstrap, Gain

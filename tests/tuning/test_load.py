@@ -67,9 +67,26 @@ def test_only_what_is_counted_and_got_a_token() -> None:
     with_rejected[::7] = math.nan
     known = replace(some, queued_ttft_s=with_rejected)
     assert ttft_growth(known) == pytest.approx(0.5, abs=0.02)
-    flat = np.where(np.arange(100) < 50, times, 3.0)
-    assert ttft_growth(replace(some, queued_ttft_s=flat, first=50)) == 0.0
-    assert ttft_growth(replace(some, queued_ttft_s=flat)) != 0.0
+    steady = np.where(np.arange(100) < 50, times, 1.5)
+    assert ttft_growth(replace(some, queued_ttft_s=steady, first=50)) == 0.0
+    assert ttft_growth(replace(some, queued_ttft_s=steady, first=0)) <= 0.0
+    assert ttft_growth(replace(some, first=50)) == pytest.approx(0.5)
+
+
+def test_a_queue_that_grew_before_the_window_counts() -> None:
+    """Requests wait 30 s throughout the window, since the 100 s before it: no steady state."""
+    some = served([0.5] * 200)
+    wait_s = np.minimum(np.arange(200) * 0.3, 30.0)
+    grown = replace(some, queued_ttft_s=0.5 + wait_s, first=100)
+    assert ttft_growth(grown) == pytest.approx(30 / 189.5)  # the last 20 come 180 to 199 s in
+    assert not keeps_up(grown, slo_s=1.0)
+
+
+def test_a_long_prefill_is_no_queue() -> None:
+    """Within a short trace a TTFT of 3 s is much of the time, and yet nothing waits."""
+    some = served([3.0] * 20)
+    assert ttft_growth(some) == 0.0
+    assert keeps_up(some, slo_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.replay.capacity_models import serve_replay
 from kvscope.replay.metrics import ServedRequests
+from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest
 from kvscope.tuning.replicas import conversation_draws, split_over, thinned
 from kvscope.tuning.split import first_requests

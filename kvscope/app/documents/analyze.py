@@ -6,13 +6,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark
-from kvscope.app.documents.base import (
-    Document,
-    ModelFacts,
-    TraceFacts,
-    model_facts,
-    trace_facts,
-)
+from kvscope.app.documents.base import Document, ModelFacts, TraceFacts, model_facts
 from kvscope.characterize.summary import Characterization
 from kvscope.core.hits import HitDefinition
 from kvscope.replay.misses import MissReasons
@@ -47,7 +41,7 @@ def analyze_document(analysis: Analysis) -> AnalyzeDocument:
         analysis.characterization,
         analysis,
         caching,
-        trace=trace_facts(analysis.trace),
+        trace=TraceFacts.build(analysis.trace),
         notes=analysis.trace.notes,
         model=model_facts(analysis.model),
         ideal_hit_rate=caching.ideal,

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, dataclass_transform
 import msgspec
 
 from kvscope import __version__
-from kvscope.core.trace import Lineage, Trace
+from kvscope.core.trace import Lineage
 from kvscope.deployment.models import Model
 
 SCHEMA: Literal[1] = 1
@@ -96,11 +96,6 @@ def to_dict(document: Document) -> dict[str, Any]:
     """Return the document as a dictionary: what reading its JSON gives."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document, enc_hook=_plain))
     return plain
-
-
-def trace_facts(trace: Trace) -> TraceFacts:
-    """Return what documents say of a trace."""
-    return TraceFacts.build(trace)
 
 
 def model_facts(model: Model | None) -> ModelFacts | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from kvscope.app.documents.base import Document, Facts, TraceFacts, trace_facts
+from kvscope.app.documents.base import Document, Facts, TraceFacts
 from kvscope.core.trace import Trace
 from kvscope.latency.calibration import CalibratedEngine, Calibration
 from kvscope.validate.result import (
@@ -125,7 +125,7 @@ def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
     sample = validation.sample
     return ValidateDocument.build(
         validation,
-        trace=trace_facts(trace),
+        trace=TraceFacts.build(trace),
         requests=RequestCounts(
             of=sample.total,
             sent=len(sample.prompts.leaf),

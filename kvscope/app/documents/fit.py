@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvscope.app.documents.base import Document, Facts, TraceFacts, trace_facts
+from kvscope.app.documents.base import Document, Facts, TraceFacts
 from kvscope.learning.ends.chances import FEATURES
 from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.reuse_models.results import (
@@ -72,7 +72,7 @@ def fit_document(fit: Fit, ends: EndsFit | None) -> FitDocument:
     windows = fit.windows
     return FitDocument.build(
         fit,
-        trace=trace_facts(fit.trace),
+        trace=TraceFacts.build(fit.trace),
         notes=fit.trace.notes,
         windows=WindowsFacts.build(windows) if windows else None,
         stability=windows.stability if windows else (),

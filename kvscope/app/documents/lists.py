@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from kvscope.app.documents.base import Document, Facts, trace_facts
+from kvscope.app.documents.base import Document, Facts, TraceFacts
 from kvscope.core.trace import Lineage, Trace
 from kvscope.deployment.models import HeadKv, LatentKv, preset, preset_names
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
@@ -64,7 +64,7 @@ def traces_document(traces: Sequence[Trace]) -> TracesDocument:
 def ingest_document(ingested: Sequence[Ingested]) -> IngestDocument:
     """Return the document of `kvscope ingest`."""
     return IngestDocument(
-        trace=trace_facts(ingested[-1].trace),
+        trace=TraceFacts.build(ingested[-1].trace),
         ingested=tuple(IngestedTrace.build(each.trace, created=each.created) for each in ingested),
     )
 

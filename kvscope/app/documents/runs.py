@@ -6,14 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
-from kvscope.app.documents.base import (
-    Document,
-    Facts,
-    ModelFacts,
-    TraceFacts,
-    model_facts,
-    trace_facts,
-)
+from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
@@ -117,7 +110,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
     trace, model = simulation.trace, simulation.model
     return SimulateDocument.build(
         setting_facts(simulation.setting),
-        trace=trace_facts(trace),
+        trace=TraceFacts.build(trace),
         model=model_facts(model),
         found=simulation.estimates,
         results=tuple(run_figures(run, trace, model) for run in simulation.runs),
@@ -127,7 +120,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
 def runs_document(trace: Trace, runs: Sequence[Run], model: Model | None) -> RunsDocument:
     """Return the document of `kvscope runs`."""
     return RunsDocument(
-        trace=trace_facts(trace),
+        trace=TraceFacts.build(trace),
         runs=tuple(
             StoredRun.build(setting_facts(run.setting), run_figures(run, trace, model))
             for run in ordered(runs)

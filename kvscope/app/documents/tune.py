@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kvscope.app.documents.base import (
-    Document,
-    Facts,
-    ModelFacts,
-    TraceFacts,
-    model_facts,
-    trace_facts,
-)
+from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.runs import Outcome
@@ -256,7 +249,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
         setting_facts(tuning.setting),
         tuning,
         tuned,
-        trace=trace_facts(tuned.trace),
+        trace=TraceFacts.build(tuned.trace),
         target=TargetFacts.build(tuning.target),
         model=model_facts(tuned.model),
         deployment=deployment_facts(tuned.deployment),

@@ -1,0 +1,235 @@
+"""Weights and layers: parameter counts that are widely published, and configs of every kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.core.errors import InputError
+from kvscope.deployment.architecture import BITS, ConfigFields, layer_kinds, quantization
+from kvscope.deployment.models import Model, resolve_model
+
+CONFIGS = Path(__file__).parent / "configs"
+DENSE = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "vocab_size": 128_256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def fixture(name: str) -> Model:
+    """Return the model of a config.json below configs/."""
+    return resolve_model(str(CONFIGS / name))
+
+
+def written(folder: Path, **fields: Any) -> Model:
+    """Return the model of DENSE with some fields replaced; None takes a field away."""
+    config = {key: value for key, value in {**DENSE, **fields}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return resolve_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("llama3.1-8b", 8.03, None),
+        ("llama3-70b", 70.55, None),
+        ("llama3.1-405b", 405.85, None),
+        ("qwen2.5-7b", 7.62, None),
+        ("qwen3-0.6b", 0.596, None),
+        ("gemma2-9b", 9.24, None),
+        ("phi-4", 14.66, None),
+        ("mixtral-8x7b", 46.70, 12.6),
+        ("qwen3-30b-a3b", 30.53, 2.7),
+        ("qwen3-235b-a22b", 235.09, 21.0),
+        ("deepseek-r1", 671.03, 35.7),
+        ("gpt-oss-120b", 116.8, 4.6),
+    ],
+)
+def test_published_parameters(name: str, billions: float, active: float | None) -> None:
+    """Totals as the model cards state them; active ones without embedding and head."""
+    shape = resolve_model(name).shaped()
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.003)
+    if active is not None:
+        assert shape.moe
+        assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama4-scout", 108.6),
+        ("qwen3-235b-fp8", 235.09),
+        ("kimi-k2.5", 1026),
+        ("minimax-m2.5", 228.7),
+        ("falcon-180b", 179.5),
+        ("gptj-6b", 6.05),
+    ],
+)
+def test_parameters_of_real_configs(name: str, billions: float) -> None:
+    """The fields of real config.json files, nested ones included, give the published size."""
+    assert fixture(name).shaped().parameters / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_a_preset_equals_its_config() -> None:
+    """A preset is what its repository's config.json says."""
+    for name in ("gpt-oss-120b", "deepseek-r1"):
+        file, known = fixture(name), resolve_model(name)
+        assert (file.shape, file.kinds, file.bits) == (known.shape, known.kinds, known.bits)
+        assert file.architecture == known.architecture
+
+
+def test_weights_are_divided_and_kv_heads_replicated() -> None:
+    """8 KV heads on 16 GPUs are held twice; all else is divided."""
+    model = resolve_model("llama3-70b")
+    assert model.weight_bytes(8) == pytest.approx(model.weight_bytes() / 8)
+    projections = 2 * 8 * 128 * 8192 * 80 * 2  # keys and values of all layers, in bytes
+    assert model.weight_bytes(16) == pytest.approx((model.weight_bytes() + projections) / 16)
+
+
+def test_routers_and_down_projections_are_held_whole() -> None:
+    """Router and MLA's down-projections are on every GPU."""
+    model = resolve_model("deepseek-r1")
+    shape = model.shaped()
+    whole = shape.router_parameters * 2 + shape.replicated_parameters * BITS["fp8"] / 8
+    assert shape.replicated_parameters == 61 * 7168 * (1536 + 512 + 64)
+    assert model.weight_bytes(8) == pytest.approx((model.weight_bytes() - whole) / 8 + whole)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gib"),
+    [
+        ("bf16", 14.96),
+        ("fp8", 8.48),
+        ("int8", 8.48),
+        ("awq", 5.41),
+        ("gptq", 5.41),
+        ("nvfp4", 5.61),
+    ],
+)
+def test_quantized_weights(dtype: Any, gib: float) -> None:
+    """Embedding and head keep 16 bits, the rest takes the bits with their scales."""
+    model = resolve_model("llama3.1-8b", weight_dtype=dtype)
+    assert model.weight_dtype == dtype
+    assert model.weight_bytes() / 2**30 == pytest.approx(gib, abs=0.01)
+
+
+def test_mxfp4_quantizes_experts_and_pads_them() -> None:
+    """The experts of gpt-oss have 4.25 bits and a hidden size padded from 2,880 to 3,072."""
+    model = resolve_model("gpt-oss-20b")
+    assert (model.bits.attention, model.bits.experts) == (16, 4.25)
+    shape = model.shaped()
+    experts = shape.expert_parameters * 4.25 / 8 * 3072 / 2880
+    rest = shape.parameters - shape.expert_parameters
+    assert model.weight_bytes() == pytest.approx(experts + 2 * rest)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "attention", "note"),
+    [
+        ({"quant_method": "fp8"}, "fp8", 8.03, None),
+        ({"quant_method": "gptq_marlin", "bits": 4}, "gptq", 4.25, None),
+        ({"quant_algo": "NVFP4"}, "nvfp4", 4.5, None),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}},
+                "ignore": ["re:.*self_attn.*", "lm_head"],
+            },
+            "gptq",
+            16,
+            None,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "int"}}},
+                "ignore": ["model.layers.0.self_attn.q_proj", "model.layers.0.input_layernorm"],
+            },
+            "int8",
+            8.03,
+            None,
+        ),
+        ({"quant_method": "hqq"}, "bf16", 16, "quantization 'hqq' is unknown"),
+    ],
+)
+def test_quantization_configs(
+    config: dict[str, Any], dtype: str, attention: float, note: str | None
+) -> None:
+    """Each way in which configs state their quantization, with the modules that they leave out."""
+    fields = ConfigFields("config.json", {**DENSE, "quantization_config": config})
+    stated, bits, doubt = quantization(fields, moe=False)
+    assert (stated, bits.attention) == (dtype, attention)
+    assert (doubt is None) if note is None else note in str(doubt)
+
+
+def test_a_checkpoints_index_wins(tmp_path: Path) -> None:
+    """model.safetensors.index.json beside the config states the bytes."""
+    index = {"metadata": {"total_size": 20_000_000_000}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert written(tmp_path).weight_bytes() == pytest.approx(20e9)
+    assert written(tmp_path).weight_bytes(4) == pytest.approx(5e9)
+    assert written(tmp_path, torch_dtype="float32").weight_bytes() == pytest.approx(10e9)
+    assert written(tmp_path, vocab_size=None).weight_bytes(2) == pytest.approx(10e9)
+
+
+def test_quantization_beside_the_config(tmp_path: Path) -> None:
+    """NVIDIA's hf_quant_config.json counts, and a file that is not JSON is named."""
+    quantized = {"quantization": {"quant_algo": "FP8"}}
+    path = tmp_path / "hf_quant_config.json"
+    path.write_text(json.dumps(quantized), encoding="utf-8")
+    assert written(tmp_path).weight_dtype == "fp8"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match=r"hf_quant_config\.json: not a JSON document"):
+        written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, (32, 0, 0, None)),
+        ({"sliding_window": 4096}, (0, 32, 0, 4096)),
+        ({"sliding_window": 4096, "use_sliding_window": False}, (32, 0, 0, None)),
+        ({"sliding_window": 4096, "max_window_layers": 20}, (20, 12, 0, 4096)),
+        ({"sliding_window": 4096, "model_type": "gemma2"}, (16, 16, 0, 4096)),
+        ({"sliding_window": 1024, "model_type": "gemma3_text"}, (5, 27, 0, 1024)),
+        ({"attention_chunk_size": 8192, "model_type": "llama4_text"}, (8, 24, 0, 8192)),
+        ({"full_attention_interval": 4}, (8, 0, 24, None)),
+        ({"attn_layer_period": 8}, (4, 0, 28, None)),
+        ({"hybrid_override_pattern": "M-M*" * 8}, (8, 0, 24, None)),
+    ],
+)
+def test_layer_kinds(fields: dict[str, Any], kinds: tuple[int, int, int, int | None]) -> None:
+    """Full, windowed and linear layers, as each family of configs states them."""
+    layers = layer_kinds(ConfigFields("config.json", {**DENSE, **fields}))
+    assert (layers.full, layers.windowed, layers.linear, layers.window) == kinds
+
+
+def test_hybrid_models_of_real_configs() -> None:
+    """Linear-attention layers keep no KV; state-space layers have weights kvscope cannot count."""
+    linear = fixture("qwen3.5-27b")
+    assert (linear.kinds.full, linear.kinds.linear) == (16, 48)
+    assert linear.hybrid
+    assert linear.vision
+    state_space = fixture("nemotron-h-56b")
+    assert state_space.hybrid
+    with pytest.raises(InputError, match="hybrid_override_pattern"):
+        state_space.weight_bytes()
+
+
+def test_a_config_without_weights_still_has_kv(tmp_path: Path) -> None:
+    """What weights need is named only where weights are asked for."""
+    model = written(tmp_path, vocab_size=None)
+    assert model.bytes_per_token == 131_072
+    with pytest.raises(InputError, match="vocab_size is missing") as refusal:
+        model.weight_bytes()
+    assert "--num-gpu-blocks" in str(refusal.value)
+    with pytest.raises(InputError, match="intermediate_size is missing"):
+        written(tmp_path, intermediate_size=None).shaped()

@@ -1,0 +1,122 @@
+"""Deployments: what follows from the stated values, which value wins, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.core.errors import InputError, UsageError
+from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.latency.file import write_profile
+from kvscope.latency.profile import PRESETS
+
+FLEET = Deployment(gpu="h100", tp=2, replicas=4, model="llama3-70b", weight_dtype="fp8")
+LOG = "GPU KV cache size: 160,016 tokens\n"
+
+
+def test_derived() -> None:
+    """GPU and model are enough; what follows is called derived and has a band."""
+    resolved = resolve(FLEET)
+    assert resolved.summary == "4 replicas of 2 x h100, llama3-70b in fp8, vllm@0.33"
+    assert (resolved.pool_origin, resolved.latency_origin) == ("derived", "derived")
+    assert (resolved.latency_low, resolved.latency_high) == (0.65, 1.65)
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (1024, 8192)
+    assert (resolved.gpus, resolved.replicas, resolved.traffic) == (8, 4, "fleet")
+    assert resolved.gpu_memory_utilization == 0.92
+    assert resolved.switchable
+    assert resolved.price_hour is None
+    assert resolve(replace(FLEET, gpu_hour=2.5)).price_hour == 20
+
+
+def test_blocks_of_the_trace() -> None:
+    """The pool is counted in the trace's blocks."""
+    tokens = resolve(FLEET).pool.tokens
+    assert resolve(FLEET, 512).pool.blocks == tokens // 512
+
+
+def test_measured_wins_over_stated_over_derived(tmp_path: Path) -> None:
+    """A log wins over --num-gpu-blocks and the rule, a calibration over the roofline."""
+    stated = resolve(replace(FLEET, num_gpu_blocks=1_213, latency="llama2-70b-4xa100"))
+    assert (stated.pool.blocks, stated.pool_origin) == (1_212, "stated")
+    assert (stated.latency_origin, stated.latency_low, stated.latency_high) == ("stated", 1, 1)
+    assert any("is of llama2-70b, not llama3-70b" in note for note in stated.notes)
+    log, file = tmp_path / "engine.log", tmp_path / "latency.toml"
+    log.write_text(LOG, encoding="utf-8")
+    write_profile(file, replace(PRESETS["small-llama-cpu"], name="mine", source="measured"))
+    measured = resolve(replace(FLEET, num_gpu_blocks=1_213, engine_log=str(log), latency=str(file)))
+    assert (measured.pool.blocks, measured.pool_origin) == (10_000, "measured")
+    assert (measured.latency.name, measured.latency_origin) == ("mine", "measured")
+
+
+def test_a_pool_and_a_latency_are_enough() -> None:
+    """Neither GPU nor model are needed where both figures are named."""
+    resolved = resolve(Deployment(num_gpu_blocks=1_213, latency="small-llama-cpu"))
+    assert (resolved.gpu, resolved.model) == (None, None)
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (256, 2048)
+    assert resolved.summary == "one engine, vllm@0.33"
+    assert resolved.notes == ()
+
+
+def test_a_preset_of_the_same_model_is_not_warned_of() -> None:
+    """The llama2-era presets stay, as named references."""
+    same = Deployment(num_gpu_blocks=99, model="llama2-7b", latency="llama2-7b-a100")
+    assert resolve(same).notes == ()
+
+
+def test_hybrid_models_print_no_flags() -> None:
+    """Their hits are not simulated; the reason is named."""
+    resolved = resolve(Deployment(gpu="h100", model="gpt-oss-20b"))
+    assert not resolved.switchable
+    assert "layers of several kinds" in str(resolved.not_switchable)
+    assert resolved.pool.high_blocks > 1.9 * resolved.pool.blocks
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "--model: the KV pool is unknown; name --gpu and --model, or the engine's"),
+        ({"model": "llama3-8b"}, "--gpu: the KV pool is unknown"),
+        ({"num_gpu_blocks": 99}, "--latency: the latency is unknown; name the file that"),
+        ({"gpu": "h1oo", "model": "llama3-8b"}, "--gpu: no GPU 'h1oo'; did you mean"),
+        ({"gpu": "h100", "model": "llama4"}, "--model: no model preset 'llama4'; did you mean"),
+        ({"gpu": "h100", "model": "llama3-8b", "tp": 3}, "--tp: llama3-8b has 32 attention heads"),
+        ({"gpu": "h100", "weight_dtype": "fp8"}, "--weight-dtype: needs a model"),
+        ({"gpu": "h100", "kv_dtype": "fp8"}, "--kv-dtype: needs a model"),
+        ({"engine": "tgi"}, "--engine: no engine 'tgi'; write vllm"),
+        ({"num_gpu_blocks": 99, "latency": "llama2-7b-a10"}, "--latency: no latency profile"),
+        ({"num_gpu_blocks": 1, "latency": "small-llama-cpu"}, "--num-gpu-blocks: 1 leaves no"),
+    ],
+)
+def test_refusals(options: dict[str, Any], line: str) -> None:
+    """Each names the option, the value and the remedy."""
+    with pytest.raises(UsageError) as refusal:
+        resolve(Deployment(**options))
+    assert str(refusal.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"tp": 0}, "--tp: 0 is below 1; give 1 or more"),
+        ({"replicas": -1}, "--replicas: -1 is below 1"),
+        ({"max_num_seqs": 0}, "--max-num-seqs: 0 is below 1"),
+        ({"gpu_memory_utilization": 1.2}, "--gpu-memory-utilization: 1.2 is no share; try 0.92"),
+        ({"gpu_hour": -2.0}, "--gpu-hour: -2.0 is no price; try 2.5"),
+    ],
+)
+def test_impossible_values(options: dict[str, Any], line: str) -> None:
+    """Values out of range are refused before anything is looked up."""
+    with pytest.raises(UsageError) as refusal:
+        Deployment(**options)
+    assert str(refusal.value).startswith(line)
+
+
+def test_a_log_without_a_pool(tmp_path: Path) -> None:
+    """The file is named."""
+    log = tmp_path / "engine.log"
+    log.write_text("hello\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"engine\.log: reports no KV pool"):
+        resolve(replace(FLEET, engine_log=str(log)))

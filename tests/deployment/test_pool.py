@@ -1,0 +1,283 @@
+"""The KV pool: published start-up logs, each term, and what engines report themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.deployment import PLANNER, median_and_p90, pool_lines
+from kvscope.core.errors import InputError, UsageError
+from kvscope.deployment.engines import Engine, parse_engine
+from kvscope.deployment.gpus import GIB, GPUS, resolve_gpu
+from kvscope.deployment.models import resolve_model
+from kvscope.deployment.observed import observed_pool, pool_in
+from kvscope.deployment.pool import KvPool, derive_pool, sglang_fraction, stated_pool
+
+LLAMA = resolve_model("llama3.1-8b")
+H100 = resolve_gpu("h100")
+VLLM = parse_engine("vllm@0.33")
+
+
+def terms(
+    engine: str = "vllm@0.33", model: str = "llama3.1-8b", **options: Any
+) -> dict[str, float]:
+    """Return the terms in GiB of a pool on an H100."""
+    pool = derive_pool(LLAMA, H100, parse_engine(engine), **options)
+    return {term.name: term.bytes / GIB for term in pool.terms}
+
+
+def test_published_pools() -> None:
+    """The rule's errors on 53 published pools are those of the evidence page."""
+    lines = pool_lines()
+    fitted = [line.error for line in lines if line.source == PLANNER]
+    others = [line.error for line in lines if line.source != PLANNER]
+    assert (len(fitted), len(others)) == (31, 22)
+    assert median_and_p90(fitted)[0] <= 0.005
+    assert median_and_p90(others)[0] <= 0.01
+    weights = [
+        line.rule_weights_gib / line.weights_gib - 1
+        for line in lines
+        if line.weights_gib is not None
+    ]
+    assert median_and_p90(weights)[0] <= 0.005
+    assert median_and_p90(weights)[1] <= 0.01
+    inside = [abs(line.rule_kv_gib - line.kv_gib) <= line.band_gib for line in lines]
+    assert sum(inside) >= 0.85 * len(lines)
+
+
+def test_the_terms_add_up() -> None:
+    """The pool is the sum of its terms, in blocks of all layers, less block 0."""
+    pool = derive_pool(LLAMA, H100, VLLM)
+    kv = sum(term.bytes for term in pool.terms)
+    assert pool.blocks == kv // (131_072 * 16) - 1
+    assert pool.num_gpu_blocks == pool.blocks + 1
+    assert pool.tokens == pool.blocks * 16
+    assert pool.low_blocks < pool.blocks < pool.high_blocks
+    assert (pool.origin, pool.block_size) == ("derived", 16)
+
+
+def test_memory_for_the_engine() -> None:
+    """vLLM takes 0.92 of the memory since 0.21 and 0.9 before, unless told."""
+    assert terms()["memory for the engine"] == pytest.approx(0.92 * 79.19)
+    assert terms("vllm@0.20")["memory for the engine"] == pytest.approx(0.9 * 79.19)
+    assert terms(utilization=0.5)["memory for the engine"] == pytest.approx(0.5 * 79.19)
+
+
+def test_activations() -> None:
+    """The sampler's logits decide for dense models, the routed layer for some MoE; + 0.14 GiB."""
+    assert terms()["activations"] == pytest.approx(-14.3 * 1024 * 128_256 / GIB - 0.14)
+    assert terms("vllm@0.16")["activations"] == pytest.approx(-38.5 * 1024 * 128_256 / GIB - 0.14)
+    few = terms(max_num_seqs=16, max_num_batched_tokens=2048)
+    widest = 2 * 2048 * (3 * 4096 + 4096 + 3 * 14_336)
+    assert few["activations"] == pytest.approx(-widest / GIB - 0.14)
+    assert terms(tp=2)["activations"] == terms()["activations"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "tp", "gib"),
+    [("0.17", 1, 0.13), ("0.17", 2, 0.55), ("0.18", 1, 0.25), ("0.33", 1, 0.25), ("0.33", 4, 2.1)],
+)
+def test_memory_outside_of_pytorch(engine: str, tp: int, gib: float) -> None:
+    """CUDA's context, and NCCL's buffers with tensor parallelism."""
+    assert terms(f"vllm@{engine}", tp=tp)["other memory"] == pytest.approx(-gib)
+
+
+def test_cuda_graphs_are_deducted_since_0_21() -> None:
+    """Before, they took memory outside of the share."""
+    assert terms("vllm@0.21")["CUDA graphs"] == -1
+    assert "CUDA graphs" not in terms("vllm@0.20")
+
+
+def test_kv_heads_are_replicated() -> None:
+    """With 8 KV heads, each of 16 GPUs holds one; the latent vector of MLA is never divided."""
+    model = resolve_model("llama3-70b")
+    assert model.kv_bytes_per_token(4) == model.bytes_per_token // 4
+    assert model.kv_bytes_per_token(16) == model.kv_bytes_per_token(8)
+    latent = resolve_model("deepseek-r1")
+    assert latent.kv_bytes_per_token(8) == latent.bytes_per_token == 70_272
+
+
+def test_hybrid_models_have_a_range() -> None:
+    """At least as if all layers kept every token, at most as if windowed ones kept one window."""
+    model = resolve_model("gpt-oss-20b")
+    least, best, most = model.tokens_in(49_152 * 1_000)
+    assert (least, best) == (1_000, 1_000)
+    assert most == (1_000 * 24 - 12 * 128) // 12
+    pool = derive_pool(model, H100, VLLM)
+    assert pool.high_blocks > 1.9 * pool.blocks
+    assert any("hybrid model: the pool is a range" in note for note in pool.notes)
+    linear = resolve_model(str(Path(__file__).parent / "configs" / "qwen3.5-27b"))
+    assert linear.tokens_in(65_536 * 1_000) == (250, 1_000, 1_000)
+    assert resolve_model("llama3-8b").tokens_in(131_072 * 1_000) == (1_000, 1_000, 1_000)
+
+
+def test_a_small_pool_is_called_uncertain() -> None:
+    """Below a tenth of the memory, the terms' bands are larger than what is left."""
+    pool = derive_pool(resolve_model("qwen2.5-72b"), H100, VLLM, tp=2, utilization=0.97)
+    assert any("a small difference of large terms" in note for note in pool.notes)
+    assert pool.low_blocks < 0.8 * pool.blocks
+    assert not any("small difference" in note for note in derive_pool(LLAMA, H100, VLLM).notes)
+
+
+def test_no_memory_for_the_pool() -> None:
+    """A model that does not fit is refused with its largest term and the remedy."""
+    with pytest.raises(UsageError) as refusal:
+        derive_pool(resolve_model("llama3-70b"), H100, VLLM)
+    line = str(refusal.value)
+    assert line.startswith("--gpu h100: llama3-70b leaves no memory for KV blocks: 72.9 GiB less")
+    assert "weights 131 GiB" in line
+    assert "raise --tp (now 1), quantize the weights" in line
+    with pytest.raises(UsageError, match="lower --max-num-seqs"):
+        derive_pool(
+            resolve_model("gemma2-2b"),
+            resolve_gpu("t4"),
+            VLLM,
+            max_num_seqs=8192,
+            max_num_batched_tokens=8192,
+        )
+
+
+def test_sglang() -> None:
+    """SGLang's share follows from its prefill chunk and graph batches; blocks are tokens."""
+    reserved = (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024
+    assert sglang_fraction(H100, 1) == pytest.approx(1 - reserved / 79.19, abs=1e-3)
+    pool = derive_pool(LLAMA, H100, parse_engine("sglang"))
+    assert (pool.block_size, pool.num_gpu_blocks) == (1, pool.blocks)
+    kv = sum(term.bytes for term in pool.terms)
+    assert pool.blocks == kv // 131_072
+    assert [sglang_fraction(GPUS[name], 4) for name in ("t4", "l4", "l40s", "b200")] == sorted(
+        sglang_fraction(GPUS[name], 4) for name in ("t4", "l4", "l40s", "b200")
+    )
+
+
+def test_other_block_sizes() -> None:
+    """A pool of 16-token blocks holds whole blocks of the trace's size."""
+    pool = stated_pool(1_001, 16, VLLM)
+    assert (pool.blocks, pool.num_gpu_blocks) == (1_000, 1_001)
+    larger = pool.in_blocks_of(512)
+    assert (larger.blocks, larger.block_size) == (31, 512)
+    assert pool.in_blocks_of(16) is pool
+
+
+def test_a_stated_pool_without_blocks() -> None:
+    """Block 0 alone serves nobody."""
+    with pytest.raises(UsageError, match="--num-gpu-blocks: 1 leaves no block for requests"):
+        stated_pool(1, 16, VLLM)
+
+
+LOG = """\
+INFO 11-20 10:01:07 [gpu_worker.py:298] Available KV cache memory: 58.10 GiB
+INFO 11-20 10:01:08 [kv_cache_utils.py:1087] GPU KV cache size: 475,952 tokens
+INFO 11-20 10:01:08 [kv_cache_utils.py:1091] Maximum concurrency for 8,192 tokens: 58.10x
+"""
+METRICS = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="27000",sliding_window="None"} 1.0
+"""
+SGLANG = "[2026-11-20 10:01:08 TP0] max_total_num_tokens=445871, chunked_prefill_size=8192"
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks", "size", "origin"),
+    [
+        (LOG, 29_746, 16, "engine log"),
+        (
+            "INFO executor_base.py:110] # cuda blocks: 5519, # CPU blocks: 9362",
+            5518,
+            16,
+            "engine log",
+        ),
+        (
+            "INFO gpu_executor.py:122] # GPU blocks: 7,216, # CPU blocks: 4096",
+            7215,
+            16,
+            "engine log",
+        ),
+        (
+            "Overriding num_gpu_blocks=29747 with num_gpu_blocks_override=1213\n" + LOG,
+            1212,
+            16,
+            "engine log",
+        ),
+        (METRICS, 26_999, 32, "metrics"),
+        (SGLANG, 445_871, 1, "engine log"),
+        (LOG + LOG.replace("475,952", "160,016"), 10_000, 16, "engine log"),
+    ],
+)
+def test_observed_pools(text: str, blocks: int, size: int, origin: str) -> None:
+    """Each line that engines write, and the last start in a log."""
+    pool = pool_in(text.splitlines(), "engine.log")
+    assert (pool.blocks, pool.block_size, pool.origin) == (blocks, size, origin)
+    assert pool.low_blocks == pool.high_blocks == blocks
+
+
+def test_available_memory_of_the_smallest_rank() -> None:
+    """Bytes are divided by the KV of a token on one GPU; the smallest rank decides."""
+    ranks = [f"Available KV cache memory: {gib} GiB" for gib in (60.5, 10.0, 10.5)]
+    pool = pool_in(ranks, "engine.log", model=LLAMA, tp=2)
+    assert pool.blocks == int(10 * GIB // (65_536 * 16)) - 1
+    with pytest.raises(InputError, match="reports no KV pool"):
+        pool_in(ranks, "engine.log")
+
+
+def test_hybrid_models_need_the_number_of_blocks() -> None:
+    """The cache size of a hybrid model is not its pool."""
+    model = resolve_model("gpt-oss-20b")
+    with pytest.raises(InputError, match=r"engine\.log: the cache size of a hybrid model is not"):
+        pool_in(LOG.splitlines(), "engine.log", model=model)
+    metrics = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0'
+    assert pool_in([metrics], "metrics.txt", model=model).blocks == 99
+
+
+def test_observed_files(tmp_path: Path) -> None:
+    """A file is read line by line; one without a pool is refused with the remedy."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"\xff\xfe broken\n" + LOG.encode())
+    assert observed_pool(log).notes == ("blocks of 16 tokens assumed",)
+    assert observed_pool(log, block_size=32).blocks == 475_952 // 32 - 1
+    log.write_text("nothing here\n", encoding="utf-8")
+    with pytest.raises(InputError, match="reports no KV pool; name a log with 'GPU KV cache size'"):
+        observed_pool(log)
+    with pytest.raises(InputError, match="No such file"):
+        observed_pool(tmp_path / "missing.log")
+    log.write_text("# GPU blocks: 1,", encoding="utf-8")
+    with pytest.raises(InputError, match="no block for requests"):
+        observed_pool(log)
+
+
+def test_gpus_by_name() -> None:
+    """Names in any case, common spellings, and the nearest ones for a typo."""
+    assert resolve_gpu("H100").name == resolve_gpu("h100_sxm").name == "h100"
+    assert resolve_gpu("NVIDIA RTX 4090").name == "rtx-4090"
+    assert resolve_gpu("A100").name == "a100-80gb"
+    with pytest.raises(UsageError, match="no GPU 'h1000'; did you mean h100"):
+        resolve_gpu("h1000")
+    with pytest.raises(UsageError, match="GPUs: a100-40gb, "):
+        resolve_gpu("zzzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sequences", "tokens"),
+    [("b200", 1024, 16_384), ("h100", 1024, 8192), ("a100-80gb", 256, 2048), ("l4", 256, 2048)],
+)
+def test_server_defaults(gpu: str, sequences: int, tokens: int) -> None:
+    """vLLM's limits by the GPU's memory, the A100 excepted."""
+    known = resolve_gpu(gpu)
+    assert (known.default_max_num_seqs, known.default_max_num_batched_tokens) == (sequences, tokens)
+
+
+def test_engines() -> None:
+    """An engine with or without its version."""
+    assert parse_engine("vllm@0.19.1") == Engine("vllm", (0, 19))
+    assert parse_engine("vLLM@v0.33") == parse_engine("vllm")
+    assert str(parse_engine("sglang@0.5")) == "sglang@0.5"
+    for wrong in ("tgi", "vllm@", "vllm@new", ""):
+        with pytest.raises(UsageError, match=r"write vllm, vllm@0\.33 or sglang"):
+            parse_engine(wrong)
+
+
+def test_pools_are_plain_values() -> None:
+    """A pool compares by its figures."""
+    assert stated_pool(10, 16, VLLM) == KvPool(9, 9, 9, 16, "stated")

@@ -1,0 +1,135 @@
+"""Latency by roofline: published figures, and the parts that must add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.deployment import (
+    closed_loop_points,
+    idle_points,
+    median_and_p90,
+    tpot_points,
+)
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.gpus import resolve_gpu
+from kvscope.deployment.models import resolve_model
+from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline, tpot_s
+
+LLAMA = resolve_model("llama3.1-8b")
+H100 = resolve_gpu("h100")
+
+
+def test_published_ttfts() -> None:
+    """The errors are those of the evidence page."""
+    idle = [point.error for point in idle_points()]
+    assert len(idle) == 22
+    assert median_and_p90(idle) < (0.15, 0.25)
+    assert median_and_p90(idle)[1] < 0.25
+    loops = [point for point in closed_loop_points() if point.engine == "vllm"]
+    assert len(loops) == 103
+    median, p90 = median_and_p90(point.error for point in loops)
+    assert median < 0.15
+    assert p90 < 0.4
+    inside = [LOW <= point.measured_ms / point.rule_ms <= HIGH for point in loops]
+    assert sum(inside) >= 0.9 * len(loops)
+
+
+def test_published_tpots() -> None:
+    """1,657 times per output token, of all engines."""
+    points = tpot_points()
+    assert len(points) > 1_600
+    median, p90 = median_and_p90(point.error for point in points)
+    assert median < 0.17
+    assert p90 < 0.41
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "gpu", "tp", "ms"),
+    [
+        ("llama3.1-8b", "bf16", "a100", 1, 733),
+        ("llama3.1-8b", "bf16", "h100", 1, 251),
+        ("llama3-70b", "fp8", "h100", 4, 478),
+    ],
+)
+def test_prompts_of_8192_tokens(model: str, dtype: Any, gpu: str, tp: int, ms: float) -> None:
+    """The rule's figures by hand; 453 ms were measured for the last."""
+    profile = roofline(resolve_model(model, weight_dtype=dtype), resolve_gpu(gpu), tp)
+    assert float(profile.ttft_s(8192, 0)) * 1e3 == pytest.approx(ms, abs=0.5)
+
+
+def test_short_prompts_take_the_time_to_read_the_weights() -> None:
+    """The floor is all weights but the embedding at 0.75 of the memory's rate."""
+    profile = roofline(LLAMA, H100)
+    read = (LLAMA.weight_bytes() - 128_256 * 4096 * 2) / (0.75 * 3.35e12)
+    assert profile.floor_s == pytest.approx(read)
+    assert float(profile.ttft_s(1, 0)) == pytest.approx(profile.base_s + read, rel=1e-6)
+    assert profile.request_s < profile.base_s
+
+
+def test_tensor_parallelism_divides_and_adds_all_reduces() -> None:
+    """Two GPUs halve the arithmetic and the floor, and move each layer's activations twice."""
+    one, two = roofline(LLAMA, H100), roofline(LLAMA, H100, 2)
+    assert two.floor_s == pytest.approx(one.floor_s / 2)
+    moved = 2 * 32 * 4096 * 2 * 2 * (2 - 1) / 2 / (450e9 * 0.4)
+    assert two.per_token_s == pytest.approx(one.per_token_s / 2 + moved)
+    assert two.per_token_pair_s == pytest.approx(one.per_token_pair_s / 2)
+
+
+def test_decode_costs_are_the_tpot() -> None:
+    """For a dense model, the profile's decode costs add up to the rule's TPOT at any batch."""
+    for tp in (1, 4):
+        profile = roofline(LLAMA, H100, tp)
+        for batch, context in ((1, 100), (16, 2_000), (128, 8_000)):
+            assert profile.decode_base_s is not None
+            step = profile.decode_base_s + batch * (
+                profile.decode_request_s + context * profile.decode_context_token_s
+            )
+            assert step == pytest.approx(tpot_s(LLAMA, H100, tp, batch, context))
+
+
+def test_experts_are_read_as_the_batch_grows() -> None:
+    """One request reads 8 of 128 experts, many read all of them."""
+    model = resolve_model("qwen3-30b-a3b")
+    shape = model.shaped()
+    one, many = (shape.bytes_read(model.bits, batch) for batch in (1, 10_000))
+    assert many - one == pytest.approx(shape.expert_parameters * 2 * (1 - 8 / 128))
+    profile = roofline(model, H100)
+    assert profile.decode_base_s is not None
+    step = profile.decode_base_s + 16 * profile.decode_request_s
+    assert step == pytest.approx(tpot_s(model, H100, 1, 16, 0))
+
+
+def test_windowed_layers_attend_to_their_window() -> None:
+    """A windowed layer costs by token, a full one by pair."""
+    gemma = resolve_model("gemma2-9b")
+    profile = roofline(gemma, H100)
+    pair = 2 * 16 * (256 + 256) / (989e12 * 0.5)
+    assert profile.per_token_pair_s == pytest.approx(21 * pair)
+    arithmetic = 2 * gemma.shaped().active_parameters / (989e12 * 0.62)
+    assert profile.per_token_s == pytest.approx(arithmetic + 21 * 4096 * pair)
+
+
+def test_weights_of_four_bits_are_computed_in_sixteen() -> None:
+    """AWQ saves memory reads, no arithmetic; NVFP4 saves both on Blackwell alone."""
+    plain, awq = (
+        roofline(resolve_model("llama3.1-8b", weight_dtype=dtype), H100)
+        for dtype in ("bf16", "awq")
+    )
+    assert awq.per_token_s == plain.per_token_s
+    assert awq.floor_s < 0.4 * plain.floor_s
+    nvfp4 = resolve_model("llama3.1-8b", weight_dtype="nvfp4")
+    assert roofline(nvfp4, H100).per_token_s == plain.per_token_s
+    assert roofline(nvfp4, resolve_gpu("b200")).per_token_s < 0.3 * plain.per_token_s
+
+
+def test_what_was_not_checked_is_named() -> None:
+    """Notes say where the band may not hold."""
+    vllm = parse_engine("vllm")
+    assert latency_notes(LLAMA, H100, vllm, 1) == []
+    (note,) = latency_notes(resolve_model("gpt-oss-20b"), resolve_gpu("l4"), vllm, 2)
+    assert "layers of several kinds, experts, l4, tensor parallelism over PCIe" in note
+    assert "kvscope calibrate" in note
+    (note,) = latency_notes(resolve_model("gemma3-4b"), H100, parse_engine("sglang"), 1)
+    assert "a vision encoder, SGLang" in note
