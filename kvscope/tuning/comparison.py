@@ -73,7 +73,7 @@ class WindowTrial(Trial):
             not self.recommendable(target),
             not self.meets(target),
             -round(self.attainment, 3),
-            int(scale) if np.isfinite(scale) else np.iinfo(np.int64).max,
+            math.floor(scale) if np.isfinite(scale) else np.iinfo(np.int64).max,
             -self.served_per_s,
         )
 

@@ -34,15 +34,17 @@ def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
     """Return the seconds by which the queued TTFT grows per second: within the window, or until it.
 
     Within: mean of the last fifth of the counted requests less that of the first fifth, over the
-    time between their mean arrivals. Until: the former over the time since the trace began, when
-    nothing queued. The larger one counts; 0 without times or with too few requests that got a
-    token. An engine that serves a share 1/(1 + g) of the work that arrives has a growth of g.
+    time between their mean arrivals. Until: how long the former waited, over the time since the
+    trace began, when nothing queued. The larger one counts; 0 without times or with too few
+    requests that got a token. An engine that serves a share 1/(1 + g) of the work that arrives has
+    a growth of g.
     """
     if served.queued_ttft_s is None:
         return 0.0
     counted = slice(served.first, None)
     times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s[counted] / rate_scale
     answered = np.isfinite(times)
+    waited_s = (times - served.ttft_s[counted])[answered]
     times, arrival_s = times[answered], arrival_s[answered]
     part = len(times) // _PART
     if not part:
@@ -52,7 +54,8 @@ def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
     began_s = float(served.prompts.arrival_s[0]) / rate_scale
     if not began_s <= start_s < end_s:
         return 0.0
-    return max((last_s - first_s) / (end_s - start_s), last_s / (end_s - began_s))
+    until = float(waited_s[-part:].mean()) / (end_s - began_s)
+    return max((last_s - first_s) / (end_s - start_s), until)
 
 
 def running_blocks(
@@ -138,7 +141,9 @@ def load_of(
     def keeps(other: Evaluator) -> bool:
         if advance is not None:
             advance(1)
-        return keeps_up(other.served(Lru(), capacity_blocks), target.slo_s, scale)
+        served = other.served(Lru(), capacity_blocks)
+        counted = served.first < len(served.ttft_s)  # a small share may have none
+        return counted and keeps_up(served, target.slo_s, scale)
 
     growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
     if keeps(evaluator):

@@ -57,8 +57,11 @@ def split_windows(
             remedy="take for example 20%, 25% and 25%",
         )
     requests = len(prompts.leaf)
-    first, last = int(requests * warmup), int(requests * (1 - held_out))
-    middle = int(requests * (1 - held_out - validation))
+    first = int(requests * warmup)
+    # 1 - 0.3 - 0.25 is a digit below 0.45
+    last, middle = (
+        int(requests * share + 1e-6) for share in (1 - held_out, 1 - held_out - validation)
+    )
     split = Split(
         warmup_requests=first,
         training_requests=middle - first,

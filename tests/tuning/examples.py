@@ -14,13 +14,19 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
+from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.settings import run_setting
-from kvscope.replay.workload import Workload
+from kvscope.replay.sweep import serve_replay
+from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.synth.base import Record
+from kvscope.tuning.bootstrap import Bootstrap, Gain
+from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.target import Target
-from kvscope.tuning.trial import Advance
+from kvscope.tuning.trial import Advance, trial_of
 from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
 from tests import small_traces
 
@@ -134,6 +140,49 @@ def workload(trace: Sequence[Request], warmup: float = 0.0) -> Workload:
     """Return the trace with the profile by hand, its first share uncounted."""
     setting = replace(SETTING, definition=standard(warmup=warmup))
     return Workload(prompts_of(trace), setting, WINDOWS)
+
+
+def served(times_s: Sequence[float], queued: bool = True) -> ServedRequests:
+    """Return requests that came one a second and were served in these seconds; all are counted."""
+    trace = in_turn(len(times_s), 1, 1)
+    done = serve_replay(workload(trace), ReplayRequest(Lru(), 5)).served
+    times = np.array(times_s, dtype=np.float64)
+    return replace(done, ttft_s=times, queued_ttft_s=times.copy() if queued else None)
+
+
+def window_trial(
+    *,
+    target_s: float = 0.1,
+    violation_share: float = 0.0,
+    served_per_s: float = 1.0,
+    gain: Gain = Gain(0.2, 0.1, 0.3),  # noqa: B008 - frozen
+    harms: tuple[Harm, ...] = (),
+    keeps_up: bool = True,
+    policy: Policy | None = None,
+) -> WindowTrial:
+    """Return a trial with these results; all that is not named is of three requests."""
+    target, latencies = Target(0.2), served([0.1, 0.1, 0.1])
+    trial = trial_of(policy or Lru(), 100, latencies, target)
+    bootstrap = Bootstrap(np.arange(3, dtype=np.int32), target, resamples=1)
+    return WindowTrial(
+        policy=trial.policy,
+        capacity_blocks=trial.capacity_blocks,
+        outcome=trial.outcome,
+        target_s=target_s,
+        violation_share=violation_share,
+        tel_s=0.0,
+        tpot_s=None,
+        served_per_s=served_per_s,
+        rejected=0,
+        gains={"p95": gain, "violations": gain},
+        attainment_gain=Gain(0.0, 0.0, 0.0),
+        harms=harms,
+        resampled=bootstrap.figures(latencies.ttft_s),
+        meeting_share=1.0,
+        keeps_up=keeps_up,
+        ttft_s=latencies.ttft_s,
+        categories=(),
+    )
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""Judged figures are those of a replay of the whole trace, counted from where judging begins."""
+"""Figures are those of a replay from the first request on, counted from where a window begins."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,29 +14,53 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.runs import Run
+from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.sweep import make_run, serve_replay
+from kvscope.replay.sweep import make_run
 from kvscope.replay.workload import ReplayRequest
+from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.split import FEWEST, split_windows
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial, trial_of, ttft_s
-from kvscope.tuning.tuner import HeldOutTrial, TuningResult
-from tests.tuning.examples import chats, in_turn, prompts_of, tuned, workload
+from kvscope.tuning.tuner import TuningResult
+from tests.tuning.examples import chats, in_turn, prompts_of, served, tuned, workload
 
-REQUESTS, JUDGED_FROM = 320, 192
+REQUESTS, VALIDATION_FROM, HELD_OUT_FROM = 480, 240, 360  # 20 %, 30 %, 25 % and 25 %
 SLO_S = 0.4
 SOME = tuple(Variant(by_name(one)) for one in ("tlru", "threshold-lru", "wa"))
 
 
-def _replayed(policy: Policy, capacity: int) -> Run:
-    """Return the run of `kvscope simulate` with a warm-up up to the held-out window."""
-    whole = workload(chats(4, REQUESTS), warmup=(JUDGED_FROM + 0.5) / REQUESTS)
+def _replayed(trace: Sequence[Request], first: int, policy: Policy, capacity: int) -> Run:
+    """Return the run of `kvscope simulate` of a trace with a warm-up up to request `first`."""
+    whole = workload(trace, warmup=(first + 0.5) / len(trace))
     whole.setting = replace(whole.setting, slo_s=SLO_S)
     return make_run(whole, ReplayRequest(policy, capacity))
+
+
+def _check(
+    trials: Sequence[Trial], trace: Sequence[Request], first: int, result: TuningResult
+) -> None:
+    """Check that trials are runs of `simulate` over the trace, counted from `first` on."""
+    for trial in trials:
+        run = _replayed(trace, first, trial.policy, trial.capacity_blocks)
+        assert trial.outcome == run.outcome
+        assert run.outcome.requests == len(trace) - first
+        assert run.outcome.queued_ttft_ms is not None
+        queued = result.target.view == "queued"
+        times = run.outcome.queued_ttft_ms if queued else run.outcome.ttft_ms
+        tel_ms = run.outcome.queued_tel_ms if queued else run.outcome.tel_ms
+        violations = run.outcome.queued_violations if queued else run.outcome.violations
+        assert tel_ms is not None
+        rank_ms = times.p90 if result.target.percentile == 0.9 else times.p95
+        assert trial.target_s * 1e3 == pytest.approx(rank_ms, rel=1e-12)
+        assert trial.tel_s * 1e3 == pytest.approx(tel_ms, rel=1e-12)
+        assert trial.violation_share == (violations or 0) / run.outcome.requests
+        if isinstance(trial, WindowTrial):
+            assert trial.categories == tuple(part for part in run.parts if part.category)
+            assert len(trial.ttft_s) == run.outcome.requests
 
 
 @pytest.fixture(scope="module", params=["unloaded", "queued"])
@@ -45,53 +70,77 @@ def found(request: pytest.FixtureRequest) -> TuningResult:
     return tuned(chats(4, REQUESTS), SLO_S, SOME, target=target)
 
 
-def test_judged_figures_are_those_of_simulate(found: TuningResult) -> None:
-    """LRU, every contender, the ceilings, the infinite cache, the least capacities."""
-    every: list[Trial] = [found.baseline, *found.contenders, *found.oracles, found.infinite]
-    every += [one.held_out for one in (found.least_lru, found.least_any) if one is not None]
-    assert len(every) > 6
-    for trial in every:
-        run = _replayed(trial.policy, trial.capacity_blocks)
+def test_validation_figures_are_those_of_simulate(found: TuningResult) -> None:
+    """LRU, every contender, the oracles, the infinite cache, on the trace up to the window's end.
+
+    The held-out requests are not even in the trace that says the same.
+    """
+    trials = [found.lru.validation, *found.contenders, *found.oracles, found.infinite]
+    assert len(trials) == 1 + len(SOME) + 2 + 1
+    _check(trials, chats(4, REQUESTS)[:HELD_OUT_FROM], VALIDATION_FROM, found)
+
+
+def test_held_out_figures_are_those_of_simulate(found: TuningResult) -> None:
+    """LRU and the least capacities, on the whole trace."""
+    trials: list[Trial] = [found.baseline, found.recommended]
+    trials += [one.held_out for one in (found.least_lru, found.least_any) if one is not None]
+    assert len(trials) == 4
+    _check(trials, chats(4, REQUESTS), HELD_OUT_FROM, found)
+
+
+def test_training_figures_are_those_of_simulate(found: TuningResult) -> None:
+    """What was searched, on the trace before validation, counted after the warm-up."""
+    some = found.explored[:: max(len(found.explored) // 8, 1)]
+    assert len(some) >= 8
+    _check(some, chats(4, REQUESTS)[:VALIDATION_FROM], 96, found)
+
+
+def test_a_switch_is_to_what_simulate_measures() -> None:
+    """The one choice and LRU on both windows; it is the first contender, and recommended."""
+    result = tuned(in_turn(), SLO_S / 2, capacity_blocks=350)
+    assert result.verdict == "switch"
+    assert result.choice is not None
+    assert result.recommended is result.choice.held_out
+    assert result.choice.validation.policy.values == result.contenders[0].policy.values
+    for trial, first, last in (
+        (result.lru.validation, 240, 360),
+        (result.choice.validation, 240, 360),
+        (result.lru.held_out, 360, 480),
+        (result.choice.held_out, 360, 480),
+    ):
+        whole = workload(in_turn()[:last], warmup=(first + 0.5) / last)
+        whole.setting = replace(whole.setting, slo_s=result.target.slo_s)
+        run = make_run(whole, ReplayRequest(trial.policy, 350))
         assert trial.outcome == run.outcome
-        assert run.outcome.requests == REQUESTS - JUDGED_FROM
-        assert run.outcome.queued_ttft_ms is not None
-        queued = found.target.view == "queued"
-        times = run.outcome.queued_ttft_ms if queued else run.outcome.ttft_ms
-        tel_ms = run.outcome.queued_tel_ms if queued else run.outcome.tel_ms
-        violations = run.outcome.queued_violations if queued else run.outcome.violations
-        assert tel_ms is not None
-        assert trial.target_s * 1e3 == pytest.approx(times.p90, rel=1e-12)
-        assert trial.tel_s * 1e3 == pytest.approx(tel_ms, rel=1e-12)
-        assert trial.violation_share == (violations or 0) / run.outcome.requests
+        assert trial.target_s * 1e3 == pytest.approx(run.outcome.ttft_ms.p95, rel=1e-12)
 
 
 def test_an_infinite_cache_bounds_every_policy(found: TuningResult) -> None:
     """No request is faster than where nothing that is reused was lost."""
-    for one in (found.baseline, *found.contenders, *found.oracles):
+    for one in (found.lru.validation, *found.contenders, *found.oracles):
         assert (one.ttft_s >= found.infinite.ttft_s - 1e-12).all()
 
 
 def test_gains_are_over_lru_at_the_present_capacity(found: TuningResult) -> None:
-    """(LRU - policy) / LRU of the judged figures; none for LRU itself."""
-    assert not found.baseline.gains
+    """(LRU - policy) / LRU on the same window; none for LRU itself."""
+    assert not found.lru.validation.gains
+    assert not found.lru.held_out.gains
 
-    def gain(one: HeldOutTrial, name: Literal["p50", "p90", "p99"]) -> float:
+    def gain(one: WindowTrial, lru: WindowTrial, name: Literal["p50", "p90", "p99"]) -> float:
         ranks = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
         before, after = (
-            np.quantile(each.ttft_s, ranks[name], method="inverted_cdf")
-            for each in (found.baseline, one)
+            np.quantile(each.ttft_s, ranks[name], method="inverted_cdf") for each in (lru, one)
         )
         return float(1 - after / before)
 
-    for one in (*found.contenders, found.infinite):
+    pairs = [(one, found.lru.validation) for one in (*found.contenders, found.infinite)]
+    if found.choice is not None:
+        pairs.append((found.choice.held_out, found.lru.held_out))
+    for one, lru in pairs:
         for name in ("p50", "p90", "p99"):
-            assert one.gains[name].value == pytest.approx(gain(one, name), abs=1e-12)
-
-
-def _served(times_s: list[float]) -> ServedRequests:
-    trace = in_turn(len(times_s), 1, 1)
-    done = serve_replay(workload(trace), ReplayRequest(Lru(), 5)).served
-    return replace(done, ttft_s=np.array(times_s), queued_ttft_s=np.array(times_s))
+            assert one.gains[name].value == pytest.approx(gain(one, lru, name), abs=1e-12)
+        late = [float((each.ttft_s > SLO_S).mean()) for each in (lru, one)]
+        assert one.attainment_gain.value == pytest.approx(late[0] - late[1], abs=1e-12)
 
 
 @settings(deadline=None, max_examples=200)
@@ -105,7 +154,7 @@ def test_the_target_is_a_nearest_rank_and_says_the_same_as_a_share(
 ) -> None:
     """meets() if and only if at most a share 1 - p of the requests lies beyond the SLO."""
     target = Target(slo / 10, percent / 100)
-    trial = trial_of(Lru(), 5, _served([one / 10 for one in tenths]), target)
+    trial = trial_of(Lru(), 5, served([one / 10 for one in tenths]), target)
     ascending = sorted(tenths)
     rank = math.ceil(round(percent * len(tenths), 6) / 100)
     assert trial.target_s == ascending[max(rank, 1) - 1] / 10
@@ -118,7 +167,7 @@ def test_the_target_is_a_nearest_rank_and_says_the_same_as_a_share(
 def test_what_got_no_token_is_beyond_every_slo() -> None:
     """A request without a token counts as infinitely late, not as none."""
     target = Target(1.0, 0.5, view="queued")
-    times = ttft_s(_served([0.1, math.nan, 0.2]), target)
+    times = ttft_s(served([0.1, math.nan, 0.2]), target)
     assert times.tolist() == [0.1, math.inf, 0.2]
 
 
@@ -132,26 +181,51 @@ def test_queues_need_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warmup", "judged", "parts"),
-    [(0.2, 0.4, (80, 160, 160)), (0.0, 0.5, (0, 200, 200)), (0.25, 0.25, (100, 200, 100))],
+    ("shares", "parts"),
+    [
+        ((0.2, 0.25, 0.25), (96, 144, 120, 120)),
+        ((0.0, 0.25, 0.5), (0, 120, 120, 240)),
+        ((0.125, 0.25, 0.375), (60, 120, 120, 180)),
+        ((0.2, 0.25, 0.3), (96, 120, 120, 144)),  # 1 - 0.3 - 0.25 is a digit below 0.45
+    ],
 )
 def test_the_split_is_by_order_of_arrival(
-    warmup: float, judged: float, parts: tuple[int, int, int]
+    shares: tuple[float, float, float], parts: tuple[int, int, int, int]
 ) -> None:
-    """Warm-up, part to choose on, judged part; together all requests."""
-    found = split_windows(prompts_of(in_turn()), warmup, judged, 0.95)
-    assert (found.warmup_requests, found.chosen_on_requests, found.judged_requests) == parts
-    assert found.judged_from_s == 400 - parts[2]
+    """Warm-up, training, validation, held-out; together all requests."""
+    split = split_windows(prompts_of(in_turn()), *shares, 0.95)
+    assert (
+        split.warmup_requests,
+        split.training_requests,
+        split.validation_requests,
+        split.held_out_requests,
+    ) == parts
+    assert sum(parts) == 480
+    assert split.validation_from_s == 480 - parts[2] - parts[3]
+    assert split.held_out_from_s == 480 - parts[3]
 
 
-@pytest.mark.parametrize(("warmup", "judged"), [(0.6, 0.4), (0.9, 0.5), (0.2, 0.0), (0.0, 1.0)])
-def test_shares_that_leave_nothing_are_misuse(warmup: float, judged: float) -> None:
+@pytest.mark.parametrize(
+    "shares",
+    [(0.5, 0.25, 0.25), (0.9, 0.25, 0.25), (0.2, 0.25, 0.0), (0.2, 0.0, 0.25), (0.0, 0.0, 1.0)],
+)
+def test_shares_that_leave_nothing_are_misuse(shares: tuple[float, float, float]) -> None:
     """No longer trace would help, so that is not what the error says."""
-    with pytest.raises(UsageError, match="--judge"):
-        split_windows(prompts_of(in_turn()), warmup, judged, 0.95)
+    with pytest.raises(UsageError, match="--warmup, --validation, --judge"):
+        split_windows(prompts_of(in_turn()), *shares, 0.95)
 
 
 def test_too_short_a_trace_is_refused() -> None:
-    """Each part needs FEWEST requests."""
+    """Each window needs FEWEST requests: of 380 validation has 95."""
     with pytest.raises(InputError, match=str(FEWEST)):
-        tuned(in_turn(rounds=12), 0.2)
+        tuned(in_turn(rounds=19), 0.2)
+
+
+@pytest.mark.parametrize("percentile", [0.95, 0.99])
+def test_each_window_needs_five_requests_beyond_the_percentile(percentile: float) -> None:
+    """For p99 500 requests, so that a quarter of 2,000 is enough and 24.75 % are not."""
+    fewest = {0.95: 100, 0.99: 500}[percentile]
+    prompts = prompts_of(in_turn(20, fewest // 5, 1))
+    assert split_windows(prompts, 0.2, 0.25, 0.25, percentile).held_out_requests == fewest
+    with pytest.raises(InputError, match=f"needs {fewest:,} requests"):
+        split_windows(prompts, 0.2, 0.25, 0.2475, percentile)

@@ -1,9 +1,9 @@
-"""No parameter sees what it is judged on."""
+"""No parameter and no choice sees a later window."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
+from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.tuning.split import first_requests
+from kvscope.tuning.target import Target, View
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from tests import small_traces
-from tests.tuning.examples import chats, disturbed, prompts_of, tuned
+from tests.tuning.examples import chats, disturbed, in_turn, prompts_of, tuned
 
 ALL = tuple(Variant(by_name(one)) for one in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
-REQUESTS, SEEN = 320, 192  # the default 40 % judge
+MOST = tuple(Variant(by_name(one)) for one in ("tlru", "threshold-lru", "gittins"))
+REQUESTS, TRAINED, CHOSEN = 480, 240, 360  # 20 % and 30 %, then 25 % each
+SEEDS_AND_LINEAGE = [(1, True), (2, False), (3, True)]
 
 
 def _as_text(prompts: Prompts) -> dict[str, Any]:
@@ -60,44 +64,92 @@ def _trial(one: Trial | None) -> object:
     )
 
 
-def _chosen(tuning: TuningResult) -> str:
-    """Everything that was chosen, and every figure it was chosen by."""
-    settings_of = [
-        (one.policy.name, one.policy.evicts, sorted(one.policy.values.items()))
-        for one in tuning.contenders
-    ]
+def _policy(policy: Policy) -> object:
+    return policy.name, policy.evicts, sorted(policy.values.items())
+
+
+def _trained(tuning: TuningResult) -> str:
+    """Return everything that training found, and every figure it was found by."""
     least = [one and _trial(one.training) for one in (tuning.least_lru, tuning.least_any)]
     explored = [_trial(one) for one in tuning.explored]
     capacity = (tuning.capacity_blocks, tuning.capacity_origin)
-    found = sorted((name, one.value, one.origin) for name, one in tuning.estimates.items())
-    infinite = _trial(tuning.infinite_training)
-    return repr((settings_of, least, explored, capacity, found, infinite))
+    estimates = sorted((name, one.value, one.origin) for name, one in tuning.estimates.items())
+    return repr((least, explored, capacity, estimates))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("told", [True, False], ids=["given", "inferred"])
-def test_no_parameter_sees_what_it_is_judged_on(seed: int, told: bool) -> None:
-    """Other times, lengths and hashes of the judged requests leave all that is chosen as it is."""
+def _chosen(tuning: TuningResult) -> str:
+    """Return all contenders with their figures and intervals, and which one is the choice."""
+    judged = [tuning.lru, *([tuning.choice] if tuning.choice else [])]
+    trials = [*tuning.contenders, *tuning.oracles, tuning.infinite]
+    trials += [each.validation for each in judged]
+    told = [
+        (
+            *(_trial(each), each.gains, each.attainment_gain, each.harms, each.meeting_share),
+            *(each.keeps_up, each.ttft_s.tolist(), each.categories),
+        )
+        for each in trials
+    ]
+    policies = [_policy(each.held_out.policy) for each in judged]
+    load = tuning.load
+    return repr((told, policies, replace(load, carried=None), _trial(load.carried)))
+
+
+@pytest.mark.parametrize(("seed", "told"), SEEDS_AND_LINEAGE)
+def test_training_sees_neither_validation_nor_held_out_window(seed: int, told: bool) -> None:
+    """Other times, lengths and hashes of these requests leave all that is searched as it is."""
     trace = chats(seed, REQUESTS, told)
-    other = disturbed(trace, SEEN, seed)
+    other = disturbed(trace, TRAINED, seed)
     lineage: Lineage = "given" if told else "inferred"
     one, two = (tuned(each, 0.1, ALL, lineage=lineage) for each in (trace, other))
-    assert one.split.chosen_on_requests == SEEN - one.split.warmup_requests
+    assert one.split.warmup_requests + one.split.training_requests == TRAINED
+    assert _trained(one) == _trained(two)
+    assert one.lru.validation.outcome != two.lru.validation.outcome
+    assert one.baseline.outcome != two.baseline.outcome
+
+
+@pytest.mark.parametrize("view", ["unloaded", "queued"])
+@pytest.mark.parametrize(("seed", "told"), SEEDS_AND_LINEAGE)
+def test_no_choice_sees_what_it_is_judged_on(seed: int, told: bool, view: View) -> None:
+    """Other times, lengths and hashes of held-out requests change neither contenders nor choice."""
+    trace = chats(seed, REQUESTS, told)
+    other = disturbed(trace, CHOSEN, seed)
+    lineage: Lineage = "given" if told else "inferred"
+    one, two = (
+        tuned(each, 0.1, MOST, lineage=lineage, target=Target(0.1, view=view))
+        for each in (trace, other)
+    )
+    assert one.split.training_requests + one.split.warmup_requests == TRAINED
+    assert one.split.validation_requests == CHOSEN - TRAINED
+    assert _trained(one) == _trained(two)
     assert _chosen(one) == _chosen(two)
     assert one.baseline.outcome != two.baseline.outcome
 
 
-def test_without_linking_anew_the_judged_requests_would_show() -> None:
+def test_a_choice_that_is_made_is_not_taken_back() -> None:
+    """With a choice to speak of: held-out requests that it harms only change the verdict."""
+    trace = in_turn()
+    one, two = (
+        tuned(each, 0.2, capacity_blocks=350) for each in (trace, disturbed(trace, CHOSEN, 1))
+    )
+    assert one.verdict == "switch"
+    assert one.choice is not None
+    assert _chosen(one) == _chosen(two)
+    assert one.choice.held_out.outcome != (two.choice and two.choice.held_out.outcome)
+
+
+def test_without_linking_anew_later_requests_would_show() -> None:
     """The disturbance does change who continues whom, and what is found, if ingest may look."""
     found = []
-    for trace in (chats(1, REQUESTS, told=False), disturbed(chats(1, REQUESTS, False), SEEN, 1)):
-        whole = prompts_of(trace)
-        found.append((whole.parent[:SEEN].tolist(), whole.carried_blocks[:SEEN].tolist()))
+    trace = chats(1, REQUESTS, told=False)
+    for each in (trace, disturbed(trace, TRAINED, 1)):
+        whole = prompts_of(each)
+        found.append((whole.parent[:TRAINED].tolist(), whole.carried_blocks[:TRAINED].tolist()))
     assert found[0] != found[1]
 
 
-def test_what_is_chosen_does_see_the_part_to_choose_on() -> None:
-    """The comparison above can fail: another part to choose on gives other figures."""
+def test_what_is_searched_and_chosen_does_see_its_own_window() -> None:
+    """The comparisons above can fail: another training or validation window, other figures."""
     trace: Sequence[Request] = chats(1, REQUESTS)
-    other = disturbed(trace, SEEN - 60, 1)
-    assert _chosen(tuned(trace, 0.1)) != _chosen(tuned(other, 0.1))
+    whole = tuned(trace, 0.1)
+    assert _trained(whole) != _trained(tuned(disturbed(trace, TRAINED - 60, 1), 0.1))
+    assert _chosen(whole) != _chosen(tuned(disturbed(trace, CHOSEN - 60, 1), 0.1))

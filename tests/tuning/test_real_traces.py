@@ -64,20 +64,23 @@ def _better_or_lru(found: TuningResult) -> None:
     if best.policy.name == "lru":
         assert found.verdict != "switch"
         return
-    assert best.gains["p95"].significant
+    assert not best.harms
     assert best.target_s < found.baseline.target_s
-    assert best.target_s >= found.infinite.target_s
+    assert found.choice is not None
+    assert found.choice.validation.gains["p95"].significant
+    assert found.choice.validation.target_s >= found.infinite.target_s
 
 
 def _halves(prompts: Prompts, found: TuningResult) -> list[Gain]:
     """Return the chosen policy's gain in both halves of the held-out window."""
-    conversation = prompts.conversation[-found.split.judged_requests :]
+    assert found.choice is not None
+    conversation = prompts.conversation[-found.split.held_out_requests :]
     half = len(conversation) // 2
     gains = []
     for part in (slice(half), slice(half, None)):
         bootstrap = Bootstrap(conversation[part], found.target)
         before, after = (
-            bootstrap.figures(one.ttft_s[part]) for one in (found.baseline, found.chosen)
+            bootstrap.figures(one.ttft_s[part]) for one in (found.baseline, found.choice.held_out)
         )
         gains.append(bootstrap.gains(before, after)["p95"])
     return gains
@@ -91,10 +94,12 @@ def test_mooncake_conversations() -> None:
     the widest split, which share no request, each one's gain lies within the other's interval.
     """
     prompts, found = _tuned(MOONCAKE, 2.0, 8_000)
+    gains = []
     for one in found.values():
         _better_or_lru(one)
-        assert one.chosen.policy.name == "tlru"
-    gains = [one.chosen.gains["p95"] for one in found.values()]
+        assert one.choice is not None
+        assert one.choice.held_out.policy.name == "tlru"
+        gains.append(one.choice.held_out.gains["p95"])
     within = [one.low <= two.value <= one.high for one, two in permutations(gains, 2)]
     assert sum(within) >= 5
     first, second = _halves(prompts, found[0.5])
