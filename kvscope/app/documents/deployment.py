@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts
+from kvscope.app.documents.runs import LatencyFacts
 from kvscope.deployment.deployment import ResolvedDeployment
 
 
@@ -33,26 +34,13 @@ class PoolFacts(Facts):
     terms: tuple[TermFacts, ...]
 
 
-class DeploymentLatencyFacts(Facts):
-    """The latency profile of one replica; a decision has to hold at both factors.
+class DeploymentLatencyFacts(LatencyFacts):
+    """The latency profile of one replica; a decision has to hold at both factors."""
 
-    TTFT = base + max(floor, per_token u) + per_token_pair u (c + u / 2). A decode step takes
-    decode_base + decode_request for each request + decode_context_token for each token before.
-    """
-
-    profile: str
     source: str
     origin: str
     low_factor: float
     high_factor: float
-    base_ms: float
-    per_token_ms: float
-    per_token_pair_ms: float
-    floor_ms: float
-    request_ms: float
-    decode_base_ms: float | None
-    decode_request_ms: float
-    decode_context_token_ms: float
 
 
 class DeploymentDocument(Document):
