@@ -218,7 +218,8 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     )
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
-        served = replace(served, queued_ttft_s=done.ttft_s)
+        outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
+        served = replace(served, queued_ttft_s=done.ttft_s + outside_s)
     counted = slice(served.first, None)
     return ServedReplay(
         served,

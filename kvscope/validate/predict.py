@@ -75,7 +75,7 @@ def predict(
     else:
         sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
         run = hit_run = _simulator(sent, policy, settings, fitted)(_step_cost(profile))
-    ttft_s = np.where(run.oversized, np.nan, run.ttft_s)
+    ttft_s = np.where(run.oversized, np.nan, run.ttft_s + profile.request_s)
     return Prediction(hit_run.hit_blocks.astype(np.int64) * sent.block_size, ttft_s)
 
 
@@ -97,11 +97,16 @@ def _step_cost(profile: LatencyProfile, step: float = 1.0, tokens: float = 1.0) 
 
 
 def _scaled(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfile:
+    base_s, decode_s = profile.base_s - profile.request_s, profile.decode_base_s
     return replace(
         profile,
-        base_s=max(max(profile.base_s, _LEAST_STEP_S) * step, _LEAST_STEP_S),
+        base_s=profile.request_s + max(max(base_s, _LEAST_STEP_S) * step, _LEAST_STEP_S),
         per_token_s=profile.per_token_s * tokens,
         per_token_pair_s=profile.per_token_pair_s * tokens,
+        floor_s=profile.floor_s * step,
+        decode_base_s=None if decode_s is None else max(decode_s * step, _LEAST_STEP_S),
+        decode_request_s=profile.decode_request_s * tokens,
+        decode_context_token_s=profile.decode_context_token_s * tokens,
     )
 
 
