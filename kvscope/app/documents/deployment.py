@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts
+from kvscope.app.documents.runs import LatencyFacts
 from kvscope.deployment.deployment import ResolvedDeployment
 
 
@@ -34,6 +35,7 @@ class PoolFacts(Facts):
     terms: tuple[TermFacts, ...]
 
 
+<<<<<<< HEAD
 class DeploymentLatencyFacts(Facts):
     """The latency profile of one replica; a decision has to hold at `low` and `high` times it.
 
@@ -54,6 +56,15 @@ class DeploymentLatencyFacts(Facts):
     decode_base_ms: float | None
     decode_request_ms: float
     decode_context_token_ms: float
+=======
+class DeploymentLatencyFacts(LatencyFacts):
+    """The latency profile of one replica; a decision has to hold at both factors."""
+
+    source: str
+    origin: str
+    low_factor: float
+    high_factor: float
+>>>>>>> origin/main
 
 
 class DeploymentFacts(Facts):
