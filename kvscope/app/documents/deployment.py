@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts
-from kvscope.app.documents.runs import LatencyFacts
 from kvscope.deployment.deployment import ResolvedDeployment
 
 
@@ -35,19 +34,15 @@ class PoolFacts(Facts):
     terms: tuple[TermFacts, ...]
 
 
-<<<<<<< HEAD
-class DeploymentLatencyFacts(Facts):
-    """The latency profile of one replica; a decision has to hold at `low` and `high` times it.
+class LatencyFacts(Facts):
+    """TTFT = base + max(floor, per_token u) + per_token_pair u (c + u / 2).
 
-    `source` is measured, stated or derived. TTFT = base + max(floor, per_token u) +
-    per_token_pair u (c + u / 2). A decode step takes decode_base + decode_request for each request
-    + decode_context_token for each token before.
+    For u uncached and c cached tokens; `request_ms` of the base pass outside of the engine's steps.
+    A step that only decodes takes decode_base + decode_request for each request +
+    decode_context_token for each token before; decode_base null: as a prompt's step.
     """
 
-    name: str
-    source: str
-    low: float
-    high: float
+    profile: str
     base_ms: float
     per_token_ms: float
     per_token_pair_ms: float
@@ -56,15 +51,17 @@ class DeploymentLatencyFacts(Facts):
     decode_base_ms: float | None
     decode_request_ms: float
     decode_context_token_ms: float
-=======
+
+
 class DeploymentLatencyFacts(LatencyFacts):
-    """The latency profile of one replica; a decision has to hold at both factors."""
+    """The latency profile of one replica; a decision has to hold at `low` and `high` times it.
+
+    `source` is measured, stated or derived.
+    """
 
     source: str
-    origin: str
-    low_factor: float
-    high_factor: float
->>>>>>> origin/main
+    low: float
+    high: float
 
 
 class DeploymentFacts(Facts):
@@ -124,6 +121,7 @@ def deployment_facts(deployment: ResolvedDeployment) -> DeploymentFacts:
         ),
         latency=DeploymentLatencyFacts.build(
             profile,
+            profile=profile.name,
             source=deployment.latency_origin,
             low=deployment.latency_low,
             high=deployment.latency_high,

@@ -7,32 +7,13 @@ from datetime import datetime
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
-from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
+from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
-
-
-class LatencyFacts(Facts):
-    """TTFT = base + max(floor, per_token u) + per_token_pair u (c + u / 2).
-
-    For u uncached and c cached tokens; `request_ms` of the base pass outside of the engine's steps.
-    A step that only decodes takes decode_base + decode_request for each request +
-    decode_context_token for each token before; decode_base null: as a prompt's step.
-    """
-
-    profile: str
-    base_ms: float
-    per_token_ms: float
-    per_token_pair_ms: float
-    floor_ms: float
-    request_ms: float
-    decode_base_ms: float | None
-    decode_request_ms: float
-    decode_context_token_ms: float
 
 
 class SettingFacts(Facts):
