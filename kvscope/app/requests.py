@@ -93,6 +93,7 @@ class SimulateRequest:
     capacities: Capacities = Capacities()
     points: int | None = None
     model: Model | None = None
+    deployment: ResolvedDeployment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         options.capacity or (),
         _stated_tokens(recommended, where),
     )
-    return SimulateRequest(setting, tuple(variants), capacities, options.points, kv)
+    return SimulateRequest(setting, tuple(variants), capacities, options.points, kv, where)
 
 
 def _stated_tokens(

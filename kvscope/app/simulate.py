@@ -17,6 +17,7 @@ from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import POLICIES, by_name
@@ -47,6 +48,7 @@ class Simulation:
     estimates: Mapping[str, ParameterEstimate] = field(default_factory=dict)
     unfinished: int = 0
     workload: Workload | None = None
+    deployment: ResolvedDeployment | None = None
 
     @property
     def capacities(self) -> list[int]:
@@ -94,7 +96,9 @@ def simulate(
             capacities = sorted({*named, *more})
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     simulation = replay(stores, trace, workload, wanted, monitor)
-    return replace(simulation, model=request.model, estimates=estimates)
+    return replace(
+        simulation, model=request.model, deployment=request.deployment, estimates=estimates
+    )
 
 
 def simulate_over_xi(

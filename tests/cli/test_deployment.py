@@ -55,12 +55,12 @@ def test_the_document(capsys: Streams) -> None:
     assert run(["deployment", "show", *FLEET, "--json"]) == ExitCode.DONE
     document = json.loads(capsys.readouterr().out)
     Draft202012Validator(schema("deployment")).validate(document)
-    pool = document["pool"]
-    assert pool["blocks"] == 13_890
+    pool = document["pool_blocks"]
+    assert pool["value"] == 13_890
     assert pool["num_gpu_blocks"] == 13_891
     left = sum(term["bytes"] for term in pool["terms"])
-    assert left // (327_680 // 2 * 16) - 1 == pool["blocks"]
-    assert document["latency"]["origin"] == pool["origin"] == "derived"
+    assert left // (327_680 // 2 * 16) - 1 == pool["value"]
+    assert document["latency"]["source"] == pool["source"] == "derived"
     assert document["price_hour"] == 20
     assert document["switchable"] is True
 

@@ -20,31 +20,29 @@ class TermFacts(Facts):
 class PoolFacts(Facts):
     """The KV blocks of one replica that requests can use, and the least and most they may be.
 
-    `num_gpu_blocks` is the engine's own count, with the blocks it keeps to itself.
+    `source` is stated, engine log, metrics or derived. `num_gpu_blocks` is the engine's own count,
+    with the blocks it keeps to itself.
     """
 
-    blocks: int
-    low_blocks: int
-    high_blocks: int
+    value: int
+    low: int
+    high: int
+    source: str
     num_gpu_blocks: int
     block_size: int
     tokens: int
-    origin: str
     terms: tuple[TermFacts, ...]
 
 
-class DeploymentLatencyFacts(Facts):
-    """The latency profile of one replica; a decision has to hold at both factors.
+class LatencyFacts(Facts):
+    """TTFT = base + max(floor, per_token u) + per_token_pair u (c + u / 2).
 
-    TTFT = base + max(floor, per_token u) + per_token_pair u (c + u / 2). A decode step takes
-    decode_base + decode_request for each request + decode_context_token for each token before.
+    For u uncached and c cached tokens; `request_ms` of the base pass outside of the engine's steps.
+    A step that only decodes takes decode_base + decode_request for each request +
+    decode_context_token for each token before; decode_base null: as a prompt's step.
     """
 
     profile: str
-    source: str
-    origin: str
-    low_factor: float
-    high_factor: float
     base_ms: float
     per_token_ms: float
     per_token_pair_ms: float
@@ -55,10 +53,20 @@ class DeploymentLatencyFacts(Facts):
     decode_context_token_ms: float
 
 
-class DeploymentDocument(Document):
-    """A deployment and what follows from it."""
+class DeploymentLatencyFacts(LatencyFacts):
+    """The latency profile of one replica; a decision has to hold at `low` and `high` times it.
 
-    command: Literal["deployment"] = "deployment"
+    `source` is measured, stated or derived.
+    """
+
+    source: str
+    low: float
+    high: float
+
+
+class DeploymentFacts(Facts):
+    """A deployment and what follows from it; times are those of one replica."""
+
     summary: str
     gpu: str | None
     tp: int
@@ -72,7 +80,7 @@ class DeploymentDocument(Document):
     gpu_memory_utilization: float
     max_num_seqs: int
     max_num_batched_tokens: int
-    pool: PoolFacts
+    pool_blocks: PoolFacts
     latency: DeploymentLatencyFacts
     gpu_hour: float | None
     price_hour: float | None
@@ -81,10 +89,21 @@ class DeploymentDocument(Document):
     notes: tuple[str, ...]
 
 
+class DeploymentDocument(Document, DeploymentFacts):
+    """What `kvscope deployment` shows."""
+
+    command: Literal["deployment"] = "deployment"
+
+
 def deployment_document(deployment: ResolvedDeployment) -> DeploymentDocument:
     """Return the document of a deployment."""
+    return DeploymentDocument.build(deployment_facts(deployment))
+
+
+def deployment_facts(deployment: ResolvedDeployment) -> DeploymentFacts:
+    """Return what documents say of a deployment."""
     model, pool, profile = deployment.model, deployment.pool, deployment.latency
-    return DeploymentDocument.build(
+    return DeploymentFacts.build(
         deployment,
         gpu=deployment.gpu.name if deployment.gpu else None,
         model=model.name if model else None,
@@ -92,12 +111,19 @@ def deployment_document(deployment: ResolvedDeployment) -> DeploymentDocument:
         kv_dtype=model.dtype if model else None,
         engine=str(deployment.engine),
         gpu_hour=deployment.stated.gpu_hour,
-        pool=PoolFacts.build(pool, terms=tuple(map(TermFacts.build, pool.terms))),
+        pool_blocks=PoolFacts.build(
+            pool,
+            value=pool.blocks,
+            low=pool.low_blocks,
+            high=pool.high_blocks,
+            source=pool.origin,
+            terms=tuple(map(TermFacts.build, pool.terms)),
+        ),
         latency=DeploymentLatencyFacts.build(
             profile,
             profile=profile.name,
-            origin=deployment.latency_origin,
-            low_factor=deployment.latency_low,
-            high_factor=deployment.latency_high,
+            source=deployment.latency_origin,
+            low=deployment.latency_low,
+            high=deployment.latency_high,
         ),
     )
