@@ -74,26 +74,26 @@ def draw() -> None:
                 help="The model whose KV cache is meant: shows sizes in GiB.",
             )
         model_name = model if model and model != NO_MODEL else None
-        gpu = _gpu(file)
-        deployed = gpu == FROM_FILE or (gpu != NO_GPU and model_name is not None)
+        gpu, hbm = _gpu(file), None
         options: dict[str, Any] = {"model": model_name}
-        if deployed:
+        if gpu == FROM_FILE or (gpu != NO_GPU and model_name):
             options |= _deployment(file or Deployment(), gpu)
         else:
             hbm = typed("hbm", "HBM", "80GiB", units.parse_size, "Shows sizes as multiples of it.")
-            latency = _latency("latency", (*PRESETS,))
-            options |= {"latency": latency, "deployment": STANDARD_STREAM}
+            options |= {"latency": _latency("latency", [*PRESETS]), "deployment": STANDARD_STREAM}
             st.caption("A cache study: for a deployment, select a GPU and a model.")
-        st.caption(f"Store: {escape(connection.database())}")
         where = resolved_deployment(DeploymentOptions(**options))
         if where:
             st.caption(f"Deployment: {escape(where.summary)}")
-    trace = known[name] if name else None
-    if where:
-        selected = Choices(trace, options, where, where.model, where.pool_bytes, where.latency)
-    else:
-        model_ = resolve_model(model_name) if model_name else None
-        selected = Choices(trace, options, None, model_, hbm, load_profile(latency))
+        st.caption(f"Store: {escape(connection.database())}")
+    selected = Choices(
+        trace=known[name] if name else None,
+        options=options,
+        deployment=where,
+        model=where.model if where else resolve_model(model_name) if model_name else None,
+        hbm_bytes=where.pool_bytes if where else hbm,
+        profile=where.latency if where else load_profile(options["latency"]),
+    )
     st.session_state["choices"] = selected
     if selected.trace is not None:
         background_cache.findings(selected.trace)

@@ -53,7 +53,16 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
     analysis = background_cache.findings(trace).get("analysis")  # which may take longer
     working_set = analysis.characterization.working_set if analysis is not None else None
     peak = working_set.peak_blocks if working_set else None
-    figure = lru_curve_chart(lru.curve, unit, at_blocks=blocks, working_set_blocks=peak, runs=runs)
+    where = sidebar.choices().deployment
+    pool = where.pool.in_blocks_of(trace.block_size).blocks * where.engines if where else None
+    figure = lru_curve_chart(
+        lru.curve,
+        unit,
+        at_blocks=blocks,
+        working_set_blocks=peak,
+        pool_blocks=pool,
+        runs=runs,
+    )
     render.chart(figure, "capacity")
     points = (
         "Points: stored runs; of each policy, the parameters with most of them."
