@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
-from kvscope.app.requests import TuneRequest
+from kvscope.app.requests import WINDOWS, TuneRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
@@ -111,6 +111,13 @@ class Recommendation:
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
             )
         return ""
+
+    def price_hour(self, replicas: int) -> float | None:
+        """Return the price of so many replicas for an hour, None where it is not known."""
+        where = self.deployment
+        if where is None or not where.price_hour:
+            return None
+        return where.price_hour / where.replicas * replicas
 
     @property
     def ttft(self) -> str:
@@ -329,7 +336,7 @@ def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumpti
     taken = [
         ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
         (
-            "--warmup, --validation, --judge",
+            WINDOWS,
             ", ".join(f"{number:,}" for number in windows) + " requests",
             "a warm cache, and enough requests in every window",
         ),

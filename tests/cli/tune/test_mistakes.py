@@ -14,7 +14,7 @@ from kvscope.core.errors import ExitCode
 from kvscope.policies.base import Policy
 from kvscope.tuning import tuner
 from kvscope.tuning.trial import Evaluator
-from tests.cli.tune.asked import HERE, told, write_trace
+from tests.cli.tune.asked import DEPLOYED, HERE, told, write_trace
 from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
@@ -44,11 +44,21 @@ Streams = pytest.CaptureFixture[str]
         (("--capacity", "16GiB", "--capacity-blocks", "5", "--model", "vicuna-7b"), "leave out"),
         (("--capacity-range", "5GiB"), "5GiB..80GiB"),
         (("--capacity-range", "80GiB..5GiB"), "5GiB..80GiB"),
-        (("--warmup", "50%", "--judge", "60%"), "20% and 40%"),
-        (("--judge", "0%"), "20% and 40%"),
+        (("--warmup", "50%", "--judge", "60%"), "20%, 25% and 25%"),
+        (("--judge", "0%"), "20%, 25% and 25%"),
+        (("--validation", "0%"), "20%, 25% and 25%"),
         (("--judge", "140%"), "5%"),
         (("--view", "idle"), "queued"),
         (("--rate-scale", "0"), "write for example 2"),
+        (("--max-p50-regression", "-1%"), "5%"),
+        (("--min-throughput", "140%"), "5%"),
+        (("--tpot-slo", "50ms"), "name the deployment"),
+        (("--replicas", "2"), "name --gpu and --model"),
+        (("--gpu", "h10"), "h100"),
+        ((*DEPLOYED, "--capacity-blocks", "5"), "leave it out"),
+        ((*DEPLOYED, "--view", "unloaded"), "leave it out"),
+        ((*DEPLOYED, "--outputs", "ignored"), "leave it out"),
+        ((*DEPLOYED, "--engine", "sglang", "--tpot-slo", "50ms"), "leave it out"),
         (("--output", "no/such/folder/r.toml"), "make it first"),
         (("--output", "."), "name a file in it"),
         (("--html", "no/such/folder/r.html"), "make it first"),
@@ -98,7 +108,7 @@ def test_a_trace_of_lengths_cannot_be_tuned(
 def test_a_trace_too_short_is_refused(
     tmp_path: Path, options: tuple[str, ...], capsys: Streams
 ) -> None:
-    """100 requests a part are needed; nothing is written."""
+    """100 requests a window are needed; nothing is written."""
     path = str(write_trace(tmp_path / "short.jsonl", in_turn(20, 5)))
     assert run(["tune", path, *options, "--slo", "200ms"]) == ExitCode.INPUT
     assert "100 requests are too few" in capsys.readouterr().err
@@ -168,7 +178,7 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     serve = Evaluator.served
 
     def judging(evaluator: Evaluator, policy: Policy, capacity_blocks: int) -> Any:
-        if len(evaluator.workload.prompts.leaf) == 400:  # the whole trace
+        if len(evaluator.workload.prompts.leaf) == 480:  # the whole trace
             signal.raise_signal(signal.SIGINT)
         return serve(evaluator, policy, capacity_blocks)
 

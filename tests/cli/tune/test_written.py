@@ -8,7 +8,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.tuning.file import read_recommendation
-from tests.cli.tune.asked import HERE, document
+from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
 GITTINS = ("--policies", "gittins")
@@ -20,7 +20,18 @@ LEARNED = ("--policies", "tlru-learned")
     [
         HERE,
         ("--max-violations", "7.5%", *HERE),
-        ("--percentile", "p96.5", *HERE),
+        # 5 requests beyond p96.5 are 5 of 143, and every window of three tenths has 144
+        (
+            "--percentile",
+            "p96.5",
+            "--warmup",
+            "10%",
+            "--validation",
+            "30%",
+            "--judge",
+            "30%",
+            *HERE,
+        ),
         ("--view", "queued", *HERE),
         ("--model", "llama3-8b", "--capacity", "700MiB"),
         ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity-range", "100MiB..2GiB", *HERE),
@@ -29,7 +40,10 @@ LEARNED = ("--policies", "tlru-learned")
         ("--rate-scale", "0.5", *HERE),
         ("--isolate", "conversation", *HERE),
         ("--outputs", "ignored", *HERE),
-        ("--warmup", "10%", "--judge", "50%", *HERE),
+        ("--warmup", "10%", "--judge", "35%", *HERE),
+        DEPLOYED,
+        (*DEPLOYED, "--replicas", "2"),
+        (*DEPLOYED, "--engine", "sglang"),
         ("--capacity-blocks", "100"),  # too little: LRU, or another capacity
         ("--slo", "20ms", *HERE),
         (*GITTINS, *HERE),
@@ -59,6 +73,16 @@ def test_the_file_is_what_was_recommended(
     assert (read.target.measure, read.target.view) == (target["measure"], target["view"])
     assert read.profile.base_s == 0.010
     assert (read.fitted is None) == (read.policy.learner not in {"returns", "ends"})
+    flags = {engine: text for engine, text in best["flags"].items() if text is not None}
+    assert read.flags == flags
+    assert bool(flags) == (not best["why_no_flags"])
+    if read.deployment is None:
+        assert printed["deployment"] is None
+        assert not flags
+    else:
+        assert read.deployment.summary == printed["deployment"]["summary"]
+        assert read.deployment.replicas == printed["replicas"]
+        assert read.deployment.max_num_seqs == printed["deployment"]["max_num_seqs"]
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(
