@@ -22,10 +22,9 @@ from benchmarks.processes import note
 from benchmarks.table import Table, record
 from kvscope.learning.ends.chances import FEATURES
 from kvscope.learning.ends.offline import EndPredictor
-from kvscope.learning.ends.prediction_quality import prediction_quality
+from kvscope.learning.ends.prediction_quality import auc, prediction_quality
 from kvscope.learning.returns.formulas import NEW_TOKENS
 from kvscope.policies.tlru_learned import HORIZON, TLruLearned
-from kvscope.reuse_models.scores import auc
 
 PAGE = ROOT / "docs" / "evidence" / "tlru-learned.md"
 XI_TOKENS = (0, 8192, 16384)

@@ -72,6 +72,7 @@ class HeldOut:
         self.name = name
         with open_store(MEMORY) as store:
             trace = ingest(store, str(path), IngestOptions(read=read or ReadOptions())).trace
+            self.trace = trace
             self.prompts: Prompts = load_prompts(store, trace)
         self.traffic = traffic(self.prompts, standard())
         self.past = touch_history(self.traffic)

@@ -46,6 +46,7 @@ EXPECTED = {
     r"\.created_at$": "time of the run",
     r"\.why$": "wording",
     r"\.model\.notes$": "a model has the same fields in every document",
+    r"\[\d+ (lfu|slru)\]": "lfu and slru make room before they insert, as SGLang does",
 }
 
 
@@ -72,7 +73,8 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]
             yield from differences(*pair, f"{path}.{key}")
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, pair in enumerate(zip(before, after, strict=True)):
-            yield from differences(*pair, f"{path}[{index}]")
+            policy = pair[0].get("policy") if isinstance(pair[0], dict) else None
+            yield from differences(*pair, f"{path}[{index}{f' {policy}' if policy else ''}]")
     elif isinstance(before, float) and isinstance(after, float):
         # Sums over columns are taken in parallel: their order differs from run to run.
         if not math.isclose(before, after, rel_tol=1e-12):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import streamlit as st
 
@@ -116,20 +116,17 @@ def lru_for(job: Job, trace: Trace) -> LruAnywhere:
 
 def analysis(trace: Trace) -> Analysis:
     """Return the analysis without a model; the page ends here with progress if it takes long."""
-    finding: Analysis = _finding(trace, "analysis")
-    return finding
+    return cast("Analysis", _finding(trace, "analysis"))
 
 
 def lru(trace: Trace) -> LruAnywhere:
     """Return LRU at every capacity, and the prompts; the page may end here, as in `analysis`."""
-    finding: LruAnywhere = _finding(trace, "lru")
-    return finding
+    return cast("LruAnywhere", _finding(trace, "lru"))
 
 
 def prefixes(trace: Trace) -> tuple[Prefix, ...]:
     """Return the prefixes that are reused most; the page may end here, as in `analysis`."""
-    finding: tuple[Prefix, ...] = _finding(trace, "prefixes")
-    return finding
+    return cast("tuple[Prefix, ...]", _finding(trace, "prefixes"))
 
 
 def _finding(trace: Trace, name: str) -> Any:

@@ -16,8 +16,7 @@ from kvscope.core.runs import Run
 from kvscope.report import policies, ttft, xi
 from kvscope.report.runs import names
 from kvscope.report.section import Section
-
-PERCENTILES = ("p50", "p90", "p95", "p99")
+from kvscope.report.words import difference, ms_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,14 @@ def _at_one_capacity(comparison: Comparison) -> None:
     blocks = _capacity(simulation)
     with st.spinner("Computing distributions of TTFT", show_time=True):
         distributions = comparison.ttft_at(blocks)
-    sentences = (
+    section = Section.of(
+        "Time to first token",
         "TTFT on an idle engine; points mark p50, p90, p95 and p99.",
         "Median against tail: lower left is better in both.",
-    )
-    figures = (
         partial(ttft.cdf_chart, distributions, blocks, simulation.setting.slo_s),
         partial(policies.trade_off_chart, simulation, blocks),
     )
-    render.show([Section("Time to first token", sentences, figures=figures)])
+    render.show([section])
     _by_category(simulation, blocks)
 
 
@@ -137,22 +135,23 @@ def _at_one_xi(simulation: Simulation) -> None:
     left, right = st.columns([3, 2])
     with left, query_params.synced("xi", best, int, allowed=values):
         at = st.select_slider("xi (tokens)", values, key="xi", format_func=units.format_count)
-    with right, query_params.synced("rank", "p95", allowed=PERCENTILES):
-        rank = st.segmented_control("Percentile", PERCENTILES, key="rank", required=True) or "p95"
+    with right, query_params.synced("rank", "p95", allowed=sidebar.PERCENTILES):
+        ranks = sidebar.PERCENTILES
+        rank = st.segmented_control("Percentile", ranks, key="rank", required=True) or "p95"
     baseline = next(run for run in simulation.runs if run.policy == BASELINE)
     _readings(baseline, runs[at])
     render.show([xi.section(simulation, rank, at)], within="xi")
 
 
 def _readings(baseline: Run, run: Run) -> None:
-    """Draw the numbers of a run, each with its change against LRU."""
     now, then = baseline.outcome, run.outcome
-    columns = st.columns(len(PERCENTILES) + 2)
-    for column, rank in zip(columns, PERCENTILES, strict=False):
+    columns = st.columns(len(sidebar.PERCENTILES) + 2)
+    for column, rank in zip(columns, sidebar.PERCENTILES, strict=False):
+        ttft_ms, lru_ms = (getattr(outcome.ttft_ms, rank) for outcome in (then, now))
         column.metric(
             f"TTFT {rank}",
-            units.duration_in_words(getattr(then.ttft_ms, rank) / 1e3),
-            xi.change_in_words(rank, now.ttft_ms, then.ttft_ms),
+            ms_in_words(ttft_ms),
+            difference(ttft_ms - lru_ms, ms_in_words),
             delta_color="inverse",
             help="On an idle engine, nearest rank; below, the change against lru.",
         )

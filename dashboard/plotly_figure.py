@@ -86,16 +86,12 @@ def _margins(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]) -> di
         right.append(_BAR)
     if "side" in layout.get("yaxis2", {}) and any(trace.get("yaxis") == "y2" for trace in data):
         right.append(_AXIS + _LETTER * _DIGITS)
-    left = _AXIS + _LETTER * max(map(len, _names_at_axis(data)), default=_DIGITS)
+    columns = [trace["y"] for trace in data if isinstance(trace.get("y"), (list, tuple))]
+    names = [value for column in columns for value in column if isinstance(value, str)]
+    left = _AXIS + _LETTER * max(map(len, names), default=_DIGITS)
     return {
         "t": above,
         "r": max(right),
         "l": max(margin["l"], left),
         "b": max(margin["b"], _BELOW),
     }
-
-
-def _names_at_axis(data: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names at the vertical axis."""
-    columns = [trace["y"] for trace in data if isinstance(trace.get("y"), (list, tuple))]
-    return [value for column in columns for value in column if isinstance(value, str)]

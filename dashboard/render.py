@@ -9,9 +9,9 @@ from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from dashboard import query_params
+from dashboard.glossary import meaning
 from dashboard.markdown import escape
 from dashboard.plotly_figure import ReadyFigure, ready
-from kvscope.report.glossary import meaning
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
@@ -39,32 +39,35 @@ def show(
             tables(section, f"{within} {section.title}")
 
 
+def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) -> None:
+    """Draw numbers side by side: of each its label, its value, and what it means."""
+    for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, strict=True):
+        column.metric(label, value, help=about, border=border)
+
+
 @st.fragment
 def charts(section: Section, key: str, cache_key: str = "") -> None:
     """Draw the charts of a section; several in tabs, of which only the open one is drawn."""
     made = _cached(f"{cache_key} {key}", section) if cache_key else _made(section)
     if len(made) == 1:
-        title, figure = made[0]
-        if title != section.title:
-            st.markdown(f"**{escape(title)}**")
-        _draw(title, figure, f"{key} 0")
+        _draw(*made[0], f"{key} 0", titled=made[0][0] != section.title)
     elif made:
         containers = _tabs("charts", key, [title for title, _ in made])
         for number, ((title, figure), tab) in enumerate(zip(made, containers, strict=True)):
             if tab.open:  # nothing takes a browser longer than a chart
                 with tab:
-                    _draw(title, figure, f"{key} {number}")
+                    _draw(title, figure, f"{key} {number}", titled=False)
 
 
 def chart(figure: Figure, key: str) -> None:
     """Draw one plotly figure below its title."""
-    title, complete = ready(figure)
-    st.markdown(f"**{escape(title)}**")
-    _draw(title, complete, key)
+    _draw(*ready(figure), key, titled=True)
 
 
-def _draw(title: str, figure: ReadyFigure, key: str) -> None:
+def _draw(title: str, figure: ReadyFigure, key: str, *, titled: bool) -> None:
     """Draw a chart with an alternative text and a button that saves it as PNG."""
+    if titled:
+        st.markdown(f"**{escape(title)}**")
     image = {"scale": 2, "filename": title}
     st.plotly_chart(
         figure,

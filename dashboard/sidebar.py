@@ -20,6 +20,7 @@ from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
 from kvscope.report.words import trace_in_words
 
 NO_MODEL = "none"
+PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,15 @@ def typed(
     except KvscopeError as error:
         st.error(escape(str(error)))
         st.stop()
+
+
+def capacity(key: str, label: str) -> int | None:
+    """Draw a text box for one capacity and return its blocks, None where it is empty."""
+    usual = "where LRU gets half of the possible hits"
+    blocks: int | None = typed(
+        key, label, "", parse_capacity, f"Empty: {usual}.", placeholder=usual
+    )
+    return blocks
 
 
 def parse_capacity(text: str) -> int:

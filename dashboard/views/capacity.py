@@ -18,7 +18,7 @@ from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
-from kvscope.report.words import Unit, definition_in_words, multiple
+from kvscope.report.words import Unit, definition_in_words, ms_in_words, multiple
 
 STEPS = 200
 ORACLES = ("wa", "belady")
@@ -50,17 +50,11 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
             "Capacity (blocks)", steps, key="capacity", format_func=units.format_count
         )
     _readings(trace, lru, blocks)
-    unit = _unit(trace)
-    runs = _comparable(trace, lru)
+    unit, runs = _unit(trace), _comparable(trace, lru)
     analysis = background_cache.findings(trace).get("analysis")  # which may take longer
     working_set = analysis.characterization.working_set if analysis is not None else None
-    figure = lru_curve_chart(
-        lru.curve,
-        unit,
-        at_blocks=blocks,
-        working_set_blocks=working_set.peak_blocks if working_set else None,
-        runs=runs,
-    )
+    peak = working_set.peak_blocks if working_set else None
+    figure = lru_curve_chart(lru.curve, unit, at_blocks=blocks, working_set_blocks=peak, runs=runs)
     render.chart(figure, "capacity")
     points = (
         "Points: stored runs; of each policy, the parameters with most of them."
@@ -101,11 +95,7 @@ def _readings(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
     numbers = [
         ("Hit rate", units.format_share(outcome.token_hit_rate), "LRU, token-weighted."),
         ("Blocks", units.format_count(blocks), f"Of {trace.block_size} tokens each."),
-        (
-            "Tokens",
-            units.format_count(tokens),
-            "Idle cached blocks; running requests need more.",
-        ),
+        ("Tokens", units.format_count(tokens), "Idle cached blocks; running requests need more."),
     ]
     if selected.model is not None:
         size = selected.model.bytes_for(tokens)
@@ -114,17 +104,13 @@ def _readings(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
         if selected.hbm_bytes:
             of = f"Multiple of {units.format_size(selected.hbm_bytes)}."
             numbers.append(("× HBM", multiple(size / selected.hbm_bytes), of))
+    by_profile = f"On an idle engine, by the profile {selected.profile.name}; nearest rank."
     times = [
-        (
-            f"TTFT {rank}",
-            units.duration_in_words(getattr(outcome.ttft_ms, rank) / 1e3),
-            f"On an idle engine, by the profile {selected.profile.name}; nearest rank.",
-        )
-        for rank in ("p50", "p90", "p95", "p99")
+        (f"TTFT {rank}", ms_in_words(getattr(outcome.ttft_ms, rank)), by_profile)
+        for rank in sidebar.PERCENTILES
     ]
-    for row in (numbers, times):
-        for column, (label, value, meaning) in zip(st.columns(len(row)), row, strict=True):
-            column.metric(label, value, help=meaning)
+    render.metrics(numbers)
+    render.metrics(times)
 
 
 def _unit(trace: Trace) -> Unit:

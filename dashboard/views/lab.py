@@ -103,7 +103,6 @@ def _request(slo_s: float | None, parameters: list[str]) -> SimulateRequest:
 
 
 def _compare(trace: Trace, request: SimulateRequest) -> None:
-    """Replay the selected policies and compare them."""
     names = list(dict.fromkeys(variant.policy.name for variant in request.variants))
     usual = [name for name in USUAL if name in names]
     with query_params.synced("policies", usual, query_params.parse_list, allowed=names):
@@ -131,14 +130,7 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
     with left, query_params.synced("xi_policy", names[0], allowed=names):
         name = st.selectbox("Policy with a xi", names, key="xi_policy")
     with right:
-        blocks = sidebar.typed(
-            "xi_at",
-            "Capacity (blocks or a size)",
-            "",
-            sidebar.parse_capacity,
-            "Empty: where LRU gets half of the possible hits.",
-            placeholder="where LRU gets half of the possible hits",
-        )
+        blocks = sidebar.capacity("xi_at", "Capacity (blocks or a size)")
     if slo_s is None:
         st.info("The effect of xi is measured against an SLO. Enter one above, for example 200ms.")
         return
@@ -151,9 +143,9 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
             slo=slo_s,
         )
     )
-    clicked = st.button("Replay every xi", type="primary", key="run_xi")
-    vary = lab_results.vary_xi
-    done = job.answer("xi", (trace, request), vary, "Replay every xi", clicked=clicked)
+    again = "Replay every xi"
+    clicked = st.button(again, type="primary", key="run_xi")
+    done = job.answer("xi", (trace, request), lab_results.vary_xi, again, clicked=clicked)
     if done is not None:
         lab_results.show_xi(done.result)
     elif job.current("xi") is None:

@@ -39,31 +39,24 @@ def page() -> None:
 
 
 def _numbers(analysis: Analysis) -> None:
-    """Draw the numbers that most questions begin with."""
-    trace, caching = analysis.trace, analysis.caching
+    trace, caching, facts = analysis.trace, analysis.caching, analysis.characterization
     numbers = [("Requests", units.format_count(trace.requests), "Usable lines of the trace.")]
     if caching is not None:
         nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
         definition = definition_in_words(caching.definition)
-        size = (
-            units.format_size(nine.capacity_bytes)
-            if nine.capacity_bytes is not None
-            else f"{units.format_count(nine.capacity_blocks)} blocks"
-        )
+        size = f"{units.format_count(nine.capacity_blocks)} blocks"
+        if nine.capacity_bytes is not None:
+            size = units.format_size(nine.capacity_bytes)
+        turns = units.format_share(facts.contribution.multi_turn_request_share)
         numbers += [
             ("Ideal hit rate", units.format_share(caching.ideal), f"Infinite cache, {definition}."),
             ("LRU for 90% of ideal", size, f"Least capacity; {definition}."),
-            (
-                "Follow-up turns",
-                units.format_share(analysis.characterization.contribution.multi_turn_request_share),
-                "Share of requests that continue a conversation.",
-            ),
+            ("Follow-up turns", turns, "Share of requests that continue a conversation."),
         ]
     else:
-        mean = analysis.characterization.lengths.input_tokens.mean
+        mean = facts.lengths.input_tokens.mean
         numbers.append(("Mean input", f"{units.format_count(mean)} tokens", "Of all requests."))
-    for column, (label, value, meaning) in zip(st.columns(len(numbers)), numbers, strict=True):
-        column.metric(label, value, help=meaning, border=True)
+    render.metrics(numbers, border=True)
 
 
 def _traces() -> None:

@@ -18,8 +18,6 @@ from kvscope.report import recommendation
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
 
-PERCENTILES = ("p50", "p90", "p95", "p99")
-
 
 def page() -> None:
     """Draw a new recommendation, or one from a file."""
@@ -48,17 +46,10 @@ def _request() -> TuneRequest | None:
         slo_s = sidebar.typed(
             "slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to stay within."
         )
-    with middle, query_params.synced("percentile", "p95", allowed=PERCENTILES):
-        rank = st.selectbox("Percentile", PERCENTILES, key="percentile")
+    with middle, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
+        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
     with right:
-        blocks = sidebar.typed(
-            "have",
-            "Capacity you have (blocks or a size)",
-            "",
-            sidebar.parse_capacity,
-            "Empty: where LRU gets half of the possible hits.",
-            placeholder="where LRU gets half of the possible hits",
-        )
+        blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
     if not slo_s:
         return None
     selected = sidebar.choices()
@@ -102,10 +93,10 @@ def _as_toml(tuned: Recommendation) -> str:
 
 def _flags(to_set: Flags) -> None:
     """Draw the flags of each engine, with a button that copies them."""
-    needs_plugin = bool(to_set.vllm) and to_set.vllm_needs_plugin
-    command = plugin_command("recommendation.toml")
-    vllm = f"{command} {to_set.vllm}" if needs_plugin else to_set.vllm
-    title = "vLLM, with kvscope's plugin and the file below" if needs_plugin else "vLLM"
+    title, vllm = "vLLM", to_set.vllm
+    if vllm and to_set.vllm_needs_plugin:
+        title = "vLLM, with kvscope's plugin and the file below"
+        vllm = f"{plugin_command('recommendation.toml')} {vllm}"
     for engine, text in (("SGLang", to_set.sglang), (title, vllm)):
         if text:
             st.caption(f"Flags for {engine}")

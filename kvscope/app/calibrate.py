@@ -87,29 +87,22 @@ def _vllm(
     from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.interpreter import with_vllm
-    from kvscope.serving.server import Launch, VllmServer, config_of
+    from kvscope.serving.server import Launch, config_of
 
     python = with_vllm(launch.python)
     longest = _longest(options.max_tokens, _limit(config_of(model)))
     default_block = GPU_BLOCK if python.device == "cuda" else CPU_BLOCK
     device = python.device_name or python.device
     monitor.note(f"starting vLLM {python.vllm} on {device}")
-    server = VllmServer(
-        Launch(
-            model,
-            launch.engine_block_size or default_block,
-            max_model_len=longest + 1,
-            max_num_seqs=launch.max_num_seqs,
-            max_num_batched_tokens=launch.max_num_batched_tokens,
-            flags=launch.vllm_flags,
-        ),
-        python,
-        start_s=launch.start_timeout,
-        timeout_s=launch.timeout,
-        log_path=launch.server_log,
-        stop=monitor.stop,
+    started = Launch(
+        model,
+        launch.engine_block_size or default_block,
+        max_model_len=longest + 1,
+        max_num_seqs=launch.max_num_seqs,
+        max_num_batched_tokens=launch.max_num_batched_tokens,
+        flags=launch.vllm_flags,
     )
-    with server:
+    with launch.server(python, monitor.stop)(started) as server:
         served = server.endpoint.model()
         measured = CalibratedEngine(
             "vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags

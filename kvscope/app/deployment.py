@@ -1,49 +1,78 @@
-"""The deployment that options name: those of the command line over those of kvscope.toml."""
+"""The deployment of a command: its options over the file, and what follows from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 
 from kvscope.app.options import DeploymentOptions
-from kvscope.app.values import STANDARD_STREAM
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
 from kvscope.deployment.file import deployment_file, read_deployment
 
-_POOL = ("gpu", "num_gpu_blocks", "engine_log")
-SHARED = ("model", "kv_dtype", "latency")
+_NAMES = tuple(field.name for field in fields(Deployment))
+_OF_A_CACHE_STUDY = frozenset(
+    {"model", "kv_dtype", "latency", "max_num_seqs", "max_num_batched_tokens"}
+)
+"""Options that a study of a cache alone takes too: they make no deployment."""
 
 
-def stated_deployment(
-    options: DeploymentOptions, shared: Sequence[str] = SHARED
-) -> Deployment | None:
-    """Return the deployment as it is written, None where nothing says what the pool is.
+def stated_deployment(options: DeploymentOptions) -> Deployment | None:
+    """Return the deployment that options and file state, the options first; None if neither does.
 
-    Options that are `shared` also mean something without a deployment. Raises UsageError for other
-    options of a deployment without one, InputError for a file that cannot be read.
+    The file is the one named, or else kvscope.toml in the current directory; `-` is none.
     """
-    path = None if options.deployment == STANDARD_STREAM else deployment_file(options.deployment)
-    base = read_deployment(path) if path else Deployment()
-    known = {field.name for field in fields(Deployment)} & {field.name for field in fields(options)}
-    stated = {name: getattr(options, name) for name in sorted(known)}
-    stated = {name: value for name, value in stated.items() if value is not None}
-    merged = replace(base, **stated)
-    if any(getattr(merged, name) is not None for name in _POOL):
-        return merged
-    alone = [name for name in stated if name not in shared]
-    if alone or options.deployment not in {None, STANDARD_STREAM}:
-        raise UsageError(
-            "needs a deployment",
-            where=option(alone[0]) if alone else f"--deployment {options.deployment}",
-            remedy="name --gpu and --model, or the engine's --num-gpu-blocks or --engine-log",
-        )
-    return None
+    path = _file(options)
+    stated = _stated(options)
+    if path is None and not stated.keys() - _OF_A_CACHE_STUDY:
+        return None
+    deployment = Deployment() if path is None else read_deployment(path)
+    if "num_gpu_blocks" in stated:  # the file's log would win over it
+        deployment = replace(deployment, engine_log=None)
+    return replace(deployment, **stated)  # type: ignore[arg-type]
 
 
-def resolve_deployment(
-    options: DeploymentOptions, shared: Sequence[str] = SHARED
+def resolved_deployment(
+    options: DeploymentOptions, block_size: int | None = None
 ) -> ResolvedDeployment | None:
-    """Return what follows from the deployment that the options name, None without one."""
-    stated = stated_deployment(options, shared)
-    return None if stated is None else resolve(stated)
+    """Return what follows from the deployment of a command; None where nothing states one.
+
+    The pool is counted in blocks of `block_size` tokens, the trace's. What is wrong in the file is
+    an InputError that names file and key, what is wrong in an option a UsageError.
+    """
+    deployment = stated_deployment(options)
+    if deployment is None:
+        return None
+    path = _file(options)
+    try:
+        return resolve(deployment, block_size)
+    except UsageError as error:
+        if path is None or (key := _key(error.where, options)) is None:
+            raise
+        raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
+
+
+def resolved_file(path: Path) -> ResolvedDeployment:
+    """Return what follows from the deployment in a file. Raises InputError for what is wrong."""
+    resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
+    assert resolved is not None  # noqa: S101  (a file states one)
+    return resolved
+
+
+def _file(options: DeploymentOptions) -> Path | None:
+    named = options.deployment
+    return None if named == STANDARD_STREAM else deployment_file(named)
+
+
+def _stated(options: DeploymentOptions) -> dict[str, object]:
+    values = {name: getattr(options, name, None) for name in _NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _key(where: str | None, options: DeploymentOptions) -> str | None:
+    """Return the file's key that a refusal is about; None where an option stated it."""
+    stated = _stated(options)
+    name = (where or "").split(" ", 1)[0]
+    keys = (key for key in _NAMES if option(key) == name and key not in stated)
+    return next(keys, None)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from kvscope.app import values
 from kvscope.app.options import (
@@ -22,6 +25,10 @@ from kvscope.app.options import (
     Tokens,
 )
 from kvscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvscope.serving.interpreter import Interpreter
+    from kvscope.serving.server import Launch, VllmServer
 
 TEN_MINUTES_S = 600.0
 GPU_BLOCK, CPU_BLOCK = 16, 32
@@ -100,6 +107,19 @@ class LaunchOptions:
         TEN_MINUTES_S
     )
     server_log: Annotated[str | None, Source("Keep vLLM's log in this file.")] = None
+
+    def server(self, python: Interpreter, stop: Event) -> Callable[[Launch], VllmServer]:
+        """Return what makes a server of a command line, with the times and the log of these."""
+        from kvscope.serving.server import VllmServer
+
+        return partial(
+            VllmServer,
+            has=python,
+            start_s=self.start_timeout,
+            timeout_s=self.timeout,
+            log_path=self.server_log,
+            stop=stop,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
-from kvscope.deployment.architecture import WeightDtype as Weights
-from kvscope.deployment.engines import DEFAULT_ENGINE
+from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
 from kvscope.replay.policy_options import REPLAYED, contenders
 
@@ -126,59 +125,59 @@ Isolate = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions:
-    """The deployment that an answer is for, by name or from kvscope.toml; options win."""
+    """What states a deployment; an option wins over the same key of a kvscope.toml."""
 
-    deployment: Annotated[
-        str | None,
-        Option(
-            "File with the deployment (see `kvscope deployment`); - for none.",
-            "PATH",
-            values.called,
-            "kvscope.toml, if it is here",
-        ),
+    gpu: Annotated[
+        str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
     ] = None
-    gpu: Annotated[str | None, Option("GPU of the engine, for example h100.", "GPU")] = None
-    tp: Annotated[int | None, Count("GPUs of one replica (tensor parallelism).", default="1")] = (
-        None
-    )
-    replicas: Annotated[int | None, Count("Engines that serve the traffic.", default="1")] = None
+    tp: Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")] = None
+    replicas: Annotated[
+        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
+    ] = None
     traffic: Annotated[
         Literal["fleet", "replica"] | None,
-        Option(
-            "Whether the trace is that of the whole fleet, split over the replicas by whole"
-            " conversations, or of one replica.",
-            default="fleet",
-        ),
+        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
     ] = None
     model: Model = None
     weight_dtype: Annotated[
-        Weights | None, Option("Precision of the weights, if not the model's own.")
+        WeightDtype | None, Option("Precision of the weights, if not the model's own.")
     ] = None
     kv_dtype: KvDtype = None
-    engine: Annotated[
-        str | None,
-        Option("Engine and version: vllm@0.33, sglang.", "NAME@VERSION", default=DEFAULT_ENGINE),
-    ] = None
     gpu_memory_utilization: Annotated[
         float | None,
-        Share("Share of the GPU's memory that the engine takes.", default="the engine's"),
+        PositiveShare("Share of the GPU's memory for the engine.", default="the engine's"),
     ] = None
     max_num_seqs: Annotated[
-        int | None, Count("Limit of running requests of an engine.", default="the engine's")
+        int | None, Count("Limit of running requests per replica.", default="by GPU, as vLLM")
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, Tokens("Limit of tokens per step of an engine.", default="the engine's")
+        int | None, Tokens("Limit of tokens per step.", default="by GPU, as vLLM")
+    ] = None
+    engine: Annotated[
+        str | None,
+        Option("Engine and version.", "ENGINE", values.called, "vllm@0.33"),
     ] = None
     num_gpu_blocks: Annotated[
-        int | None,
-        Blocks("KV blocks of one replica, as the engine's log reports them.", default="derived"),
+        int | None, Blocks("KV blocks of a replica, as the engine reports them.", default="derived")
     ] = None
     engine_log: Annotated[
-        str | None, Source("Log or saved /metrics of the engine, for its pool.")
+        str | None,
+        Source("Log of the engine's start, or saved text of its /metrics: states the KV blocks."),
     ] = None
-    latency: Latency = None
+    latency: Annotated[
+        str | None,
+        Option(
+            "TTFT of the engine: the file that `kvscope calibrate` writes, or a preset.",
+            "PROFILE",
+            default="derived; without a GPU llama2-7b-a100",
+        ),
+    ] = None
     gpu_hour: Annotated[
         float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
+    ] = None
+    deployment: Annotated[
+        str | None,
+        Source("File that states the deployment; - for none.", default="./kvscope.toml if present"),
     ] = None
 
 

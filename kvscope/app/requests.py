@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.app.deployment import SHARED, resolve_deployment
+from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from kvscope.tuning.file import DeploymentTable, RecommendationFile
 
 BASELINE = "lru"
-ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 DEFAULT_PERCENTILE = 0.95
 WINDOWS = "--warmup, --validation, --judge"
 
@@ -96,6 +95,7 @@ class SimulateRequest:
     capacities: Capacities = Capacities()
     points: int | None = None
     model: Model | None = None
+    deployment: ResolvedDeployment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
-    where = resolve_deployment(options)
+    where = resolved_deployment(options)
     if where is not None:
         if options.hbm is not None:
             raise UsageError("the deployment has a pool", where="--hbm", remedy="leave it out")
@@ -142,7 +142,7 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
 def simulate_request(options: SimulateOptions) -> SimulateRequest:
     """Return what the options of `simulate` ask for."""
     recommended = _recommendation(options)
-    where = None if recommended else resolve_deployment(options, (*SHARED, *ENGINE_LIMITS))
+    where = None if recommended else resolved_deployment(options)
     if where is not None:
         _check_simulated(options, where)
     kv = (
@@ -191,7 +191,7 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         options.capacity or (),
         _stated_tokens(recommended, where),
     )
-    return SimulateRequest(setting, tuple(variants), capacities, options.points, kv)
+    return SimulateRequest(setting, tuple(variants), capacities, options.points, kv, where)
 
 
 def _engine(
@@ -250,7 +250,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
         )
-    where = resolve_deployment(options)
+    where = resolved_deployment(options)
     _check_view(options, where)
     profile = where.latency if where else latency_profile(options.latency)
     setting = replace(

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
-from kvscope.app.documents import analyze, engines, fit, lists, runs, tune
+from kvscope.app.documents import analyze, deployment, engines, fit, lists, runs, tune
 from kvscope.app.documents.base import Document
 
 DOCUMENTS: Mapping[str, type[Document]] = {
     "analyze": analyze.AnalyzeDocument,
     "calibrate": engines.CalibrateDocument,
+    "deployment": deployment.DeploymentDocument,
     "fit": fit.FitDocument,
     "formats": lists.FormatsDocument,
     "ingest": lists.IngestDocument,

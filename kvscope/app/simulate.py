@@ -17,6 +17,7 @@ from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import POLICIES, by_name
@@ -47,6 +48,7 @@ class Simulation:
     estimates: Mapping[str, ParameterEstimate] = field(default_factory=dict)
     unfinished: int = 0
     workload: Workload | None = None
+    deployment: ResolvedDeployment | None = None
 
     @property
     def capacities(self) -> list[int]:
@@ -80,7 +82,7 @@ def simulate(
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
-    workload = workload_for(trace, prompts, setting)
+    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
@@ -94,7 +96,9 @@ def simulate(
             capacities = sorted({*named, *more})
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     simulation = replay(stores, trace, workload, wanted, monitor)
-    return replace(simulation, model=request.model, estimates=estimates)
+    return replace(
+        simulation, model=request.model, deployment=request.deployment, estimates=estimates
+    )
 
 
 def simulate_over_xi(
@@ -115,7 +119,7 @@ def simulate_over_xi(
 
     setting, monitor = request.setting, monitor or Monitor()
     named = request.capacities.in_blocks(request.model, trace.block_size)
-    workload = workload_for(trace, prompts, setting)
+    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     half = workload.curve.ideal / 2
     blocks = named[0] if named else max(workload.curve.capacity_for(half), 1)
     with monitor.steps("choosing values of xi"):
@@ -141,11 +145,6 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
     served = serve_replay(workload, request).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)]
-
-
-def workload_for(trace: Trace, prompts: Prompts, setting: RunSetting) -> Workload:
-    """Return the trace under `setting`, ready for replays. Raises as `Workload` does."""
-    return Workload(prompts, setting, round_windows(trace, WINDOWS))
 
 
 def replay(

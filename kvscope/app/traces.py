@@ -15,7 +15,7 @@ from kvscope.store import traces
 from kvscope.store.db import Store
 
 if TYPE_CHECKING:
-    from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
+    from kvscope.ingest.pipeline import Foresee, Ingested
     from kvscope.policies.base import Policy
 
 STANDARD_INPUT = "-"
@@ -102,12 +102,20 @@ def ingest_file(
     for an unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped
     once the monitor's `stop` is set.
     """
-    from kvscope.ingest.pipeline import UnusableLinesError, ingest
+    from kvscope.ingest.formats.base import ReadOptions
+    from kvscope.ingest.pipeline import IngestOptions, UnusableLinesError, ingest
 
     file = Path(path)
     if file.is_dir():
         raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
     size = file.stat().st_size if file.is_file() else None
+    options = IngestOptions(
+        name=reading.name,
+        format=reading.trace_format,
+        strict=reading.strict,
+        max_bad=reading.max_bad,
+        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
+    )
     try:
         with monitor.steps(f"reading {path}", size, unit="bytes") as advance:
 
@@ -116,7 +124,7 @@ def ingest_file(
                     raise Stopped("stopped before the trace was read")
                 advance(amount)
 
-            ingested = ingest(store, path, _ingest_options(reading), read_on, foresee)
+            ingested = ingest(store, path, options, read_on, foresee)
         rejects = ingested.rejects
     except UnusableLinesError as error:
         if len(error.rejects.reasons) > 1:  # else the error says it all
@@ -166,19 +174,6 @@ def prompts_to_replay(
     with precompile.compiling_in_background(policies):
         trace = load_trace(store, source, monitor, reading)
         yield trace, replayable(store, trace)
-
-
-def _ingest_options(reading: Reading) -> IngestOptions:
-    from kvscope.ingest.formats.base import ReadOptions
-    from kvscope.ingest.pipeline import IngestOptions
-
-    return IngestOptions(
-        name=reading.name,
-        format=reading.trace_format,
-        strict=reading.strict,
-        max_bad=reading.max_bad,
-        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
-    )
 
 
 def _how_it_was_read(trace: Trace) -> str:

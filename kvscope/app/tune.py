@@ -15,6 +15,7 @@ from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
+from kvscope.deployment.pool import KvPool
 from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
@@ -24,6 +25,7 @@ from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, 
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import DeploymentTable, verdict_in, write_recommendation
 from kvscope.tuning.flags import Flags, Launch, flags
+from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import times_ms
 from kvscope.tuning.tuner import (
@@ -178,11 +180,15 @@ def tune(
         ends=() if "--latency" in request.given else PREFILL_ENDS,
     )
     if where is not None:
+        replicas = where.replicas if where.traffic == "fleet" else 1
+        pool, running = where.pool.in_blocks_of(trace.block_size), 0
+        if where.engine.name == SGLANG:
+            running = running_blocks(prompts, request.setting, pool.blocks, replicas)
         tuning_options = replace(
             tuning_options,
-            capacity_blocks=where.pool.in_blocks_of(trace.block_size).blocks,
-            replicas=where.replicas if where.traffic == "fleet" else 1,
-            ends=_ends(where, trace.block_size),
+            capacity_blocks=pool.blocks - running,
+            replicas=replicas,
+            ends=_ends(where, pool, running),
             scale_out=True,
         )
     tuning = tune_policies(
@@ -225,14 +231,21 @@ def _launch(where: ResolvedDeployment) -> Launch:
     )
 
 
-def _ends(where: ResolvedDeployment, block_size: int) -> tuple[End, ...]:
-    """Return both ends of what is not known: the smaller pool with the slower prefill, and back."""
-    pool, slow, fast = where.pool.in_blocks_of(block_size), where.latency_high, where.latency_low
+def _ends(where: ResolvedDeployment, pool: KvPool, running: int) -> tuple[End, ...]:
+    """Return both ends of what is not known: the smaller pool with the slower prefill, and back.
+
+    `running` blocks of the pool are not for the cache.
+    """
+    slow, fast = where.latency_high, where.latency_low
     if pool.low_blocks == pool.high_blocks and slow == fast:
         return ()
     return (
-        End(f"the smallest pool and prefill {slow:g}x as long", slow, pool.low_blocks),
-        End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks),
+        End(
+            f"the smallest pool and prefill {slow:g}x as long",
+            slow,
+            max(pool.low_blocks - running, 1),
+        ),
+        End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks - running),
     )
 
 

@@ -190,14 +190,7 @@ def _own_vllm(
     )
     device = python.device_name or python.device
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
-    opened = own_vllm(
-        started,
-        python,
-        start_s=launch.start_timeout,
-        timeout_s=launch.timeout,
-        log_path=launch.server_log,
-        stop=monitor.stop,
-    )
+    opened = own_vllm(started, launch.server(python, monitor.stop))
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
     return EngineAtHand(facts, opened, sample, overlapped=is_gpu)

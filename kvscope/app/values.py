@@ -77,6 +77,17 @@ def minutes(text: str) -> float:
     return value
 
 
+def price(text: str) -> float:
+    """Return an amount of money above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is not a price above 0", remedy="write for example 2.5")
+    return value
+
+
 def percentile(text: str) -> float:
     """Return the rank in `p95` or `p99.9`; p100 leaves no request out and is refused."""
     rank = units.parse_percentile(text)
@@ -129,11 +140,3 @@ def target(text: str) -> str:
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {str(path.parent)!r}", remedy="make it first")
     return text
-
-
-def price(text: str) -> float:
-    """Return an amount of money above 0, in any currency."""
-    try:
-        return positive(float)(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is no price", remedy="write for example 2.5") from error

@@ -6,12 +6,13 @@ SQL's window functions take over the runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.percentiles import Quantiles
 
 Rates = tuple[float, ...]
@@ -45,23 +46,21 @@ _PERCENTS = np.array([50, 80, 90, 99, 100])
 class Weighted:
     """K values in ascending order, each standing for `weight` things (positive integers)."""
 
-    value: NDArray[np.float64]
-    weight: NDArray[np.int64]
+    value: Float64s
+    weight: Int64s
 
 
-def log_grid(span_s: float) -> NDArray[np.float64]:
+def log_grid(span_s: float) -> Float64s:
     """Return sixty times in seconds, from 10 ms to the trace's span, evenly spaced in log."""
     return np.geomspace(GRID_FROM_S, max(span_s, 1.0), GRID_POINTS)
 
 
-def totals(weight: NDArray[np.int64], group: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+def totals(weight: Int64s, group: Int64s, groups: int) -> Int64s:
     """Return the sum of weights by group."""
     return np.bincount(group, weight, minlength=groups).astype(np.int64)
 
 
-def quantiles(
-    of: Weighted, group: NDArray[np.int64], groups: int, percents: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def quantiles(of: Weighted, group: Int64s, groups: int, percents: Int64s) -> Float64s:
     """Return nearest-rank quantiles, groups × percents; NaN for a group without values."""
     total = totals(of.weight, group, groups)
     values = np.full((groups, len(percents)), np.nan)
@@ -77,7 +76,7 @@ def quantiles(
     return values
 
 
-def summaries(of: Weighted, group: NDArray[np.int64], groups: int) -> list[Summary | None]:
+def summaries(of: Weighted, group: Int64s, groups: int) -> list[Summary | None]:
     """Return one summary a group, None for a group without values."""
     total = totals(of.weight, group, groups)
     weighted = np.bincount(group, of.value * of.weight, minlength=groups)
@@ -95,9 +94,7 @@ def summary(of: Weighted) -> Summary | None:
     return summaries(of, np.zeros(len(of.value), dtype=np.int64), 1)[0]
 
 
-def cdfs(
-    of: Weighted, group: NDArray[np.int64], groups: int, grid: NDArray[np.float64]
-) -> list[Rates]:
+def cdfs(of: Weighted, group: Int64s, groups: int, grid: Float64s) -> list[Rates]:
     """Return the share of each group's weight up to each point of the grid; 0 without values."""
     points = len(grid)
     bucket = np.searchsorted(grid, of.value)  # the first point that is not below the value
@@ -107,6 +104,34 @@ def cdfs(
     return [tuple(row) for row in share.tolist()]
 
 
-def cdf(of: Weighted, grid: NDArray[np.float64]) -> Rates:
+def cdf(of: Weighted, grid: Float64s) -> Rates:
     """Return the share of all weight up to each point of the grid."""
     return cdfs(of, np.zeros(len(of.value), dtype=np.int64), 1, grid)[0]
+
+
+class Described(NamedTuple):
+    """The values of one category (None: all of them): their weight, summary and CDF."""
+
+    category: str | None
+    weight: int
+    summary: Summary
+    cdf: Rates
+
+
+def describe(
+    of: Weighted, category: Int64s, names: Sequence[str], grid: Float64s
+) -> tuple[Described | None, list[Described]]:
+    """Return the description of all values (None if there are none), and by category with any."""
+    groups = len(names)
+    each = zip(
+        names,
+        totals(of.weight, category, groups).tolist(),
+        summaries(of, category, groups),
+        cdfs(of, category, groups, grid),
+        strict=True,
+    )
+    whole = summary(of)
+    overall = Described(None, int(of.weight.sum()), whole, cdf(of, grid)) if whole else None
+    return overall, [
+        Described(name, weight, numbers, along) for name, weight, numbers, along in each if numbers
+    ]

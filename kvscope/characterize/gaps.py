@@ -9,19 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvscope.characterize.distributions import (
-    Rates,
-    Summary,
-    cdf,
-    cdfs,
-    log_grid,
-    summaries,
-    summary,
-    totals,
-)
+from kvscope.characterize.distributions import Rates, Summary, describe, log_grid, totals
 from kvscope.characterize.history import History, load_history
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -76,29 +67,12 @@ def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> Re
         return None
     history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
-    groups = len(history.categories)
     category = history.category[history.prev]
-    blocks = totals(history.gap.weight, category, groups)
-    each = zip(
-        history.categories,
-        blocks.tolist(),
-        summaries(history.gap, category, groups),
-        cdfs(history.gap, category, groups, grid),
-        strict=True,
-    )
-    overall = summary(history.gap)
+    overall, by_category = describe(history.gap, category, history.categories, grid)
     return ReuseGaps(
         at_s=tuple(grid.tolist()),
-        overall=(
-            GapDistribution(None, int(blocks.sum()), overall, cdf(history.gap, grid))
-            if overall
-            else None
-        ),
-        by_category=tuple(
-            GapDistribution(name, count, gaps, along)
-            for name, count, gaps, along in each
-            if gaps is not None
-        ),
+        overall=GapDistribution(*overall) if overall else None,
+        by_category=tuple(GapDistribution(*group) for group in by_category),
     )
 
 
@@ -117,37 +91,32 @@ def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> 
         return None
     history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
-    groups = len(history.categories)
     until = _observed_until(grid)
     at_risk, reused = _counts(history, grid, until)
-    curves = [
-        _curve(history.categories[k], at_risk[k], reused[k], until - grid)
-        for k in range(groups)
-        if at_risk[k, 0]
-    ]
-    everything = at_risk.sum(axis=0)
+    overall = _curve(None, at_risk.sum(axis=0), reused.sum(axis=0), until - grid)
+    by_category = (
+        _curve(name, at_risk[k], reused[k], until - grid)
+        for k, name in enumerate(history.categories)
+    )
     return ReuseHazard(
         at_s=tuple(grid.tolist()),
-        overall=(
-            _curve(None, everything, reused.sum(axis=0), until - grid) if everything[0] else None
-        ),
-        by_category=tuple(curves),
+        overall=overall,
+        by_category=tuple(curve for curve in by_category if curve),
     )
 
 
-def _observed_until(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def _observed_until(grid: Float64s) -> Float64s:
     """Return the age up to which reuse counts for each point: one second, or the next point."""
-    following = np.append(grid[1:], grid[-1])
-    until: NDArray[np.float64] = np.maximum(grid + _SOON_S, following)
+    until: Float64s = np.maximum(grid + _SOON_S, np.append(grid[1:], grid[-1]))
     return until
 
 
 def _curve(
-    category: str | None,
-    at_risk: NDArray[np.int64],
-    reused: NDArray[np.int64],
-    observed_s: NDArray[np.float64],
-) -> HazardCurve:
+    category: str | None, at_risk: Int64s, reused: Int64s, observed_s: Float64s
+) -> HazardCurve | None:
+    """Return the curve; None where nothing is ever at risk."""
+    if not at_risk[0]:
+        return None
     not_reused = 1 - reused / np.maximum(at_risk, 1)
     chance = 1 - not_reused ** (_SOON_S / observed_s)
     return HazardCurve(
@@ -159,12 +128,11 @@ def _curve(
     )
 
 
-def _counts(
-    history: History, grid: NDArray[np.float64], until: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, Int64s]:
     """Return (at risk at grid[i], reused by age until[i]) in blocks, categories × grid."""
     # How many leading points of the grid are observed in full after each request.
-    observed = np.searchsorted(until, _left_s(history), side="right")
+    left_s = np.maximum(history.span_s - history.arrival_s, 0.0)
+    observed = np.searchsorted(until, left_s, side="right")
     requests = len(history.arrival_s)
     last_touches = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
 
@@ -179,18 +147,8 @@ def _counts(
     return at_risk, waited - _reaching(category, too_soon, weight, shape)
 
 
-def _left_s(history: History) -> NDArray[np.float64]:
-    """Return the seconds of trace left after each request."""
-    return np.maximum(history.span_s - history.arrival_s, 0.0)
-
-
-def _reaching(
-    group: NDArray[np.int64],
-    points: NDArray[np.int64],
-    weight: NDArray[np.int64],
-    shape: tuple[int, int],
-) -> NDArray[np.int64]:
+def _reaching(group: Int64s, points: Int64s, weight: Int64s, shape: tuple[int, int]) -> Int64s:
     """Return the weight by group that covers each point; an item covers its first `points`."""
     ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
-    beyond: NDArray[np.int64] = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
+    beyond: Int64s = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
     return beyond[:, :-1]

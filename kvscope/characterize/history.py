@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import Weighted
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -27,14 +27,14 @@ class History:
 
     span_s: float
     categories: tuple[str, ...]
-    arrival_s: NDArray[np.float64]
-    category: NDArray[np.int64]
-    request: NDArray[np.int32]
-    prev: NDArray[np.int32]
+    arrival_s: Float64s
+    category: Int64s
+    request: Int32s
+    prev: Int32s
     gap: Weighted
-    first: NDArray[np.int32]
-    last: NDArray[np.int32]
-    lifespan_blocks: NDArray[np.int64]
+    first: Int32s
+    last: Int32s
+    lifespan_blocks: Int64s
 
 
 def load_history(store: Store, trace: Trace) -> History:

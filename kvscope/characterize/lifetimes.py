@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import (
+    Described,
     Rates,
     Summary,
     Weighted,
-    cdf,
-    cdfs,
+    describe,
     log_grid,
     quantiles,
-    summaries,
-    summary,
     totals,
 )
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.windows import Windows, round_windows
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -98,47 +96,27 @@ def lifetimes(
     born = history.first[order]
     once = np.where(born == history.last[order], lives.weight, 0)
     grid = log_grid(trace.span_s)
-    overall = summary(lives)
-    blocks = int(lives.weight.sum())
+    category = history.category[born]
+    overall, by_category = describe(lives, category, history.categories, grid)
+    once_by_category = totals(once, category, len(history.categories)).tolist()
+    never: dict[str | None, int] = dict(zip(history.categories, once_by_category, strict=True))
+    never[None] = int(once.sum())
+
+    def distribution(group: Described) -> LifetimeDistribution:
+        name, blocks, life, along = group
+        return LifetimeDistribution(name, blocks, never[name] / blocks, life, along)
+
     return Lifetimes(
         at_s=tuple(grid.tolist()),
         window_s=windows.length_s,
-        overall=(
-            LifetimeDistribution(None, blocks, int(once.sum()) / blocks, overall, cdf(lives, grid))
-            if overall
-            else None
-        ),
-        by_category=_by_category(history, lives, born, once, grid),
+        overall=distribution(overall) if overall else None,
+        by_category=tuple(map(distribution, by_category)),
         over_time=_over_time(history, lives, born, windows),
     )
 
 
-def _by_category(
-    history: History,
-    lives: Weighted,
-    born: NDArray[np.int32],
-    once: NDArray[np.int64],
-    grid: NDArray[np.float64],
-) -> tuple[LifetimeDistribution, ...]:
-    groups = len(history.categories)
-    category = history.category[born]
-    each = zip(
-        history.categories,
-        totals(lives.weight, category, groups).tolist(),
-        totals(once, category, groups).tolist(),
-        summaries(lives, category, groups),
-        cdfs(lives, category, groups, grid),
-        strict=True,
-    )
-    return tuple(
-        LifetimeDistribution(name, blocks, never / blocks, life, along)
-        for name, blocks, never, life, along in each
-        if life is not None
-    )
-
-
 def _over_time(
-    history: History, lives: Weighted, born: NDArray[np.int32], windows: Windows
+    history: History, lives: Weighted, born: Int32s, windows: Windows
 ) -> tuple[WindowLifetime, ...]:
     groups = len(history.categories)
     cell = windows.index(history.arrival_s[born]) * groups + history.category[born]
@@ -171,7 +149,8 @@ def working_set(store: Store, trace: Trace, history: History | None = None) -> W
     level = np.cumsum(np.add.reduceat(born - died, starts))  # from at_s[i] until at_s[i + 1]
     lasts = np.diff(at_s)
     order = np.argsort(level[:-1])
-    by_time = Weighted(level[:-1][order].astype(np.float64), _microseconds(lasts[order]))
+    microseconds = np.round(lasts[order] * 1e6).astype(np.int64)  # integers, so ranks are exact
+    by_time = Weighted(level[:-1][order].astype(np.float64), microseconds)
     still = by_time.weight.sum() == 0  # all requests at once: nothing lives
     p99 = quantiles(by_time, np.zeros(len(lasts), dtype=np.int64), 1, np.array([99]))[0, 0]
     starts_s, peaks = _series(at_s, level, trace.span_s)
@@ -184,14 +163,7 @@ def working_set(store: Store, trace: Trace, history: History | None = None) -> W
     )
 
 
-def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return durations as integer weights, so that ranks are exact."""
-    return np.round(seconds * 1e6).astype(np.int64)
-
-
-def _series(
-    at_s: NDArray[np.float64], level: NDArray[np.int64], span_s: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _series(at_s: Float64s, level: Int64s, span_s: float) -> tuple[Float64s, Int64s]:
     """Return the starts in seconds and the peaks in blocks of a hundred equal windows."""
     if span_s <= 0:
         return np.zeros(1), level[:1]

@@ -86,6 +86,8 @@ def sources(store: Store, trace: Trace) -> Sources | None:
     reused = row["same_conversation"] + row["same_user"] + row["other"]
     if not reused:
         return None
+    top = {"trace_id": trace.trace_id, "top": TOP_USERS}
+    cells = store.rows("characterize/user_heat_map", **top) if trace.has_users else []
     return Sources(
         reused_blocks=reused,
         same_conversation_share=(
@@ -93,13 +95,8 @@ def sources(store: Store, trace: Trace) -> Sources | None:
         ),
         same_user_share=row["same_user"] / reused if trace.has_users else None,
         other_share=row["other"] / reused,
-        heat_map=_heat_map(store, trace) if trace.has_users else (),
+        heat_map=tuple(HeatCell(**cell) for cell in cells),
     )
-
-
-def _heat_map(store: Store, trace: Trace) -> tuple[HeatCell, ...]:
-    rows = store.rows("characterize/user_heat_map", trace_id=trace.trace_id, top=TOP_USERS)
-    return tuple(HeatCell(**row) for row in rows)
 
 
 def skew(store: Store, trace: Trace) -> Skew | None:
@@ -116,18 +113,17 @@ def skew(store: Store, trace: Trace) -> Skew | None:
     if not rows:
         return None
     reuse = _top_shares(rows, "reuse_share")
+    users = store.rows("characterize/user_skew", **key) if trace.has_users else []
     return Skew(
         cacheable_blocks=rows[0]["blocks"],
         reused_block_share=rows[0]["reused_blocks"] / rows[0]["blocks"],
         reuse=reuse,
         reuse_from_top_10_percent=next((at.share for at in reuse if at.top_share == 0.1), None),
-        users=_user_skew(store.rows("characterize/user_skew", **key)) if trace.has_users else None,
+        users=_user_skew(users) if users else None,
     )
 
 
-def _user_skew(rows: Sequence[dict[str, Any]]) -> UserSkew | None:
-    if not rows:
-        return None
+def _user_skew(rows: Sequence[dict[str, Any]]) -> UserSkew:
     users = rows[0]["users"]
     of_hits = rows[0]["users_of_90_percent_hits"]
     return UserSkew(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
 from kvscope.characterize.traffic import read_summary, turns_label
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptPaths, Trace
@@ -97,7 +98,7 @@ def prefix_depth(store: Store, trace: Trace) -> tuple[PrefixDepth, ...]:
     )
 
 
-def heat_map(counts: NDArray[np.int64]) -> HeatMap | None:
+def heat_map(counts: Int64s) -> HeatMap | None:
     """Return hit rates, offset × stride, from lookups by mask of deciles; None without lookups."""
     lookups = int(counts.sum())
     if not lookups:
@@ -116,13 +117,13 @@ def heat_map(counts: NDArray[np.int64]) -> HeatMap | None:
 
 
 def decile_histogram(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    blocks: NDArray[np.int32],
-    full_blocks: NDArray[np.int32],
-    hittable: NDArray[np.int32],
-    multi_turn: NDArray[np.bool_],
-) -> NDArray[np.int64]:
+    block_parent: Int32s,
+    leaf: Int32s,
+    blocks: Int32s,
+    full_blocks: Int32s,
+    hittable: Int32s,
+    multi_turn: Bools,
+) -> Int64s:
     """Count lookups of full blocks by the deciles at which earlier requests wrote the block.
 
     All but `block_parent` (blocks + root) have an entry a request. Bit k of a mask: some earlier
@@ -137,14 +138,14 @@ def decile_histogram(
 
 @kernel
 def _count_by_decile(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    blocks: NDArray[np.int32],
-    full_blocks: NDArray[np.int32],
-    hittable: NDArray[np.int32],
-    multi_turn: NDArray[np.bool_],
+    block_parent: Int32s,
+    leaf: Int32s,
+    blocks: Int32s,
+    full_blocks: Int32s,
+    hittable: Int32s,
+    multi_turn: Bools,
     written: NDArray[np.uint16],
-    counts: NDArray[np.int64],
+    counts: Int64s,
 ) -> None:
     """Fill `counts`, and `written`: the mask of each block."""
     for request in range(len(leaf)):

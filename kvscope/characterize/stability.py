@@ -6,7 +6,7 @@ What varies little can be tuned on the past; what varies much has to be refitted
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,64 +62,40 @@ def stability(store: Store, trace: Trace, history: History | None = None) -> Sta
     with one value the deviation is 0. Few requests a window vary by chance alone.
     """
     history = history or load_history(store, trace)
-    windows = equal_windows(trace, WINDOWS)
-    days = day_windows(trace)
+    windows, days = equal_windows(trace, WINDOWS), day_windows(trace)
     inner = slice(1, windows.count - 1) if windows.count > 2 else slice(None)
+    several = trace.span_s > DAY_S and days.count > 1
     return Stability(
         window_s=windows.length_s,
-        between_windows=_variations(store, trace, history, windows, inner),
+        between_windows=tuple(_variations(store, trace, history, windows, inner)),
         between_days=(
-            _variations(store, trace, history, days, slice(None))
-            if trace.span_s > DAY_S and days.count > 1
-            else ()
+            tuple(_variations(store, trace, history, days, slice(None))) if several else ()
         ),
     )
 
 
 def _variations(
     store: Store, trace: Trace, history: History, windows: Windows, selection: slice
-) -> tuple[Variation, ...]:
-    series: tuple[Series, ...] = (
-        (
-            "ideal_hit_rate",
-            None,
-            [w.token_hit_rate for w in over_time(store, trace, windows).windows],
-        ),
-        *_gap_series(history, windows),
-        *(
-            ("next_turn_probability", category, values)
-            for category, values in next_turns_over_time(store, trace, windows).items()
-        ),
-    )
-    variations = (
-        _variation(quantity, category, values[selection]) for quantity, category, values in series
-    )
-    return tuple(variation for variation in variations if variation is not None)
+) -> Iterator[Variation]:
+    for quantity, category, values in _series(store, trace, history, windows):
+        known = [value for value in values[selection] if value is not None]
+        if known:
+            mean, deviation = float(np.mean(known)), float(np.std(known))
+            variation = deviation / mean if mean else None
+            yield Variation(quantity, category, len(known), mean, deviation, variation)
 
 
-def _gap_series(history: History, windows: Windows) -> Iterable[Series]:
+def _series(store: Store, trace: Trace, history: History, windows: Windows) -> Iterator[Series]:
+    """Yield each quantity and category with its value by window."""
+    rates = [window.token_hit_rate for window in over_time(store, trace, windows).windows]
+    yield "ideal_hit_rate", None, rates
     groups = len(history.categories)
     window = windows.index(history.arrival_s[history.request])
     cell = history.category[history.prev] * windows.count + window
     at = quantiles(history.gap, cell, groups * windows.count, np.array([50, 80]))
-    by_category = at.reshape(groups, windows.count, 2)
-    for k, category in enumerate(history.categories):
-        p50, p80 = ([_known(value) for value in by_category[k, :, q].tolist()] for q in (0, 1))
+    for category, gaps in zip(history.categories, at.reshape(groups, -1, 2), strict=True):
+        p50, p80 = ([None if math.isnan(gap) else gap for gap in row] for row in gaps.T.tolist())
         yield "reuse_gap_p50_s", category, p50
         yield "reuse_gap_p80_s", category, p80
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _variation(
-    quantity: Quantity, category: str | None, values: Sequence[float | None]
-) -> Variation | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    mean, deviation = float(np.mean(known)), float(np.std(known))
-    return Variation(
-        quantity, category, len(known), mean, deviation, deviation / mean if mean else None
-    )
+    for category, values in next_turns_over_time(store, trace, windows).items():
+        yield "next_turn_probability", category, values

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvscope.characterize.categories import Category, assemble_categories
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
@@ -22,11 +21,31 @@ from kvscope.characterize.traffic import (
     lengths,
     over_time,
     request_sizes,
+    share,
 )
 from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
 from kvscope.core.background import in_background
+from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.store.db import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """One category's row in the summary. Gaps and lifetimes are None where it has none."""
+
+    category: str
+    type: str
+    turn_bucket: str
+    requests: int
+    share: float
+    multi_turn_share: float
+    mean_input_tokens: float
+    mean_output_tokens: float
+    reuse_gap_s: Quantiles | None
+    lifetime_s: Quantiles | None
+    next_turn_probability: float | None
+    hit_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +104,7 @@ def characterize(
         request_sizes=run("sizes", request_sizes),
         over_time=run("traffic over time", over_time),
         contribution=run("contributions", contribution),
-        categories=run("categories", assemble_categories, gaps, lives, following),
+        categories=run("categories", _categories, gaps, lives, following),
         turns=run("turns", turns),
         next_turns=following,
         sources=reuse_sources,
@@ -107,4 +126,45 @@ def _of_history(
         reuse_hazard(store, trace, history),
         lifetimes(store, trace, history),
         working_set(store, trace, history),
+    )
+
+
+def _categories(
+    store: Store,
+    trace: Trace,
+    gaps: ReuseGaps | None,
+    lives: Lifetimes | None,
+    following: NextTurns | None,
+) -> tuple[Category, ...]:
+    """Return one row a category, ordered by type and turn, from facts computed before.
+
+    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
+    that touched it first. `next_turn_probability` is the settled one where there is one. A category
+    is one of first or of later turns, so its `multi_turn_share` is 0 or 1.
+    """
+    rows = store.rows("characterize/categories", trace_id=trace.trace_id)
+    requests = sum(row["requests"] for row in rows)
+    hits = sum(row["ideal_blocks"] for row in rows)
+    gap_of = {g.category: g.gap_s.quantiles for g in gaps.by_category} if gaps else {}
+    life_of = {g.category: g.lifetime_s.quantiles for g in lives.by_category} if lives else {}
+    next_of: dict[str, float | None] = {}
+    for group in following.by_category if following else ():
+        settled = group.next_turn.settled_probability
+        next_of[group.category] = group.next_turn.probability if settled is None else settled
+    return tuple(
+        Category(
+            category=row["category"],
+            type=row["type"],
+            turn_bucket=row["turn_bucket"],
+            requests=row["requests"],
+            share=row["requests"] / requests,
+            multi_turn_share=row["multi_turn_requests"] / row["requests"],
+            mean_input_tokens=row["input_tokens"] / row["requests"],
+            mean_output_tokens=row["output_tokens"] / row["requests"],
+            reuse_gap_s=gap_of.get(row["category"]),
+            lifetime_s=life_of.get(row["category"]),
+            next_turn_probability=next_of.get(row["category"]),
+            hit_share=share(row["ideal_blocks"], hits),
+        )
+        for row in rows
     )

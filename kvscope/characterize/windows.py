@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.trace import Trace
 
 DAY_S = 86_400.0
@@ -35,7 +35,7 @@ class Windows:
         """Return the start of window `index` in seconds."""
         return index * self.length_s
 
-    def index(self, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    def index(self, at_s: Float64s) -> Int64s:
         """Return the index of the window of each time."""
         return np.minimum(np.floor(at_s / self.length_s), self.count - 1).astype(np.int64)
 

@@ -87,6 +87,7 @@ def fit(
 
     exported = exported_policy(options)
     with _opened(db, trace) as store:
+        load_in_background()
         from kvscope.app.fit import fit_trace
         from kvscope.app.traces import load_trace
         from kvscope.report import fit as report
@@ -120,6 +121,7 @@ def simulate(
     with _opened(db, trace) as store:
         request = early or simulate_request(options)
         gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
+        load_in_background()
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
         from kvscope.app.traces import prompts_to_replay
@@ -165,6 +167,7 @@ def tune(
     with _opened(db, trace) as store:
         request = early or tune_request(options)
         gates = tune_gates(fail_on)
+        load_in_background()
         from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune import kernels, write_recommended
         from kvscope.app.tune import tune as recommend

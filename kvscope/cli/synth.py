@@ -11,7 +11,7 @@ from kvscope.app import values
 from kvscope.app.monitor import Advance
 from kvscope.app.options import Option
 from kvscope.cli.diagnostics import note
-from kvscope.cli.terminal import progress
+from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def synth(
     from kvscope.synth.profiles import by_name, write_jsonl
 
     chosen = _changed(by_name(profile), param or [])
-    with progress(f"making {profile}", requests, unit="steps") as advance:
+    with Terminal().steps(f"making {profile}", requests) as advance:
         records = _counted(chosen.generate(requests=requests, seed=seed), advance)
         count = write_jsonl(records, output)
     if output != values.STANDARD_STREAM:

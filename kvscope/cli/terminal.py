@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from threading import Event, Thread
 
 from kvscope.app.monitor import Advance, Monitor, Unit
@@ -22,11 +22,16 @@ LINE_EVERY_S = 5.0
 class Terminal(Monitor):
     """A monitor whose user sits at a terminal."""
 
+    @contextmanager
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
-    ) -> AbstractContextManager[Advance]:
-        """Return a context that shows progress called `label`."""
-        return progress(label, total, unit=unit)
+    ) -> Iterator[Advance]:
+        """Show progress called `label` while the block runs; the callable adds units.
+
+        Without `total` it only shows that work continues. A bar vanishes at the end; lines stay.
+        """
+        with (_bar if interactive() else _lines)(label, total, unit) as advance:
+            yield advance
 
     def note(self, text: str) -> None:
         """Write the sentence to stderr."""
@@ -57,15 +62,7 @@ def stoppable() -> Iterator[Terminal]:
 
 
 @contextmanager
-def progress(label: str, total: int | None = None, *, unit: Unit = "bytes") -> Iterator[Advance]:
-    """Show progress called `label` while the block runs; the callable adds units.
-
-    Without `total` it only shows that work continues. A bar vanishes at the end; lines stay.
-    """
-    if not interactive():
-        with _lines(label, total, unit) as advance:
-            yield advance
-        return
+def _bar(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -13,10 +13,7 @@ a power of two of them; then the slots, filled round and round.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int32]
+from kvscope.core.arrays import Int32s
 
 AFTER, BEFORE, WHERE, MARK = 0, 1, 2, 3
 NOWHERE = -1
@@ -25,7 +22,7 @@ NOTES = -1
 _HOLE = -1
 
 
-def push(links: Ints, queue: int, block: int) -> None:
+def push(links: Int32s, queue: int, block: int) -> None:
     """Put a block that is in no list at the young end of list `queue`."""
     close = -1 - queue
     last = links[close, BEFORE]
@@ -37,7 +34,7 @@ def push(links: Ints, queue: int, block: int) -> None:
     links[close, MARK] += 1
 
 
-def remove(links: Ints, block: int) -> None:
+def remove(links: Int32s, block: int) -> None:
     """Take a block out of the list that it is in."""
     before, after = links[block, BEFORE], links[block, AFTER]
     links[before, AFTER] = after
@@ -46,24 +43,24 @@ def remove(links: Ints, block: int) -> None:
     links[block, WHERE] = NOWHERE
 
 
-def oldest(links: Ints, queue: int) -> int:
+def oldest(links: Int32s, queue: int) -> int:
     """Return the block at the old end of a list that is not empty."""
     return int(links[-1 - queue, AFTER])
 
 
-def length(links: Ints, queue: int) -> int:
+def length(links: Int32s, queue: int) -> int:
     """Return the number of blocks in a list."""
     return int(links[-1 - queue, MARK])
 
 
-def ring_push(rings: Ints, queue: int, block: int) -> None:
+def ring_push(rings: Int32s, queue: int, block: int) -> None:
     """Put a block at the young end of ring `queue`."""
     young = rings[queue, YOUNG]
     rings[queue, YOUNG] = young + 1
     rings[queue, SLOTS + (young & rings[queue, MASK])] = block
 
 
-def ring_remember(rings: Ints, queue: int, block: int) -> None:
+def ring_remember(rings: Int32s, queue: int, block: int) -> None:
     """Put a block into a ring that may forget it; until then its number is below 0."""
     if rings[queue, YOUNG] - rings[queue, OLD] > rings[queue, MASK]:
         _close_up(rings, queue)
@@ -71,14 +68,14 @@ def ring_remember(rings: Ints, queue: int, block: int) -> None:
     ring_push(rings, queue, block)
 
 
-def ring_forget(rings: Ints, queue: int, block: int) -> None:
+def ring_forget(rings: Int32s, queue: int, block: int) -> None:
     """Take a remembered block out, wherever it is; its number is 0 again."""
     rings[queue, SLOTS - 1 - rings[NOTES, block]] = _HOLE
     rings[queue, HOLES] += 1
     rings[NOTES, block] = 0
 
 
-def ring_take(rings: Ints, queue: int) -> int:
+def ring_take(rings: Int32s, queue: int) -> int:
     """Take the oldest block out of a ring that is not empty."""
     block = _empty_slot(rings, queue)
     while block == _HOLE:
@@ -87,19 +84,19 @@ def ring_take(rings: Ints, queue: int) -> int:
     return block
 
 
-def ring_length(rings: Ints, queue: int) -> int:
+def ring_length(rings: Int32s, queue: int) -> int:
     """Return the number of blocks in a ring."""
     return int(rings[queue, YOUNG] - rings[queue, OLD] - rings[queue, HOLES])
 
 
-def _empty_slot(rings: Ints, queue: int) -> int:
+def _empty_slot(rings: Int32s, queue: int) -> int:
     """Empty the oldest slot and return what was in it: a block or a hole."""
     old = rings[queue, OLD]
     rings[queue, OLD] = old + 1
     return int(rings[queue, SLOTS + (old & rings[queue, MASK])])
 
 
-def _close_up(rings: Ints, queue: int) -> None:
+def _close_up(rings: Int32s, queue: int) -> None:
     """Push every block again, without the holes that forgotten ones have left."""
     for _ in range(rings[queue, YOUNG] - rings[queue, OLD]):
         block = _empty_slot(rings, queue)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvscope.core.errors import UsageError
@@ -33,20 +33,9 @@ class HitDefinition:
 
 
 KVCACHE_SIMULATOR = HitDefinition(
-    "kvcache-simulator",
-    warmup=0.5,
-    partial=True,
-    last_token_rule=False,
-    outputs="ignored",
+    "kvcache-simulator", warmup=0.5, partial=True, last_token_rule=False, outputs="ignored"
 )
-LIBCACHESIM = HitDefinition(
-    "libcachesim",
-    weight="block",
-    partial=True,
-    last_token_rule=False,
-    outputs="ignored",
-    flat=True,
-)
+LIBCACHESIM = replace(KVCACHE_SIMULATOR, name="libcachesim", weight="block", warmup=0.0, flat=True)
 COMPATIBLE = {tool.name: tool for tool in (KVCACHE_SIMULATOR, LIBCACHESIM)}
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 
 
 @callable_in_kernels
 def write_path(
-    block_parent: NDArray[np.int32],
-    leaf: int,
-    path: NDArray[np.int32] | NDArray[np.int64],
-    start: int,
-    end: int,
+    block_parent: Int32s, leaf: int, path: Int32s | Int64s, start: int, end: int
 ) -> None:
     """Write the path that ends at `leaf` into path[start:end], the head first.
 
@@ -29,7 +25,7 @@ def write_path(
 
 
 @callable_in_kernels
-def ancestor(block_parent: NDArray[np.int32], block: int, steps: int) -> int:
+def ancestor(block_parent: Int32s, block: int, steps: int) -> int:
     """Return the block that many steps towards the root; `block` itself for none."""
     above = block
     for _ in range(steps):
@@ -40,13 +36,11 @@ def ancestor(block_parent: NDArray[np.int32], block: int, steps: int) -> int:
 class Paths(NamedTuple):
     """Path k, from its head to its end, is `blocks[starts[k]:starts[k + 1]]`."""
 
-    starts: NDArray[np.int64]
-    blocks: NDArray[np.int32]
+    starts: Int64s
+    blocks: Int32s
 
 
-def paths(
-    block_parent: NDArray[np.int32], leaf: NDArray[np.int32], blocks: NDArray[np.int32]
-) -> Paths:
+def paths(block_parent: Int32s, leaf: Int32s, blocks: Int32s) -> Paths:
     """Return the path to each of `leaf`; `blocks` are their lengths."""
     starts = np.zeros(len(leaf) + 1, dtype=np.int64)
     np.cumsum(blocks, out=starts[1:])
@@ -56,11 +50,6 @@ def paths(
 
 
 @kernel
-def _write_paths(
-    block_parent: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    written: NDArray[np.int32],
-) -> None:
+def _write_paths(block_parent: Int32s, leaf: Int32s, starts: Int64s, written: Int32s) -> None:
     for k in range(len(leaf)):
         write_path(block_parent, leaf[k], written, starts[k], starts[k + 1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 
@@ -34,16 +34,16 @@ _BYTES: Mapping[str, int] = {"b": 1} | {
     for power, prefix in enumerate("kmgtp", start=1)
 }
 _TOKENS: Mapping[str, int] = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
+_SHARES: Mapping[str, Fraction] = {"": Fraction(1), "%": Fraction(1, 100)}
+_RATES: Mapping[str, Fraction] = {f"/{unit}": 1 / period for unit, period in _SECONDS.items()}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z%/]*)")
+_PERCENTILE = re.compile(r"p([0-9]{1,20}(?:\.[0-9]{1,20})?)")
 _LONGEST = 40  # characters of a plausible number
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds in `200ms`, `1.5s`, `10m` (or `10min`), `2h`, `1d`; a unit is needed."""
-    number, unit = _split(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d")
-    if unit not in _SECONDS:
-        raise _refused(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d")
-    return float(number * _SECONDS[unit])
+    return float(_value(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d", _SECONDS.get))
 
 
 def parse_size(text: str) -> int:
@@ -51,59 +51,52 @@ def parse_size(text: str) -> int:
 
     Raises UsageError for `16Gib` and `16Gb`: a small b after a capital letter means bits.
     """
-    number, unit = _split(text, "a size", "16GiB, 512MiB or 16GB")
-    if unit.lower() not in _BYTES:
-        raise _refused(text, "a size", "16GiB, 512MiB or 16GB")
-    if _counts_bits(unit):
-        raise UsageError(f"{text!r} is in bits", remedy=f"write {text[:-1]}B if you mean bytes")
-    return round(number * _BYTES[unit.lower()])
+    size = _value(text, "a size", "16GiB, 512MiB or 16GB", lambda unit: _BYTES.get(unit.lower()))
+    _refuse_bits(text)
+    return round(size)
 
 
 def parse_tokens(text: str) -> int:
     """Return the whole number of tokens in `2000`, `8k` (8,000) or `1M`."""
-    number, unit = _split(text, "a number of tokens", "2000, 8k or 1M")
-    tokens = number * _TOKENS.get(unit, 0)
-    if unit not in _TOKENS or tokens.denominator != 1:
-        raise _refused(text, "a number of tokens", "2000, 8k or 1M")
-    return int(tokens)
+    return int(
+        _value(
+            text,
+            "a number of tokens",
+            "2000, 8k or 1M",
+            _TOKENS.get,
+            lambda tokens: tokens.denominator == 1,
+        )
+    )
 
 
 def parse_percentile(text: str) -> float:
     """Return the rank, above 0 and at most 1, in `p95` or `p99.9`."""
-    number = _number(text.removeprefix("p"))
-    if not text.startswith("p") or number is None or not 0 < number <= 100:
+    match = _PERCENTILE.fullmatch(text)
+    if match is None or not 0 < (rank := Fraction(match[1]) / 100) <= 1:
         raise _refused(text, "a percentile", "p50, p95 or p99.9")
-    return float(number / 100)
+    return float(rank)
 
 
 def parse_share(text: str) -> float:
     """Return the fraction, 0 to 1, in `5%` or `0.05`."""
-    number, unit = _split(text, "a share", "5% or 0.05")
-    share = number / 100 if unit == "%" else number
-    if unit not in {"", "%"} or share > 1:
-        raise _refused(text, "a share (0 to 1, or 0% to 100%)", "5% or 0.05")
-    return float(share)
+    kind = "a share (0 to 1, or 0% to 100%)"
+    return float(_value(text, kind, "5% or 0.05", _SHARES.get, lambda share: share <= 1))
 
 
 def parse_rate(text: str) -> float:
     """Return the events per second, above 0, in `0.5/s`, `30/min`, `100/h` or `5/d`."""
-    number, unit = _split(text, "a rate", "0.5/s, 30/min or 100/h")
-    period = _SECONDS.get(unit.removeprefix("/"))
-    if not unit.startswith("/") or period is None or number == 0:
-        raise _refused(text, "a rate above 0", "0.5/s, 30/min or 100/h")
-    return float(number / period)
+    return float(_value(text, "a rate above 0", "0.5/s, 30/min or 100/h", _RATES.get, bool))
 
 
 def parse_bandwidth(text: str) -> float:
     """Return the bytes per second, above 0, in `25GB/s` or `3.2GiB/s`; sizes as in `parse_size`."""
-    number, unit = _split(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
-    size = unit.removesuffix("/s")
-    if size == unit or size.lower() not in _BYTES or number == 0:
-        raise _refused(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s")
-    if _counts_bits(size):
-        remedy = f"write {text.removesuffix('b/s')}B/s if you mean bytes"
-        raise UsageError(f"{text!r} is in bits", remedy=remedy)
-    return float(number * _BYTES[size.lower()])
+
+    def bytes_in(unit: str) -> int | None:
+        return _BYTES.get(unit[:-2].lower()) if unit.endswith("/s") else None
+
+    bandwidth = _value(text, "a bandwidth above 0", "25GB/s or 3.2GiB/s", bytes_in, bool)
+    _refuse_bits(text)
+    return float(bandwidth)
 
 
 def format_duration(seconds: float) -> str:
@@ -199,23 +192,28 @@ def blocks_tokens_bytes(
     return ", ".join(parts)
 
 
-def _split(text: str, kind: str, examples: str) -> tuple[Fraction, str]:
+def _value(
+    text: str,
+    kind: str,
+    examples: str,
+    scale_of: Callable[[str], Fraction | int | None],
+    is_allowed: Callable[[Fraction], bool] = lambda _: True,
+) -> Fraction:
+    """Return the exact number in `text` times the scale of its unit, if both and it are allowed."""
     match = _QUANTITY.fullmatch(text)
-    number = _number(match[1]) if match else None
-    if match is None or number is None:
+    scale = scale_of(match[2]) if match and len(match[1]) <= _LONGEST else None
+    if match is None or scale is None or not is_allowed(value := Fraction(match[1]) * scale):
         raise _refused(text, kind, examples)
-    return number, match[2]
+    return value
 
 
-def _counts_bits(unit: str) -> bool:
-    """Return True if a unit of size ends in a small b on purpose."""
-    return unit == "b" or (unit.endswith("b") and not unit.islower())
-
-
-def _number(text: str) -> Fraction | None:
-    """Return the exact value of a plain decimal number, None for anything else."""
-    plain = len(text) <= _LONGEST and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text)
-    return Fraction(text) if plain else None
+def _refuse_bits(text: str) -> None:
+    """Raise UsageError if a size's unit ends in a small b on purpose."""
+    size = text.removesuffix("/s")
+    unit = size.lstrip("0123456789. ")
+    if unit == "b" or (unit.endswith("b") and not unit.islower()):
+        remedy = f"write {size[:-1]}B{text[len(size) :]} if you mean bytes"
+        raise UsageError(f"{text!r} is in bits", remedy=remedy)
 
 
 def _refused(text: str, kind: str, examples: str) -> UsageError:

@@ -175,6 +175,8 @@ def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDe
     batched = batched or (gpu.default_max_num_batched_tokens if gpu else _BATCHED)
     pool = _pool(deployment, engine, model, gpu)
     latency, origin, doubts = _latency(deployment, engine, model, gpu)
+    if model is not None and model.hybrid and pool.origin != "derived":
+        doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
     derived = origin == "derived"
     reason = None
     if model is not None and model.hybrid:

@@ -48,6 +48,7 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
     rows = columns.arrays()
     order = np.argsort(rows["arrival_s"], kind="stable")
+    tenant = rows.pop("tenant")[order]
     links = {name: rows.pop(name) for name in ("parent_chat_id", "session_parent", "in_session")}
     requests = {name: values[order] for name, values in rows.items()}
     size, trie = columns.block_size, columns.trie
@@ -59,8 +60,10 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
 
     parent, kind = _lineage(links, rows["blocks"], order, requests, trie, full_leaf)
     conversation, turn = lineage.conversations(parent)
+    # A turn under another model or salt does not show which blocks this one's output has left.
+    carrier = np.where((parent >= 0) & (tenant[parent] == tenant), parent, -1).astype(np.int32)
     carried_leaf, carried_blocks = lineage.carried_outputs(
-        trie.parent, size, parent, full_leaf, full_blocks, inputs, outputs
+        trie.parent, size, carrier, full_leaf, full_blocks, inputs, outputs
     )
     reuse = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
     # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError
-from kvscope.ingest.formats.base import BadLine, ReadOptions, Records, Rejects, Request
+from kvscope.ingest.formats.base import (
+    BadLine,
+    Identifier,
+    ReadOptions,
+    Records,
+    Rejects,
+    Request,
+)
 from kvscope.ingest.hash_ids import decoded, gathered, key, keys
 from kvscope.ingest.trie import Trie
 
@@ -20,6 +27,11 @@ INT32_MAX = 2**31 - 1
 LONGEST_S = 1e12
 """Beyond any clock: some 30,000 years, in whole microseconds less than 2^63 of them."""
 UNKNOWN_TYPE = "unknown"
+Tenant = tuple[str | None, Identifier | None, str | None]
+"""Model, adapter and cache salt, none where they are 0 or empty: tenants share no blocks.
+
+Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
+"""
 TOO_MANY_IDS = "more hash ids than the prompt has blocks"
 
 _TYPECODES = {
@@ -35,6 +47,7 @@ _TYPECODES = {
     "session_parent": "i",  # row of the session's previous request, or -1
     "in_session": "i",  # 0 or 1
     "leaf": "i",  # last block of the prompt
+    "tenant": "i",
 }
 
 
@@ -122,6 +135,7 @@ class Columns:
         self._settled_block_size = 0  # not yet
         self._fallback_block_size = options.block_size or default_block_size
         self._waited_s = 0.0  # all delays together
+        self._tenants: dict[Tenant, int] = {}
         self._rejects = rejects
 
     def __len__(self) -> int:
@@ -223,11 +237,28 @@ class Columns:
             if request.scope is not None and blocks[row]:
                 first = starts[row]
                 ids[first] = key(f"{request.scope}/{ids[first]}")
+        self._separate_tenants(batch)
         self._extend("leaf", self.trie.intern(starts, ids))
         self._extend("blocks", blocks)
         full = batch.input_tokens // self.block_size
         self.unhashed += int(np.count_nonzero(blocks == 0))
         self.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
+
+    def _separate_tenants(self, batch: RequestBatch) -> None:
+        """Rename the first blocks of all tenants but the first, and append their numbers."""
+        tenants = [
+            (row.model or None, row.adapter or None, row.cache_salt or None)
+            for row in batch.requests
+        ]
+        for tenant in dict.fromkeys(tenants):
+            self._tenants.setdefault(tenant, len(self._tenants))
+        if len(self._tenants) > 1:
+            first = next(iter(self._tenants))
+            for row, tenant in enumerate(tenants):
+                if tenant != first and batch.blocks[row]:
+                    at = batch.starts[row]
+                    batch.ids[at] = key(f"{tenant}/{batch.ids[at]}")
+        self._extend("tenant", np.array([self._tenants[tenant] for tenant in tenants]))
 
     def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and its predecessor in its session."""
@@ -245,17 +276,14 @@ class Columns:
                 self._last_in_session[session] = len(arrival_s)
             self._columns["session_parent"].append(previous)
             self._columns["in_session"].append(row.session_id is not None)
-            arrival_s.append(self._arrival(row, previous))
-
-    def _arrival(self, request: Request, previous: int) -> float:
-        """Return the arrival in s of a request whose session's previous row is `previous`."""
-        if request.arrival_s is not None:
-            return request.arrival_s
-        self.untimed += 1
-        arrival_s = self._columns["arrival_s"]
-        if previous >= 0:
-            return float(arrival_s[previous]) + (request.delay_s or 0.0)
-        return float(arrival_s[-1]) if arrival_s else 0.0
+            if row.arrival_s is not None:
+                arrival_s.append(row.arrival_s)
+                continue
+            self.untimed += 1
+            if previous >= 0:
+                arrival_s.append(float(arrival_s[previous]) + (row.delay_s or 0.0))
+            else:
+                arrival_s.append(float(arrival_s[-1]) if arrival_s else 0.0)
 
     def _extend(self, name: str, values: NDArray[Any]) -> None:
         """Append numbers that fit the column's type."""

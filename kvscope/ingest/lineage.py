@@ -132,16 +132,9 @@ def carried_outputs(
     leaf, blocks = full_leaf.copy(), full_blocks.copy()
     history = input_tokens.astype(np.int64) + output_tokens
     _extend_by_child(
-        block_parent,
-        block_size,
-        parent,
-        full_leaf,
-        full_blocks,
-        input_tokens,
-        history,
-        leaf,
-        blocks,
-    )
+        block_parent, block_size, parent, full_leaf, full_blocks, input_tokens, history,
+        leaf, blocks,
+    )  # fmt: skip
     return leaf, blocks
 
 

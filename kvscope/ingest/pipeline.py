@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,7 @@ def ingest(
     known = _known_before_reading(store, path, options)
     if known is not None:
         return Ingested(known, False, Rejects(path))
-    source = Source(path, advance)
-    try:
+    with closing(Source(path, advance)) as source:
         chosen = _format(source, options)
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
@@ -100,8 +100,6 @@ def ingest(
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
         known = _known(store, source, options)
-    finally:
-        source.close()
     if known is not None:
         return Ingested(known, False, rejects)
     _refuse_if_too_bad(rejects, chosen, options)
@@ -178,15 +176,10 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
 
 def _known_before_reading(store: Store, path: str, options: IngestOptions) -> Trace | None:
     """Return the stored trace with the same content, looked for only if one has the file's size."""
-    if path == STANDARD_STREAM or not Path(path).is_file():
+    if not _is_file(path) or not traces.has_size(store, Path(path).stat().st_size):
         return None
-    if not traces.has_size(store, Path(path).stat().st_size):
-        return None
-    source = Source(path)
-    try:
+    with closing(Source(path)) as source:
         return _known(store, source, options)
-    finally:
-        source.close()
 
 
 def _known(store: Store, source: Source, options: IngestOptions) -> Trace | None:
@@ -214,16 +207,14 @@ def _refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Ing
         raise InputError("the trace holds no requests", where=rejects.path)
     if rejects.accepted and rejects.count <= options.max_bad * lines:
         return
-    line, reason = rejects.lines[0]
-    first = f"the first: {rejects.path}:{line}: {reason}"
     if rejects.accepted:
-        what = (
-            f"{rejects.count:,} of {lines:,} lines cannot be used, more than"
-            f" {100 * options.max_bad:.3g}% of them; {first}"
-        )
+        most = f"{100 * options.max_bad:.3g}%"
+        what = f"{rejects.count:,} of {lines:,} lines cannot be used, more than {most} of them"
     else:
         detected = "" if options.format else ", the nearest format"
-        what = f"none of its {lines:,} lines can be read as {chosen.name}{detected}; {first}"
+        what = f"none of its {lines:,} lines can be read as {chosen.name}{detected}"
+    line, reason = rejects.lines[0]
+    what = f"{what}; the first: {rejects.path}:{line}: {reason}"
     raise UnusableLinesError(what, rejects, _remedy(rejects, chosen, options))
 
 
@@ -247,16 +238,15 @@ def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions)
 
 def _format_at(path: str, line: int) -> str | None:
     """Return the format of the lines from `line` on, None if it is unknown."""
-    if path == STANDARD_STREAM or not Path(path).is_file():
+    if not _is_file(path):
         return None
-    source = Source(path)
-    try:
+    with closing(Source(path)) as source, suppress(InputError):
         for first, text in source.lines():
             if line <= first + text.count(b"\n"):
                 lines = text.split(b"\n")[line - first :]
                 return registry.detect(b"\n".join(lines[:_FIRST_LINES]), path).name
-    except InputError:
-        pass
-    finally:
-        source.close()
     return None
+
+
+def _is_file(path: str) -> bool:
+    return path != STANDARD_STREAM and Path(path).is_file()

@@ -32,7 +32,7 @@ from kvscope.replay.settings import engine_setting
 from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.tiers import replay_tiers, tier_outcomes, transfer_s
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
+from kvscope.vllm_sim import EngineSettings, StepCost, fits, replay_engine
 
 WINDOWS = 24  # that results over time are cut into, at most
 
@@ -214,11 +214,12 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         ),
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
-        tables=workload.tables(request.policy),
+        tables=workload.tables(request.policy, fits(workload.traffic, usual.usable_blocks)),
     )
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
-        served = replace(served, queued_ttft_s=done.ttft_s, tpot_s=done.tpot_s)
+        outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
+        served = replace(served, queued_ttft_s=done.ttft_s + outside_s, tpot_s=done.tpot_s)
     counted = slice(served.first, None)
     return ServedReplay(
         served,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+
+import numpy as np
 
 from kvscope.characterize.windows import Windows
+from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import TIMES
-from kvscope.learning.offline.learners import tables_for
+from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import REFIT_S, Policy
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
@@ -52,7 +55,7 @@ class Workload:
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
-        self._tables: dict[tuple[str | None, float], Tables] = {}
+        self._tables: dict[tuple[str | None, float, int], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def with_prefill(self, times: float) -> Workload:
@@ -95,11 +98,19 @@ class Workload:
         definition = self.setting.definition
         return None if definition.flat else novelty(self.prompts, definition)
 
-    def tables(self, policy: Policy) -> Tables:
-        """Return what a policy learns of the categories of `traffic`."""
-        key = policy.learner, policy.values.get("refit_s", REFIT_S)
+    def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
+        """Return what a policy learns of the categories of `traffic`.
+
+        `served` (R entries; default: all) are the requests that an engine does not reject. What a
+        small engine serves a larger one serves too, so their number says which they are.
+        """
+        refit_s = policy.values.get("refit_s", REFIT_S)
+        if served is None:
+            served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
+        key = policy.learner, refit_s, int(served.sum())
         if key not in self._tables:
-            self._tables[key] = tables_for(self.traffic, type(policy), key[1])
+            fit = partial(tables_for, policy=type(policy), refit_s=refit_s)
+            self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]
 
     def prepare(self, policies: Sequence[Policy]) -> None:

@@ -69,7 +69,6 @@ def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
 
 
 def _xi(tuned: Recommendation) -> list[Section]:
-    """Return the target's latency as a function of xi."""
 
     def table(name: str, trials: list[Trial]) -> Table:
         slowest_s = max(trial.target_s for trial in trials)
@@ -110,7 +109,6 @@ def _capacities(tuned: Recommendation) -> list[Section]:
 
 
 def _tried(tuned: Recommendation) -> Section:
-    """Return all that was tried at the user's capacity, the best first."""
     known = trial_columns(tuned, lambda trial: trial)
     table = tabulate(
         "Tried in the training window",
@@ -162,17 +160,11 @@ def capacities_chart(tuned: Recommendation) -> style.Figure:
         if len(trials) < 2:  # a point is no line
             continue
         capacities = [blocks for blocks in sorted(trials) if blocks > 0]
-        series.append(
-            style.Series(
-                name,
-                [blocks * unit.per_block for blocks in capacities],
-                [trials[blocks].target_s * 1e3 for blocks in capacities],
-                policy_line(name),
-                style.MARKED,
-            )
-        )
-    title, y = "Tail against capacity in the training window", f"{tuned.target_name} (ms)"
-    chart = style.lines(title, unit.axis, y, series, shares="")
+        x = [blocks * unit.per_block for blocks in capacities]
+        y = [trials[blocks].target_s * 1e3 for blocks in capacities]
+        series.append(style.Series(name, x, y, policy_line(name), style.MARKED))
+    title, measure = "Tail against capacity in the training window", f"{tuned.target_name} (ms)"
+    chart = style.lines(title, unit.axis, measure, series, shares="")
     style.slo_level(chart, tuned.tuning.target.slo_s)
     style.mark(chart, max(tuned.tuning.capacity_blocks, 1) * unit.per_block, "current capacity")
     if sizes.hbm_blocks and sizes.hbm_bytes:

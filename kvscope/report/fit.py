@@ -103,8 +103,7 @@ def headline(fit: Fit) -> Section:
 
 
 def _verdicts(fitted: list[CategoryFit]) -> list[str]:
-    exponential = [row for row in fitted if row.verdict == _FITS]
-    where = _names(exponential) if exponential else "no category"
+    where = _names([row for row in fitted if row.verdict == _FITS]) or "no category"
     sentences = [f"Reuse clearly follows an exponential after {where}."]
     others: dict[str, list[CategoryFit]] = {}
     for row in fitted:
@@ -142,7 +141,6 @@ def _verdict_counts(rows: Sequence[StabilityFit]) -> str:
 
 
 def _births(fit: Fit) -> str:
-    """Return the conversation model in a sentence."""
     model = fit.conversation
     if fit.trace.lineage == "none":
         return "The trace does not say which requests belong to one conversation."
@@ -198,7 +196,6 @@ def _plot(fitted: list[CategoryFit]) -> tuple[str, ...]:
 
 
 def _models(fit: Fit) -> Section:
-    """Return every model of every category."""
     least = {
         row.category: min(m.aic for m in fit.models if m.category == row.category)
         for row in fit.categories
@@ -350,7 +347,6 @@ def _next_turns(title: str, first: str, rows: Sequence[NextTurnFit]) -> Table:
 
 
 def _next_prompts(prompts: Sequence[NextPromptFit]) -> Section:
-    """Return how many tokens a next turn adds."""
     shown = large(prompts, lambda row: row.n)
     table = tabulate(
         "Tokens that the next turn adds to the history",

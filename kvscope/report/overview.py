@@ -129,7 +129,7 @@ def _reuse(facts: Characterization) -> list[str]:
     sentences = []
     if facts.reuse_gaps is not None and facts.reuse_gaps.overall is not None:
         gap = facts.reuse_gaps.overall.gap_s
-        p50, p80, p99 = (units.duration_in_words(value) for value in (gap.p50, gap.p80, gap.p99))
+        p50, p80, p99 = map(units.duration_in_words, (gap.p50, gap.p80, gap.p99))
         sentences.append(f"Reuse comes within {p50} (p50), {p80} (p80), {p99} (p99).")
     if facts.lifetimes is not None and facts.lifetimes.overall is not None:
         never = facts.lifetimes.overall.never_reused_share

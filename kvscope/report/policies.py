@@ -269,7 +269,6 @@ def _contest_table(
 
 
 def _runs(simulation: Simulation) -> Section:
-    """Return every run, a table a capacity."""
     return Section.of(
         "Policies",
         *(_policy_table(simulation, capacity) for capacity in simulation.capacities),
@@ -416,15 +415,11 @@ def _over_capacity(
     markers: Counter[str] = Counter()
     for label, runs in by_name.items():
         policy = runs[0].policy
-        symbol = SYMBOLS[markers[policy] % len(SYMBOLS)]
+        look = {"symbol": SYMBOLS[markers[policy] % len(SYMBOLS)], "size": 7}
         markers[policy] += 1
-        yield style.Series(
-            label,
-            [run.capacity_blocks * unit.per_block for run in runs],
-            [value(run) for run in runs],
-            policy_line(policy),
-            {**style.MARKED, "marker": {"symbol": symbol, "size": 7}},
-        )
+        sizes = [run.capacity_blocks * unit.per_block for run in runs]
+        options = {**style.MARKED, "marker": look}
+        yield style.Series(label, sizes, list(map(value, runs)), policy_line(policy), options)
 
 
 def over_time_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:

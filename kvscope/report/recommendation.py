@@ -486,7 +486,6 @@ def _without_width(gains: Sequence[Gain]) -> list[str]:
 
 
 def _capacities(tuned: Recommendation) -> Section:
-    """Return the least capacity that meets the SLO."""
     tuning, chart = tuned.tuning, partial(explanation.capacities_chart, tuned)
     rows = [
         least

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kvscope.characterize.categories import Category
 from kvscope.characterize.sources import Skew, Sources
-from kvscope.characterize.summary import Characterization
+from kvscope.characterize.summary import Category, Characterization
 from kvscope.characterize.traffic import Contribution, TypeContribution
 from kvscope.characterize.turns import NextTurns
 from kvscope.report import style

@@ -55,11 +55,7 @@ def rate(run: Run) -> float:
 
 def hit_rate(setting: RunSetting, outcome: Outcome) -> float:
     """Return the hit rate in the weight of the setting's definition."""
-    return {
-        "token": outcome.token_hit_rate,
-        "block": outcome.block_hit_rate,
-        "request": outcome.request_hit_rate,
-    }[setting.definition.weight]
+    return float(getattr(outcome, f"{setting.definition.weight}_hit_rate"))
 
 
 def names(runs: Sequence[Run]) -> Callable[[Run], str]:

@@ -111,11 +111,13 @@ def sparkline(values: Sequence[float | None], top: float | None = None) -> str:
     highest = top if top is not None else max((value or 0.0 for value in values), default=0.0)
     if highest <= 0:
         return "▁" * len(values)
-    last = len(_LEVELS) - 1
-    return "".join(
-        " " if value is None else _LEVELS[min(last, max(0, round(value / highest * last)))]
-        for value in values
-    )
+    return "".join(" " if value is None else _letter(_LEVELS, value / highest) for value in values)
+
+
+def _letter(letters: str, share: float) -> str:
+    """Return the letter at a share (0–1) of the way through the letters."""
+    last = len(letters) - 1
+    return letters[min(last, max(0, round(share * last)))]
 
 
 def curve_plot(
@@ -140,12 +142,8 @@ def curve_plot(
 def heat_map(rows: Sequence[Sequence[float]], top: float | None = None) -> list[str]:
     """Return a line a row, two characters a cell, darker for larger shares of `top`."""
     highest = top if top is not None else max((max(row, default=0.0) for row in rows), default=0.0)
-    last = len(_SHADES) - 1
     scale = highest if highest > 0 else 1.0
-    return [
-        "".join(2 * _SHADES[min(last, max(0, round(cell / scale * last)))] for cell in row)
-        for row in rows
-    ]
+    return ["".join(2 * _letter(_SHADES, cell / scale) for cell in row) for row in rows]
 
 
 def thinned(values: Sequence[float | None], width: int) -> list[float | None]:

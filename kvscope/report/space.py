@@ -100,16 +100,10 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
 
     Source: Wang et al., KVCache Cache in the Wild (ATC'25), Figures 16 to 18.
     """
-    by_turn = zip(
-        TURNS.values(), (spatial.overall, spatial.single_turn, spatial.multi_turn), strict=True
-    )
-    maps = {name: cells for name, cells in by_turn if cells is not None}
-    chart = style.subplots(
-        "Ideal block hit rate by place in the prompt",
-        cols=len(maps),
-        subplot_titles=list(maps),
-        shared_yaxes=True,
-    )
+    by_turn = spatial.overall, spatial.single_turn, spatial.multi_turn
+    maps = {name: cells for name, cells in zip(TURNS.values(), by_turn, strict=True) if cells}
+    title, plots = "Ideal block hit rate by place in the prompt", list(maps)
+    chart = style.subplots(title, cols=len(maps), subplot_titles=plots, shared_yaxes=True)
     for column, cells in enumerate(maps.values(), start=1):
         chart.add_heatmap(
             x=spatial.strides,
@@ -135,13 +129,6 @@ def working_set_chart(working_set: WorkingSet, unit: Unit) -> style.Figure:
     """Build the size of the blocks that will be used again, over time."""
     hours = [at / 3600 for at in working_set.at_s]
     sizes = [blocks * unit.per_block for blocks in working_set.blocks]
-    steps = style.line(0) | {"shape": "hv"}
-    return style.lines(
-        "Blocks alive",
-        style.HOURS,
-        f"blocks alive ({unit.name})",
-        [style.Series("", hours, sizes, steps)],
-        log="",
-        shares="",
-        height=320,
-    )
+    series = [style.Series("", hours, sizes, style.line(0) | {"shape": "hv"})]
+    title, y = "Blocks alive", f"blocks alive ({unit.name})"
+    return style.lines(title, style.HOURS, y, series, log="", shares="", height=320)

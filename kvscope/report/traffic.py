@@ -45,9 +45,8 @@ def _requests(facts: Characterization) -> Section:
     sentences = []
     rate, burst = lengths.arrival_rate_per_s, lengths.inter_arrival_cv
     if rate is not None:
-        arrive = "arrives" if lengths.requests == 1 else "arrive"
-        requests = counted(lengths.requests, "request")
-        sentences.append(f"{requests} {arrive} at {units.format_rate(rate)}.")
+        arrive = counted(lengths.requests, "request arrives", "requests arrive")
+        sentences.append(f"{arrive} at {units.format_rate(rate)}.")
     if burst is not None:
         kind = "burstier than" if burst > 1.1 else "steadier than" if burst < 0.9 else "close to"
         sentences.append(

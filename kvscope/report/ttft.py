@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome, Run
 from kvscope.report import style
@@ -61,21 +61,18 @@ def category_section(
         },
         left_out(list(before), shown),
     )
-    return Section(
-        "TTFT by category",
-        tuple(_moves(rank, lru, other) for rank in ("p50", "p95")),
-        (table,),
-        figures=(partial(changes_chart, title, lru, other),),
-    )
+    moves = (_moves(rank, lru, other) for rank in ("p50", "p95"))
+    chart = partial(changes_chart, title, lru, other)
+    return Section.of("TTFT by category", *moves, table, chart)
 
 
 def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percentiles]) -> str:
-    lower: list[str] = []
-    higher: list[str] = []
-    for name, times in lru.items():
-        before, after = (float(getattr(side, rank)) for side in (times, other[name]))
-        if abs(after - before) > _UNCHANGED * before:
-            (lower if after < before else higher).append(name)
+    before, after = (
+        {name: getattr(of, rank) for name, of in side.items()} for side in (lru, other)
+    )
+    moved = [name for name in lru if abs(after[name] - before[name]) > _UNCHANGED * before[name]]
+    lower = [name for name in moved if after[name] < before[name]]
+    higher = [name for name in moved if after[name] > before[name]]
     falls, rises = (
         listed(names, _NAMED, "others") if names else "no category" for names in (lower, higher)
     )
@@ -109,10 +106,7 @@ class Distribution:
 
 
 def distribution(
-    name: str,
-    policy: str,
-    value_ms: NDArray[np.float64],
-    line: Mapping[str, object] | None = None,
+    name: str, policy: str, value_ms: Float64s, line: Mapping[str, object] | None = None
 ) -> Distribution:
     """Return the distribution of values, thinned to a few hundred points (nearest rank).
 
@@ -146,23 +140,19 @@ def cdf_chart(
     chart = distributions_chart(title, distributions, slo_s, height=430)
     alike: Counter[str] = Counter()
     ranks = np.searchsorted(_SHARES, np.array(list(_MARKED.values())) - 1e-9)
-    for spread in distributions:
-        if not spread.value_ms:
-            continue
-        colour = spread.line["color"]
+    look = {"mode": "markers", "showlegend": False, "hovertemplate": "%{text}: %{x:.3~g} ms"}
+    for spread in filter(lambda spread: spread.value_ms, distributions):
         symbol = SYMBOLS[alike[str(spread.line)] % len(SYMBOLS)]
+        alike[str(spread.line)] += 1
         chart.add_scatter(
             x=[spread.value_ms[rank] for rank in ranks],
             y=list(_MARKED.values()),
-            legendgroup=spread.name,
-            showlegend=False,
-            mode="markers",
-            marker={"color": colour, "size": 8, "symbol": symbol},
             text=list(_MARKED),
             name=style.label(spread.name),
-            hovertemplate="%{text}: %{x:.3~g} ms",
+            legendgroup=spread.name,
+            marker={"color": spread.line["color"], "size": 8, "symbol": symbol},
+            **look,
         )
-        alike[str(spread.line)] += 1
     return chart
 
 

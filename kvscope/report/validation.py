@@ -16,7 +16,7 @@ from kvscope.report import style, ttft
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import (
-    NONE,
+    SECONDS,
     count,
     counted,
     percentiles,
@@ -97,9 +97,7 @@ def _runs(facts: ValidationFacts, which: str) -> Section:
             "hit rate": lambda row: share(row[1].token_hit_rate),
             "TTFT p50 (ms)": lambda row: significant(row[1].ttft_ms.p50),
             **percentiles("p90 p95 p99", lambda row: row[1].ttft_ms, significant),
-            "TEL (s)": lambda row: (
-                NONE if row[1].tel_ms is None else significant(row[1].tel_ms / 1e3)
-            ),
+            "TEL (s)": lambda row: SECONDS.cell(row[1].tel_ms and row[1].tel_ms / 1e3),
             "over SLO": lambda row: count(row[1].violations),
         },
         note=f"{which}{slo}",
@@ -158,11 +156,8 @@ def _called(run: RunFacts) -> str:
 
 
 def _with_params(run: RunFacts) -> str:
-    params = [
-        f"{name}={format_value(name, value)}"
-        for name, value in run.params.items()
-        if math.isfinite(value)
-    ]
+    finite = {name: value for name, value in run.params.items() if math.isfinite(value)}
+    params = [f"{name}={format_value(name, value)}" for name, value in finite.items()]
     return " ".join([run.policy, f"leaves={run.leaves}", *params])
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
-from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Run
 from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import policy_line, run_columns
 from kvscope.report.section import Columns, Section, tabulate
-from kvscope.report.words import count, difference, ms_in_words, significant
+from kvscope.report.words import count, significant
 from kvscope.tuning.search import XI
 
 Points = Sequence[tuple[float, float]]
@@ -58,11 +57,6 @@ def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
         "xi (tokens)": lambda row: count(xi(row)),
         "xi (ms)": lambda row: significant(float(profile.ttft_s(int(xi(row)), 0)) * 1e3),
     }
-
-
-def change_in_words(percentile: str, now: Percentiles, then: Percentiles) -> str:
-    """Return how far a percentile moves: -12 ms."""
-    return difference(getattr(then, percentile) - getattr(now, percentile), ms_in_words)
 
 
 def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> style.Figure:

@@ -18,8 +18,8 @@ from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
 from kvscope.reuse_models.kaplan_meier import KaplanMeier
 from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.results import Interval
 
-Interval = tuple[float, float]
 P = "reuse_probability"
 
 
@@ -29,8 +29,8 @@ class ReuseModel:
     A subclass defines F: `log_density`, `wait_survival`, where to start, and what its free
     parameters (unbounded) mean. Learned: `reuse_probability_` p; `params_` of F;
     `interval_` of p and each of them at 95 %, or None where the data do not tell; `n_` touched
-    blocks, `censored_` of them not seen reused; `log_likelihood_` in blocks; `aic_` and `ks_`, see
-    there; `converged_`.
+    blocks, `censored_` of them not seen reused; `log_likelihood_` in blocks; `aic_` 2 K - 2 log L,
+    scaled to the `effective_n_` independent blocks; `ks_`, see KaplanMeier; `converged_`.
     """
 
     name: ClassVar[str]
@@ -64,7 +64,7 @@ class ReuseModel:
 
     def natural(self, free: Floats) -> Floats:
         """Return the values of `parameters`; each rises with its own free parameter alone."""
-        raise NotImplementedError
+        return np.exp(free)
 
     def ordered(self, free: Floats) -> Floats:
         """Return the free parameters with exchangeable parts in their order."""
@@ -97,7 +97,9 @@ class ReuseModel:
         self.censored_ = round(of.total - of.total_reused)
         self.effective_n_ = of.effective
         self.log_likelihood_ = maximum.log_likelihood
-        self.aic_ = self._aic(of)
+        # Counting every block would weigh a run by its blocks, so that any difference would decide.
+        scale = of.effective / of.total
+        self.aic_ = float(2 * len(self.free_) - 2 * maximum.log_likelihood * scale)
         self.covariance_ = likelihood.covariance(shape, of, self.free_) if intervals else None
         self.interval_ = self._intervals(of)
         curve = reference or KaplanMeier().fit(merged, of.effective)
@@ -120,14 +122,6 @@ class ReuseModel:
         log_f, _ = self.log_density(np.asarray(t, dtype=np.float64), self.free_[1:])
         rate: Floats = self.reuse_probability_ * np.exp(log_f) / self.survival(t)
         return rate
-
-    def _aic(self, of: Observations) -> float:
-        """Return 2 K - 2 log L, with log L scaled to the independent blocks (`effective_n_`).
-
-        Counting every block would weigh a run by its blocks, so that any difference would decide.
-        """
-        scale = of.effective / of.total
-        return float(2 * len(self.free_) - 2 * self.log_likelihood_ * scale)
 
     def _intervals(self, of: Observations) -> dict[str, Interval | None]:
         names = (P, *self.parameters)

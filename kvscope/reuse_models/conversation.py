@@ -8,11 +8,11 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.learning.reuse.formulas import ReuseCounts, exponentials
-from kvscope.reuse_models.base import Interval, P
-from kvscope.reuse_models.exponential import Exponential
+from kvscope.reuse_models.base import P
+from kvscope.reuse_models.distributions import Exponential, exponential_estimates
 from kvscope.reuse_models.likelihood import LEVEL, quantile
 from kvscope.reuse_models.observations import RESOLUTION_S, Floats, Observations
+from kvscope.reuse_models.results import Interval
 
 
 def next_turn_s(parent: NDArray[np.integer], arrival_s: Floats) -> Floats:
@@ -118,41 +118,33 @@ class ConversationModel:
         self.next_turn_probability_ = p
         self.turns_ = 1.0 / (1.0 - p)
         self.ks_ = waits.ks_
+        # The delta method on the logarithm, whose derivative by log(L + M) is 1.
         self.interval_ = {
             "birth_rate_per_s": _of_poisson(births, watched_s),
-            "turn_rate_per_s": self._interval(waits, turns, self.turn_rate_per_s_, 1.0 - p),
-            "death_rate_per_s": self._interval(waits, turns, self.death_rate_per_s_, -p),
+            "turn_rate_per_s": _by_logarithm(waits, turns, self.turn_rate_per_s_, 1.0 - p),
+            "death_rate_per_s": _by_logarithm(waits, turns, self.death_rate_per_s_, -p),
             "next_turn_probability": waits.interval_[P],
         }
         return self
-
-    @staticmethod
-    def _interval(
-        waits: Exponential, turns: Observations, value: float, by_logit: float
-    ) -> Interval | None:
-        """Return the interval by the delta method on the logarithm (derivative 1 by log(L + M))."""
-        if waits.covariance_ is None:
-            return None
-        slope = np.array([by_logit, 1.0])
-        spread = quantile(turns.clusters) * float(slope @ waits.covariance_ @ slope) ** 0.5
-        return value * float(np.exp(-spread)), value * float(np.exp(spread))
 
 
 def turn_and_death_rates(turns: Observations) -> Rates | None:
     """Return L and M without intervals; None where no turn was followed by another."""
     if not turns.reused_runs:
         return None
-    waiting = ~turns.reused
-    estimates = exponentials(
-        ReuseCounts(
-            reused=np.array([turns.total_reused]),
-            waited_s=np.array([turns.weight[turns.reused] @ turns.waited_s[turns.reused]]),
-            waiting=turns.weight[waiting][None],
-            since_s=turns.waited_s[waiting][None],
-        )
-    )
-    p, rate = float(estimates.p[0]), float(estimates.rate_per_s[0])
+    p, rate = exponential_estimates(turns)
     return Rates(p * rate, (1.0 - p) * rate)
+
+
+def _by_logarithm(
+    waits: Exponential, turns: Observations, value: float, by_logit: float
+) -> Interval | None:
+    """Return the interval of a rate whose logarithm has the derivative `by_logit` by logit p."""
+    if waits.covariance_ is None:
+        return None
+    slope = np.array([by_logit, 1.0])
+    reach = quantile(turns.clusters) * float(slope @ waits.covariance_ @ slope) ** 0.5
+    return value * float(np.exp(-reach)), value * float(np.exp(reach))
 
 
 def _of_poisson(count: int, watched_s: float) -> Interval:

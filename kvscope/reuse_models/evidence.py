@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.characterize.history import History, load_history
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.trace import Trace
 from kvscope.reuse_models.conversation import added_tokens, next_turn_s, turn_waits
 from kvscope.reuse_models.observations import RESOLUTION_S, Floats, Ints, Observations
@@ -38,16 +38,11 @@ class Turns:
     category: Ints
     turn: Ints
 
-    def of(self, picked: NDArray[np.bool_]) -> Observations:
+    def of(self, picked: Bools) -> Observations:
         """Return the waits of the picked requests."""
-        waits = self.waits
-        return Observations.of(
-            waits.waited_s[picked],
-            waits.reused[picked],
-            None,
-            waits.cluster[picked],
-            waits.resolution_s,
-        )
+        of = self.waits
+        waited_s, reused, cluster = of.waited_s[picked], of.reused[picked], of.cluster[picked]
+        return Observations.of(waited_s, reused, None, cluster, of.resolution_s)
 
 
 class Evidence:
@@ -62,12 +57,12 @@ class Evidence:
     def __init__(
         self,
         history: History,
-        conversation: NDArray[np.int32],
-        parent: NDArray[np.int32],
-        turn: NDArray[np.int32],
-        input_tokens: NDArray[np.int32],
-        history_tokens: NDArray[np.int64],
-        anonymous_blocks: NDArray[np.int32],
+        conversation: Int32s,
+        parent: Int32s,
+        turn: Int32s,
+        input_tokens: Int32s,
+        history_tokens: Int64s,
+        anonymous_blocks: Int32s,
     ) -> None:
         requests = len(conversation)
         self.categories = history.categories
@@ -127,13 +122,9 @@ class Evidence:
         """Return the wait of each request within `span` for its next turn, censored at its end."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
         part = slice(int(first), int(last))
-        waits = turn_waits(
-            self.arrival_s[part],
-            self._next_s[part],
-            span.end_s,
-            self.conversation[part],
-            self.resolution_s,
-        )
+        arrival_s, next_s = self.arrival_s[part], self._next_s[part]
+        cluster = self.conversation[part]
+        waits = turn_waits(arrival_s, next_s, span.end_s, cluster, self.resolution_s)
         return Turns(waits, self.category[part], self.turn[part])
 
     def births(self, span: Span) -> int:

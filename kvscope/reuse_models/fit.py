@@ -12,8 +12,8 @@ from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
 from kvscope.reuse_models.base import P
 from kvscope.reuse_models.conversation import ConversationModel, NextPrompt
+from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span, Turns, load_evidence
-from kvscope.reuse_models.exponential import Exponential
 from kvscope.reuse_models.observations import Floats, Observations
 from kvscope.reuse_models.results import (
     CategoryFit,

@@ -196,48 +196,43 @@ class Fit:
 def keep(store: Store, fit: Fit) -> int:
     """Store `fit` and return its number."""
     windows = fit.windows
+    conversation = None
+    if fit.conversation is not None:
+        intervals = _intervals(fit.conversation.interval)
+        conversation = _without("interval", fit.conversation) | {
+            "intervals": {"key": list(intervals), "value": list(intervals.values())}
+        }
     about = {
         "warmup": fit.warmup,
         "window_s": windows.length_s if windows else None,
         "start_s": fit.start_s,
         "end_s": fit.end_s,
-        "conversations": _conversation(fit),
+        "conversations": conversation,
     }
     parts: Mapping[str, results.Rows] = {
         "models": [
-            _without(model, "interval") | {"intervals": _intervals(model.interval)}
+            _without("interval", model) | {"intervals": _intervals(model.interval)}
             for model in fit.models
         ],
-        "windows": [_without(window, "observed") for window in windows.fits] if windows else [],
+        "windows": [_without("observed", window) for window in windows.fits] if windows else [],
         "next_prompts": [
-            _without(prompt, "tokens") | {"values": list(prompt.values)}
+            _without("tokens", prompt) | {"values": list(prompt.values)}
             for prompt in fit.next_prompts
         ],
-        "next_turns": [_without(turn, "interval") for turn in fit.next_turns],
+        "next_turns": [_without("interval", turn) for turn in fit.next_turns],
     }
     return results.add_fit(store, fit.trace, about, parts)
 
 
-def _conversation(fit: Fit) -> dict[str, Any] | None:
-    if fit.conversation is None:
-        return None
-    intervals = _intervals(fit.conversation.interval)
-    row = _without(fit.conversation, "interval")
-    return row | {"intervals": {"key": list(intervals), "value": list(intervals.values())}}
-
-
-def _without(
-    row: ModelFit | WindowFit | NextTurnFit | NextPromptFit | Conversation, name: str
-) -> dict[str, Any]:
-    columns = asdict(row)
-    del columns[name]
-    return columns
+def _without(name: str, row: Any) -> dict[str, Any]:
+    return {field: value for field, value in asdict(row).items() if field != name}
 
 
 def _intervals(
     by_parameter: Mapping[str, Interval | None],
 ) -> dict[str, dict[str, float] | None]:
+    """Return the intervals as the store's structs."""
     return {
-        name: None if interval is None else {"low": interval[0], "high": interval[1]}
+        name: interval and dict(zip(("low", "high"), interval, strict=True))
         for name, interval in by_parameter.items()
     }

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvscope.reuse_models.base import ReuseModel
-from kvscope.reuse_models.exponential import Exponential
-from kvscope.reuse_models.hyperexponential import Hyperexponential
+from kvscope.reuse_models.distributions import (
+    Exponential,
+    Hyperexponential,
+    Lognormal,
+    Weibull,
+)
 from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.lognormal import Lognormal
 from kvscope.reuse_models.observations import Observations
-from kvscope.reuse_models.weibull import Weibull
 
 MODELS: tuple[type[ReuseModel], ...] = (Exponential, Hyperexponential, Weibull, Lognormal)
 FEWEST_RUNS = 30  # runs of reuse that a fit needs
@@ -73,16 +75,11 @@ def choose(of: Observations) -> Choice:
 def _words(models: tuple[ReuseModel, ...], best: ReuseModel, fits: bool) -> str:
     if best is models[0]:
         return f"exponential misses {best.ks_:.0%}, and no other model does better"
-    use = f"use {best.name}" if fits else f"{best.name} is nearest, but misses {best.ks_:.0%}"
-    return f"{_trouble(models)}: {use}"
-
-
-def _trouble(models: tuple[ReuseModel, ...]) -> str:
-    """Say why the exponential does not fit: a Weibull of shape 1 would be one."""
+    # Why the exponential does not fit: a Weibull of shape 1 would be one.
     weibull = next(model for model in models if isinstance(model, Weibull))
-    interval = weibull.interval_["shape"]
-    if interval is not None and interval[1] < 1:
-        return "too heavy a tail"
-    if interval is not None and interval[0] > 1:
-        return "waits too much alike"
-    return "not exponential"
+    low, high = weibull.interval_["shape"] or (0.0, np.inf)
+    why = (
+        "too heavy a tail" if high < 1 else "waits too much alike" if low > 1 else "not exponential"
+    )
+    use = f"use {best.name}" if fits else f"{best.name} is nearest, but misses {best.ks_:.0%}"
+    return f"{why}: {use}"

@@ -11,8 +11,8 @@ import numpy as np
 from kvscope.characterize.distributions import log_grid
 from kvscope.characterize.windows import DAY_S
 from kvscope.reuse_models.base import ReuseModel
+from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span
-from kvscope.reuse_models.exponential import Exponential
 from kvscope.reuse_models.kaplan_meier import KaplanMeier
 from kvscope.reuse_models.observations import Floats, Observations
 from kvscope.reuse_models.results import StabilityFit, WindowFit, WindowFits
@@ -68,8 +68,7 @@ def over_windows(
     """Fit every window on its own; `use` names the model of each category that has one.
 
     `step` is called before each window. A window is fitted to the touches in it, censored at its
-    end. Source: KVCache Cache in
-    the Wild (ATC'25), Figures 15, 23 and 29.
+    end. Source: KVCache Cache in the Wild (ATC'25), Figures 15, 23 and 29.
     """
     spans = sliding(span, length_s)
     grid = log_grid(length_s)
@@ -129,47 +128,37 @@ def _fits(
 def _stability(
     name: str, row: Sequence[_WindowSample | None], ahead: int, step_s: float
 ) -> Iterator[StabilityFit]:
-    if by_window := _alike(name, "window", row, ahead):
-        yield by_window
-    day = round(DAY_S / step_s)
-    if day < len(row) and (by_day := _alike(name, "day", row, day)):
-        yield by_day
-
-
-def _alike(
-    name: str, between: Literal["window", "day"], row: Sequence[_WindowSample | None], ahead: int
-) -> StabilityFit | None:
-    pairs = [(a, b) for a, b in zip(row, row[ahead:], strict=False) if a and b]
-    if not pairs:
-        return None
     known = [sample for sample in row if sample]
-    distances = [b.curve.distance(a.curve.reuse_within) for a, b in pairs]
-    distance, chance = float(np.mean(distances)), float(np.mean([_chance(a, b) for a, b in pairs]))
-    return StabilityFit(
-        category=name,
-        between=between,
-        pairs=len(pairs),
-        distance=distance,
-        largest_distance=max(distances),
-        by_chance=chance,
-        next_ks=float(np.mean([b.curve.distance(a.exponential.reuse_within) for a, b in pairs])),
-        reuse_probability_variation=_variation([w.exponential.reuse_probability_ for w in known]),
-        mean_gap_variation=_variation([w.mean_gap_s for w in known]),
-        stable=_stable(distance, chance),
-    )
-
-
-def _stable(distance: float, chance: float) -> bool | None:
-    """Return whether windows agree; None where they differ by chance alone."""
-    if distance <= _ALIKE:
-        return True
-    return None if distance <= _SURELY * chance else False
-
-
-def _chance(a: _WindowSample, b: _WindowSample) -> float:
-    """Return the mean distance between the curves of two such samples of one distribution."""
-    rate = 1.0 / a.waits.effective_reused + 1.0 / b.waits.effective_reused
-    return float(_CHANCE * rate**0.5)
+    lags: tuple[tuple[Literal["window", "day"], int], ...]
+    lags = ("window", ahead), ("day", round(DAY_S / step_s))
+    for between, lag in lags:
+        pairs = [(a, b) for a, b in zip(row, row[lag:], strict=False) if a and b]
+        if not pairs:
+            continue
+        distances = [b.curve.distance(a.curve.reuse_within) for a, b in pairs]
+        next_ks = [b.curve.distance(a.exponential.reuse_within) for a, b in pairs]
+        distance = float(np.mean(distances))
+        # The mean distance between the curves of two such samples of one distribution.
+        by_chance = [
+            _CHANCE * (1.0 / a.waits.effective_reused + 1.0 / b.waits.effective_reused) ** 0.5
+            for a, b in pairs
+        ]
+        chance = float(np.mean(by_chance))
+        by_chance_alone = _ALIKE < distance <= _SURELY * chance
+        yield StabilityFit(
+            category=name,
+            between=between,
+            pairs=len(pairs),
+            distance=distance,
+            largest_distance=max(distances),
+            by_chance=chance,
+            next_ks=float(np.mean(next_ks)),
+            reuse_probability_variation=_variation(
+                [sample.exponential.reuse_probability_ for sample in known]
+            ),
+            mean_gap_variation=_variation([sample.mean_gap_s for sample in known]),
+            stable=None if by_chance_alone else distance <= _ALIKE,
+        )
 
 
 def _variation(values: Sequence[float]) -> float:

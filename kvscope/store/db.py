@@ -144,11 +144,9 @@ class Store:
             return False
 
     def _execute(
-        self,
-        name: str,
-        parameters: Mapping[str, Any],
-        frame: Frame | None = None,  # DuckDB finds it by its name
+        self, name: str, parameters: Mapping[str, Any], frame: Frame | None = None
     ) -> duckdb.DuckDBPyConnection:
+        """Run a statement; DuckDB finds `frame` by its name."""
         query = statement(name)
         if set(query.parameters) != set(parameters):
             raise KvscopeError(

@@ -94,8 +94,10 @@ def add(store: Store, **columns: Any) -> Trace:
             where=store.path,
             remedy="choose another --name, or remove it with `kvscope traces remove`",
         )
-    unicode = {name: _unicode(value) for name, value in columns.items()}
-    return _trace(store.row("ingest/add_trace", **unicode))
+    for name, value in columns.items():
+        if isinstance(value, str):  # without what is no Unicode: a file's name may hold any bytes
+            columns[name] = value.encode(errors="replace").decode()
+    return _trace(store.row("ingest/add_trace", **columns))
 
 
 def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
@@ -137,11 +139,6 @@ def remove(store: Store, trace: Trace) -> None:
         remove_results(store, trace)
         for table in ("reuses", "blocks", "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
-
-
-def _unicode(value: Any) -> Any:
-    """Return the value, text without what is no Unicode: a file's name may hold any bytes."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _trace(row: dict[str, Any]) -> Trace:

@@ -62,11 +62,17 @@ class Agent(Profile):
         heads = [ids.blocks(tokens // self.block_size) for tokens in self.head_tokens]
         subagent_heads = [ids.blocks(self.subagent_head_tokens // self.block_size) for _ in heads]
 
+        def start(user_id: int, kind: str, head: range, turns: Counts) -> _AgentThread:
+            """Return a session at the end of its head, before its first request."""
+            tokens = len(head) * self.block_size
+            thread = Thread(user_id, kind, self.block_size, list(head), tokens)
+            return _AgentThread(thread, head, turns.draw(rng))
+
         def births() -> Iterator[tuple[float, _AgentThread]]:
             for time_s in arrivals(rng, self.session_rate_per_s, start_s=-self.lead_in_s):
                 user_id = int(rng.integers(self.users))
                 client = user_id % len(heads)
-                yield time_s, self._open(user_id, "agent", heads[client], self.turns.draw(rng))
+                yield time_s, start(user_id, "agent", heads[client], self.turns)
 
         def serve(
             time_s: float, session: _AgentThread
@@ -80,19 +86,11 @@ class Agent(Profile):
                 later.append((time_s + self._gap_s(thread.type, rng), session))
             if thread.type == "agent" and rng.random() < self.subagent_share:
                 head = subagent_heads[thread.user_id % len(heads)]
-                turns = self.subagent_turns.draw(rng)
-                helper = self._open(thread.user_id, "subagent", head, turns)
+                helper = start(thread.user_id, "subagent", head, self.subagent_turns)
                 later.append((time_s + self._gap_s(helper.thread.type, rng), helper))
             return record, later
 
         return in_order(births(), serve, requests)
-
-    def _open(self, user_id: int, type_: str, head: range, turns: int) -> _AgentThread:
-        """Return a session at the end of its head, before its first request."""
-        tokens = len(head) * self.block_size
-        return _AgentThread(
-            Thread(user_id, type_, self.block_size, list(head), tokens), head, turns
-        )
 
     def _new_tokens(self, session: _AgentThread) -> Counts:
         """Return what the next turn adds; cut a full context back to the head."""

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import Generator
 
 from kvscope.synth.base import Counts, Ids, Profile, Record, Skewed, Thread, arrivals, in_order
 
@@ -54,23 +53,12 @@ class RegimeChange(Profile):
                 yield time_s, Thread(user_id, kind, self.block_size, [], 0)
 
         def serve(time_s: float, thread: Thread) -> tuple[Record, list[tuple[float, Thread]]]:
-            prompt = self._prompt(thread).draw(rng)
+            opening = self.chat_tokens if thread.type == "chat" else self.document_tokens
+            prompt = (self.step_tokens if thread.turn else opening).draw(rng)
             record = thread.request(ids, time_s, prompt, self.output_tokens.draw(rng))
-            if rng.random() >= self._continues(thread, time_s):
+            returns = (thread.type == "chat") == (time_s < self.change_s)
+            if rng.random() >= (self.returning_share if returns else self.leaving_share):
                 return record, []
-            return record, [(time_s + self._gap_s(rng), thread)]
+            return record, [(time_s + float(rng.exponential(self.gap_mean_s)), thread)]
 
         return in_order(births(), serve, requests)
-
-    def _prompt(self, thread: Thread) -> Counts:
-        if thread.turn:
-            return self.step_tokens
-        return self.document_tokens if thread.type == "document" else self.chat_tokens
-
-    def _continues(self, thread: Thread, time_s: float) -> float:
-        """Return the probability of a turn after the one at `time_s`."""
-        returns = (thread.type == "chat") == (time_s < self.change_s)
-        return self.returning_share if returns else self.leaving_share
-
-    def _gap_s(self, rng: Generator) -> float:
-        return float(rng.exponential(self.gap_mean_s))

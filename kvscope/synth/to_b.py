@@ -1,5 +1,6 @@
 """Business traffic: programs that call an API repeatedly with the same system prompt."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -179,15 +180,31 @@ class ToB(Profile):
         ids = Ids()
         rates = [program.run_rate_per_s for program in self.programs]
         upper = np.cumsum([*rates, self.dialogue.rate_per_s])
-        users = _Users(self, ids, rng)
+        user_ids = itertools.count(1)
+        # The recent users of each program: id, system prompt, its tokens.
+        recent: list[list[tuple[int, range, int]]] = [[] for _ in self.programs]
+
+        def run(program: Program, users: list[tuple[int, range, int]]) -> _ProgramRun:
+            """Return a run before its first call: a new user's, or a recent one's."""
+            if not users or rng.random() < self.new_user_share:
+                tokens = program.system_tokens.draw(rng)
+                users.append((next(user_ids), ids.blocks(tokens // self.block_size), tokens))
+                del users[: -self.recent_users]
+            user_id, blocks, tokens = users[int(rng.integers(len(users)))]
+            return _ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
+
+        def talk() -> _Pending:
+            """Return a dialogue over the API before its first turn."""
+            dialogue = self.dialogue
+            thread = Thread(next(user_ids), "api", self.block_size, [], 0)
+            first = dialogue.first_tokens.draw(rng)
+            return _Pending(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
 
         def births() -> Iterator[tuple[float, _ProgramRun | _Pending]]:
             for time_s in arrivals(rng, float(upper[-1]), start_s=-self.lead_in_s):
                 which = int(np.searchsorted(upper, rng.random() * upper[-1]))
-                if which < len(self.programs):
-                    yield time_s, users.start(which)
-                else:
-                    yield time_s, users.talk()
+                is_program = which < len(self.programs)
+                yield time_s, run(self.programs[which], recent[which]) if is_program else talk()
 
         def serve(
             time_s: float, state: _ProgramRun | _Pending
@@ -205,34 +222,3 @@ class ToB(Profile):
             return record, [(time_s + rng.exponential(self.dialogue.gap_mean_s), state)]
 
         return in_order(births(), serve, requests)
-
-
-class _Users:
-    """Users: a run is a new user's, or a recent one's with the same system prompt."""
-
-    def __init__(self, profile: ToB, ids: Ids, rng: Generator) -> None:
-        self._profile, self._ids, self._rng = profile, ids, rng
-        self._users: list[list[tuple[int, range, int]]] = [[] for _ in profile.programs]
-        self._count = 0
-
-    def start(self, which: int) -> _ProgramRun:
-        """Return a program's run before its first call."""
-        profile, rng, users = self._profile, self._rng, self._users[which]
-        program = profile.programs[which]
-        if not users or rng.random() < profile.new_user_share:
-            tokens = program.system_tokens.draw(rng)
-            users.append((self._new_user(), self._ids.blocks(tokens // profile.block_size), tokens))
-            del users[: -profile.recent_users]
-        user_id, blocks, tokens = users[int(rng.integers(len(users)))]
-        return _ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
-
-    def talk(self) -> _Pending:
-        """Return a dialogue over the API before its first turn."""
-        dialogue, rng = self._profile.dialogue, self._rng
-        thread = Thread(self._new_user(), "api", self._profile.block_size, [], 0)
-        first = dialogue.first_tokens.draw(rng)
-        return _Pending(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
-
-    def _new_user(self) -> int:
-        self._count += 1
-        return self._count

@@ -130,17 +130,40 @@ class ToC(Profile):
         """Yield `requests` records; memory grows with live conversations and with users."""
         rng = np.random.default_rng(seed)
         ids = Ids()
-        prompts_of_users = _UserPrompts(self, ids, rng)
+        product_prompts = {
+            kind.type: ids.blocks(self.product_prompt_tokens // self.block_size)
+            for kind in self.kinds
+        }
+        # The system prompt of each user: its full blocks and its tokens, often none.
+        users: list[tuple[range, int]] = []
         upper = np.cumsum([kind.share for kind in self.kinds])
         times = arrivals(
             rng, self.conversation_rate_per_s, start_s=-self.lead_in_s, daily_swing=self.daily_swing
         )
 
+        def start(kind: Kind) -> Thread:
+            """Return a conversation of a new user or, evenly, of one of the recent ones.
+
+            So the skew between users hardly depends on how long the trace is, as it would with a
+            fixed crowd.
+            """
+            user_id = len(users)
+            if user_id == 0 or rng.random() < self.new_user_share:
+                has_prompt = rng.random() < self.personal_prompt_share
+                tokens = self.personal_prompt_tokens.draw(rng) if has_prompt else 0
+                users.append((ids.blocks(tokens // self.block_size), tokens))
+            else:
+                user_id = int(rng.integers(max(0, user_id - self.recent_users), user_id))
+            blocks, tokens = users[user_id]
+            if rng.random() < kind.product_prompt_share:
+                blocks, tokens = product_prompts[kind.type], self.product_prompt_tokens
+            return Thread(user_id, kind.type, self.block_size, list(blocks), tokens)
+
         def births() -> Iterator[tuple[float, _Chat]]:
             for number, time_s in enumerate(times):
                 kind = self.kinds[int(np.searchsorted(upper, rng.random() * upper[-1]))]
                 turns = self._draw_turns(number, kind, rng)
-                yield time_s, _Chat(prompts_of_users.open(kind), kind, turns)
+                yield time_s, _Chat(start(kind), kind, turns)
 
         def serve(time_s: float, chat: _Chat) -> tuple[Record | None, list[tuple[float, _Chat]]]:
             record = chat.answer(ids, time_s, rng)
@@ -161,40 +184,3 @@ class ToC(Profile):
             turn += 1
             probability = self.next_turn[min(turn, len(self.next_turn)) - 1]
         return turn
-
-
-class _UserPrompts:
-    """Users and the system prompts in front of their conversations.
-
-    Every conversation comes from a new user or, evenly, from one of the `recent_users`. So the
-    skew between users hardly depends on how long the trace is, as it would with a fixed crowd.
-    """
-
-    def __init__(self, profile: ToC, ids: Ids, rng: Generator) -> None:
-        self._profile, self._ids, self._rng = profile, ids, rng
-        self._prompt_of_user: list[tuple[range, int]] = []
-        self._product_prompts = {
-            kind.type: ids.blocks(profile.product_prompt_tokens // profile.block_size)
-            for kind in profile.kinds
-        }
-
-    def open(self, kind: Kind) -> Thread:
-        """Return a new conversation: its user, and the system prompt that it starts with."""
-        profile, rng = self._profile, self._rng
-        user_id = len(self._prompt_of_user)
-        if user_id == 0 or rng.random() < profile.new_user_share:
-            self._prompt_of_user.append(self._new_prompt())
-        else:
-            user_id = int(rng.integers(max(0, user_id - profile.recent_users), user_id))
-        blocks, tokens = self._prompt_of_user[user_id]
-        if rng.random() < kind.product_prompt_share:
-            blocks, tokens = self._product_prompts[kind.type], profile.product_prompt_tokens
-        return Thread(user_id, kind.type, profile.block_size, list(blocks), tokens)
-
-    def _new_prompt(self) -> tuple[range, int]:
-        """Return a new user's own system prompt: its full blocks and its tokens, often none."""
-        profile, rng = self._profile, self._rng
-        if rng.random() >= profile.personal_prompt_share:
-            return range(0), 0
-        tokens = profile.personal_prompt_tokens.draw(rng)
-        return self._ids.blocks(tokens // profile.block_size), tokens

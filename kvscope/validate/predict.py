@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,12 @@ from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.offline.learners import plugin_tables
+from kvscope.learning.offline.learners import plugin_tables, tables_of_served
 from kvscope.policies.base import Policy
 from kvscope.replay.traffic import traffic
 from kvscope.validate.replay import Measurement, Pace
 from kvscope.validate.result import Figures, RunFacts
-from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
+from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 
 _LEAST_STEP_S = 1e-6
 _NO_TIME_S = 1e-15  # lost in a time of seconds
@@ -74,7 +75,7 @@ def predict(
     else:
         sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
         run = hit_run = _simulator(sent, policy, settings, fitted)(_step_cost(profile))
-    ttft_s = np.where(run.oversized, np.nan, run.ttft_s)
+    ttft_s = np.where(run.oversized, np.nan, run.ttft_s + profile.request_s)
     return Prediction(hit_run.hit_blocks.astype(np.int64) * sent.block_size, ttft_s)
 
 
@@ -82,7 +83,10 @@ def _simulator(
     sent: Prompts, policy: Policy, settings: EngineSettings, fitted: FittedTable | None
 ) -> _Simulator:
     """Return the simulated engine for these requests, with the tables that the plugin would use."""
-    tables = plugin_tables(traffic(sent, standard()), policy, fitted)
+    known = traffic(sent, standard())
+    served = fits(known, settings.usable_blocks)
+    fit = partial(plugin_tables, policy=policy, fitted=fitted)
+    tables = tables_of_served(known, served, fit)
     tables = tables.chosen(policy, settings.usable_blocks)
     return lambda cost: replay_engine(sent, policy, settings, cost, tables=tables)
 
@@ -93,11 +97,16 @@ def _step_cost(profile: LatencyProfile, step: float = 1.0, tokens: float = 1.0) 
 
 
 def _scaled(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfile:
+    base_s, decode_s = profile.base_s - profile.request_s, profile.decode_base_s
     return replace(
         profile,
-        base_s=max(max(profile.base_s, _LEAST_STEP_S) * step, _LEAST_STEP_S),
+        base_s=profile.request_s + max(max(base_s, _LEAST_STEP_S) * step, _LEAST_STEP_S),
         per_token_s=profile.per_token_s * tokens,
         per_token_pair_s=profile.per_token_pair_s * tokens,
+        floor_s=profile.floor_s * step,
+        decode_base_s=None if decode_s is None else max(decode_s * step, _LEAST_STEP_S),
+        decode_request_s=profile.decode_request_s * tokens,
+        decode_context_token_s=profile.decode_context_token_s * tokens,
     )
 
 

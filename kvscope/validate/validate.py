@@ -19,7 +19,6 @@ from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import plugin_policies
 from kvscope.serving.client import Endpoint, ModelCard, completion
-from kvscope.serving.interpreter import Interpreter
 from kvscope.serving.server import EngineDied, Launch, VllmServer
 from kvscope.tuning.file import PolicyFile
 from kvscope.tuning.flags import flags
@@ -127,31 +126,17 @@ class RunningEngine:
 EngineOpener = Callable[[PolicyRun], AbstractContextManager[RunningEngine]]
 
 
-def own_vllm(
-    launch: Launch,
-    has: Interpreter,
-    *,
-    start_s: float,
-    timeout_s: float,
-    log_path: str | None,
-    stop: Event,
-) -> EngineOpener:
+def own_vllm(launch: Launch, server_of: Callable[[Launch], VllmServer]) -> EngineOpener:
     """Return an opener that starts a vLLM for each run."""
 
     @contextmanager
     def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:
-        with VllmServer(
-            replace(
-                launch,
-                flags=(*launch.flags, *run.flags),
-                environment={**launch.environment, **run.environment},
-            ),
-            has,
-            start_s=start_s,
-            timeout_s=timeout_s,
-            log_path=log_path,
-            stop=stop,
-        ) as server:
+        started = replace(
+            launch,
+            flags=(*launch.flags, *run.flags),
+            environment={**launch.environment, **run.environment},
+        )
+        with server_of(started) as server:
             if run.environment:
                 _check_policy_runs(server.log())
 

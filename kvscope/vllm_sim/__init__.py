@@ -6,5 +6,6 @@ preempts requests, `scheduler` makes the steps of the engine, `replay` runs a tr
 
 from kvscope.vllm_sim.replay import EngineReplay, replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
+from kvscope.vllm_sim.state import fits
 
-__all__ = ["EngineReplay", "EngineSettings", "StepCost", "replay_engine"]
+__all__ = ["EngineReplay", "EngineSettings", "StepCost", "fits", "replay_engine"]

@@ -56,6 +56,7 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
         state.cost_s += state.decode_token_s + state.decode_context_token_s * before
     else:
         pairs = tokens * (before + tokens / 2)
+        state.prefill_tokens += tokens
         state.cost_s += state.prefill_token_s * tokens + state.prefill_pair_s * pairs
 
 
@@ -120,6 +121,7 @@ def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) 
         state = machine.state[0]
         state.planned = 0
         state.budget = state.max_num_batched_tokens
+        state.prefill_tokens = 0
         state.cost_s = state.base_s
         undisturbed = plan_running(machine)
         while undisturbed and state.budget > 0 and state.running < state.max_num_seqs:
@@ -130,6 +132,11 @@ def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) 
             if tokens == 0:
                 break
             plan(machine, request, tokens)
+        if state.prefill_tokens == 0:
+            state.cost_s += state.decode_base_s - state.base_s
+        else:
+            computed_s = state.prefill_token_s * state.prefill_tokens
+            state.cost_s += max(0.0, state.floor_s - computed_s)
         if state.planned > 0:
             state.steps += 1
 

@@ -16,9 +16,10 @@ NO_LIMIT = 2**31 - 1
 class StepCost:
     """How long one engine step takes, in seconds.
 
-    base_s + prefill_token_s · u + prefill_pair_s · u·(c + u/2), summed over the prompts' chunks of
-    u tokens after c earlier ones, + decode_token_s + decode_context_token_s · c for every request
-    that decodes one token after c others.
+    base_s + max(floor_s, prefill_token_s · u) + prefill_pair_s · u·(c + u/2), summed over the
+    prompts' chunks of u tokens after c earlier ones, + decode_token_s + decode_context_token_s · c
+    for every request that decodes one token after c others. A step without prompts begins with
+    decode_base_s instead, where it is given.
     """
 
     base_s: float
@@ -26,32 +27,43 @@ class StepCost:
     prefill_pair_s: float = 0.0
     decode_token_s: float = 0.0
     decode_context_token_s: float = 0.0
+    floor_s: float = 0.0
+    decode_base_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.name == "decode_base_s":
+                continue
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(
                     f"{field.name} is {value}", where="step cost", remedy="give a time of 0 or more"
                 )
-        if self.base_s <= 0:
+        if self.base_s <= 0 or self.decode_base_s == 0:
+            name = "base_s" if self.base_s <= 0 else "decode_base_s"
             raise UsageError(
-                "a step takes no time", where="step cost", remedy="give base_s above 0"
+                "a step takes no time", where="step cost", remedy=f"give {name} above 0"
             )
 
     @classmethod
     def of(cls, profile: LatencyProfile) -> Self:
         """Return the cost of steps on the engine that `profile` describes.
 
-        A prompt that is alone in one step takes the profile's TTFT; its first cost is that of a
-        step here. A decoded token costs what a prompt's token costs at the same place.
+        A prompt that is alone in one step takes the profile's TTFT, less what passes outside of the
+        steps (`request_s`); its first cost is that of a step here. Where the profile has no decode
+        costs, a decoded token costs what a prompt's token costs at the same place.
         """
+        decodes = profile.decode_base_s is not None
         return cls(
-            base_s=profile.base_s,
+            base_s=profile.base_s - profile.request_s,
             prefill_token_s=profile.per_token_s,
             prefill_pair_s=profile.per_token_pair_s,
-            decode_token_s=profile.per_token_s,
-            decode_context_token_s=profile.per_token_pair_s,
+            decode_token_s=profile.decode_request_s if decodes else profile.per_token_s,
+            decode_context_token_s=(
+                profile.decode_context_token_s if decodes else profile.per_token_pair_s
+            ),
+            floor_s=profile.floor_s,
+            decode_base_s=profile.decode_base_s,
         )
 
 

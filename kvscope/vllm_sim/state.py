@@ -70,9 +70,10 @@ when it was first admitted, NONE until then. Times are seconds, nan for "not yet
 STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
-    "planned budget steps finished admitted period",
+    "planned budget prefill_tokens steps finished admitted period",
     "now_s end_s cost_s ttl_s "
-    "base_s prefill_token_s prefill_pair_s decode_token_s decode_context_token_s",
+    "base_s prefill_token_s prefill_pair_s floor_s "
+    "decode_base_s decode_token_s decode_context_token_s",
 )
 """One record: the settings of the engine, and counts.
 
@@ -80,7 +81,8 @@ STATE = _record(
 `running` requests run and `preempted` ones wait to start over; `next` is the first one that was
 never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
 `planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
-`cost_s` its duration; `end_s` is when the former ends. `period` is the policy's table in force.
+`cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends. `period`
+is the policy's table in force.
 """
 
 
@@ -208,6 +210,11 @@ def blocks_needed(known: Traffic) -> Int64s:
     return np.asarray(-(-tokens // known.block_size))
 
 
+def fits(known: Traffic, usable_blocks: int) -> Bools:
+    """Return which requests an engine with so many blocks serves: it rejects longer ones."""
+    return blocks_needed(known) <= usable_blocks
+
+
 def _blocks(usable: int, lanes: int) -> Records:
     """Return all blocks in the queue of those without a hash, in their order; no lane has any."""
     blocks = np.zeros(usable + lanes + 1, dtype=BLOCK).view(np.recarray)
@@ -225,7 +232,7 @@ def _requests(known: Traffic, usable: int) -> Records:
     requests = np.zeros(len(known.leaf), dtype=REQUEST).view(np.recarray)
     requests.prompt = known.input_tokens
     requests.outputs = np.maximum(known.history_tokens - known.input_tokens, 1)
-    requests.oversized = blocks_needed(known) > usable
+    requests.oversized = ~fits(known, usable)
     for name in (
         "leaf",
         "length",
@@ -250,5 +257,6 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.watermark_blocks = settings.watermark_blocks
     state.front = NONE
     for field in fields(cost):
-        state[field.name] = getattr(cost, field.name)
+        value = getattr(cost, field.name)
+        state[field.name] = cost.base_s if value is None else value  # decode_base_s
     return state

@@ -18,6 +18,8 @@ from kvscope.app.schemas import DOCUMENTS, schema, version, write_schemas
 from kvscope.cli.app import COMMANDS, run
 from tests.cli.test_output import TRACE
 
+_GROUPS = {"deployment", "traces", "runs"}
+"""Commands whose sub-commands take `--json`."""
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
 
 
@@ -88,7 +90,7 @@ def test_every_document_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None
     for name, _ in COMMANDS:
         run([name, "--help"])
         takes_json = "--json" in capsys.readouterr().out
-        assert takes_json == (name in DOCUMENTS) or name in {"traces", "runs"}, name
+        assert takes_json == (name in DOCUMENTS) or name in _GROUPS, name
     for name, kind in DOCUMENTS.items():
         assert schema(name)["$defs"][kind.__name__]["properties"]["command"] == {"enum": [name]}
 

@@ -17,7 +17,10 @@ from tests.cli.replayed import write_trace
 from tests.cli.shell import Streams, python, raising, show
 
 HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]
-UNNEEDED = ["polars", "plotly", "scipy", "pandas", "pyarrow", "rich", "streamlit", "torch"]
+UNNEEDED = [
+    *("polars", "plotly", "scipy", "pandas", "pyarrow", "rich", "streamlit", "torch"),
+    *("pydantic", "yaml"),  # Typer's and numba's own
+]
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "fail"], ["fail", "--debug"]])

@@ -9,13 +9,13 @@ from typing import Literal
 import pytest
 
 from kvscope.cli import diagnostics, output
-from kvscope.cli.terminal import progress
+from kvscope.cli.terminal import Terminal
 from tests.cli.shell import Streams
 
 
 def test_short_work_in_a_pipe(capsys: Streams) -> None:
     """A log stays free of bars, and of lines on work that takes less than a few seconds."""
-    with progress("reading", total=10) as advance:
+    with Terminal().steps("reading", total=10) as advance:
         advance(10)
     assert capsys.readouterr() == ("", "")
 
@@ -38,7 +38,7 @@ def test_long_work_in_a_pipe(
     """Lines on stderr say how far the work is, and end with it."""
     monkeypatch.setattr("kvscope.cli.terminal.LINE_EVERY_S", 0.02)
     err = ""
-    with progress("replaying", total, unit=unit) as advance:
+    with Terminal().steps("replaying", total, unit=unit) as advance:
         advance(2)
         while not err:  # the first line
             out, err = capsys.readouterr()
@@ -53,7 +53,7 @@ def test_progress_on_a_terminal(
     """The bar is on stderr, data printed meanwhile stays on stdout."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress("reading [a].jsonl", total=total) as advance:
+    with Terminal().steps("reading [a].jsonl", total=total) as advance:
         advance(5)
         output.emit("data")
         diagnostics.note("halfway")

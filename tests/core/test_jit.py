@@ -259,6 +259,13 @@ def test_one_process_compiles_for_those_that_wait(checkout: Checkout) -> None:
     assert sorted(map(output, processes)) == ["22 compiled", "22 loaded", "22 loaded"]
 
 
+def test_numba_loads_with_the_first_call(checkout: Checkout) -> None:
+    """A module of kernels, and a kernel that is not called, do not load numba."""
+    code = "import sys, running; running.kernel_of(running.below); print('numba' in sys.modules)"
+    words = ("-c", code)
+    assert output(python(*words, cache=checkout.cache, folder=checkout.folder)) == "False"
+
+
 class Pair(NamedTuple):
     """Two numbers."""
 

@@ -72,6 +72,9 @@ def test_hybrid_models_print_no_flags() -> None:
     assert not resolved.switchable
     assert "layers of several kinds" in str(resolved.not_switchable)
     assert resolved.pool.high_blocks > 1.9 * resolved.pool.blocks
+    stated = resolve(Deployment(gpu="h100", model="gpt-oss-20b", num_gpu_blocks=1_000))
+    assert not stated.switchable
+    assert any("a block is one of a group of layers" in note for note in stated.notes)
 
 
 @pytest.mark.parametrize(

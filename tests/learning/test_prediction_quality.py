@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope.learning.ends.offline import EndPredictor
-from kvscope.learning.ends.prediction_quality import WINDOWS, prediction_quality
-from kvscope.reuse_models.scores import auc
+from kvscope.learning.ends.prediction_quality import WINDOWS, auc, prediction_quality
 from tests.learning.test_refit_tables import first, told
 
 HORIZON_S = 300.0

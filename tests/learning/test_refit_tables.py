@@ -21,8 +21,8 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.wa import RATE_PER_S, REUSE_PROBABILITY, Wa
 from kvscope.replay.replay import NO_TABLES
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span
-from kvscope.reuse_models.exponential import Exponential
 from tests.golden.samples import SAMPLES, sample
 
 LEARNERS: tuple[Any, ...] = (

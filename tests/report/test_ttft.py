@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dashboard.glossary import _MEANINGS, meaning
 from kvscope.core.files import data_folder
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.report import ttft
-from kvscope.report.glossary import _MEANINGS, meaning
 
 NONE = Percentiles(0.0, 0.0, 0.0, 0.0)
 LRU = Outcome(

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
 from kvscope.reuse_models.base import P, ReuseModel, _Shape
-from kvscope.reuse_models.exponential import Exponential
-from kvscope.reuse_models.hyperexponential import Hyperexponential
-from kvscope.reuse_models.lognormal import Lognormal
+from kvscope.reuse_models.distributions import Exponential, Hyperexponential, Lognormal, Weibull
 from kvscope.reuse_models.observations import Observations
 from kvscope.reuse_models.selection import MODELS
-from kvscope.reuse_models.weibull import Weibull
 from tests.reuse_models.drawn import TRUTH, observed
 
 every_model = pytest.mark.parametrize("kind", MODELS)

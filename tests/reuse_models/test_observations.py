@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvscope.reuse_models.distributions import Weibull
 from kvscope.reuse_models.evidence import tick_s
 from kvscope.reuse_models.observations import RESOLUTION_S, Observations
 from kvscope.reuse_models.selection import choose
-from kvscope.reuse_models.weibull import Weibull
 from tests.reuse_models.drawn import TRUTH, observed
 
 rows = st.lists(

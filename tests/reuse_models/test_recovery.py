@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.reuse_models.base import P
 from kvscope.reuse_models.conversation import ConversationModel, next_turn_s, turn_waits
-from kvscope.reuse_models.exponential import Exponential
+from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.observations import Observations
 from kvscope.reuse_models.selection import MODELS
 from kvscope.synth.birth_death import BirthDeath

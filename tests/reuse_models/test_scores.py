@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.reuse_models.scores import auc, brier, calibration, calibration_error
+from kvscope.learning.ends.prediction_quality import auc, brier, calibration, calibration_error
 
 _PAIRS = st.lists(st.tuples(st.sampled_from((0.0, 0.1, 0.35, 0.5, 1.0)), st.booleans()), min_size=1)
 

@@ -137,6 +137,18 @@ def test_the_command_line_says_what_was_asked(tmp_path: Path, python: str) -> No
     assert "--load-format" not in named
 
 
+def test_a_pool_on_a_cpu_is_sized_in_gib(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks, block 0 included, by the KV of a token; 1 GiB where either is open."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    for launch, gib in (
+        (Launch("a/model", 16, 1_000, kv_bytes_per_token=131_072), "2"),
+        (Launch("a/model", 16, 1_000), "1"),
+        (Launch("a/model", 16, kv_bytes_per_token=131_072), "1"),
+    ):
+        environment = launch.process_environment(with_vllm(python))
+        assert environment["VLLM_CPU_KVCACHE_SPACE"] == gib
+
+
 def test_an_interpreter_without_an_engine_says_how_to_get_one() -> None:
     """One line, for GPU and CPU alike."""
     found = interpreter()

@@ -232,6 +232,43 @@ def test_steps_take_the_time_that_the_profile_says() -> None:
     assert seen.ttft_s == pytest.approx(profile.ttft_s(np.array([20, 4]), np.array([0, 16])))
 
 
+def test_a_step_takes_at_least_the_time_to_read_the_weights() -> None:
+    """A lone prompt has the profile's TTFT less what passes outside of the steps."""
+    profile = LatencyProfile("made", "made", 0.01, 0.001, 0.0001, floor_s=0.015, request_s=0.004)
+    known = told(asks("abcde", 20), asks("abcde", 20, at=9))
+    replay = replay_engine(known, Lru(), EngineSettings(30), StepCost.of(profile))
+    expected = profile.ttft_s(np.array([20, 4]), np.array([0, 16]))
+    assert replay.ttft_s + profile.request_s == pytest.approx(expected)
+
+
+def test_two_prompts_of_a_step_read_the_weights_once() -> None:
+    """The floor is the step's: 12 + 12 tokens of a second each exceed 20 s together."""
+    cost, settings = StepCost(1.0, 1.0, floor_s=20.0), EngineSettings(30)
+    both = replay_engine(told(asks("abc", 12), asks("xyz", 12)), Lru(), settings, cost)
+    assert both.ttft_s.tolist() == [25.0, 25.0]
+    alone = replay_engine(told(asks("abc", 12)), Lru(), settings, cost)
+    assert alone.ttft_s.tolist() == [21.0]
+
+
+def test_decoding_has_a_cost_of_its_own() -> None:
+    """A step without prompts takes its own base, and each request its context."""
+    profile = LatencyProfile(
+        "made",
+        "made",
+        1.0,
+        0.1,
+        floor_s=2.0,
+        decode_base_s=0.25,
+        decode_request_s=0.01,
+        decode_context_token_s=0.001,
+    )
+    known = told(asks("abc", 12, outputs=3))
+    replay = replay_engine(known, Lru(), EngineSettings(9), StepCost.of(profile))
+    assert replay.ttft_s.tolist() == [3.0]
+    steps = [0.25 + 0.01 + 0.001 * context for context in (12, 13)]
+    assert replay.finish_s.tolist() == pytest.approx([3.0 + sum(steps)])
+
+
 def test_a_faster_trace_queues() -> None:
     """At ten times the rate the second request comes while the first one runs."""
     known = told(asks("abc", 12, outputs=5), asks("xyz", 12, at=10))
@@ -248,6 +285,8 @@ def test_a_faster_trace_queues() -> None:
         (lambda: EngineSettings(5, max_num_seqs=0), "max_num_seqs"),
         (lambda: EngineSettings(5, watermark=1.0), "watermark"),
         (lambda: StepCost(0.0), "no time"),
+        (lambda: StepCost(1.0, decode_base_s=0.0), "give decode_base_s above 0"),
+        (lambda: StepCost(1.0, floor_s=-1.0), "floor_s"),
         (lambda: StepCost(1.0, prefill_token_s=-1.0), "prefill_token_s"),
         (lambda: replay_engine(told(asks("a", 4)), Belady(), EngineSettings(5), SECONDS), "belady"),
         (

@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark
 from kvscope.app.documents.base import Document, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.characterize.summary import Characterization
 from kvscope.core.hits import HitDefinition
 from kvscope.replay.misses import MissReasons
@@ -20,6 +21,7 @@ class AnalyzeDocument(Document, Characterization):
     notes: tuple[str, ...]
     model: ModelFacts | None
     hbm_bytes: int | None
+    deployment: DeploymentFacts | None
     definition: HitDefinition | None
     ideal_hit_rate: float | None
     hit_rates: tuple[HitRate, ...]
@@ -44,5 +46,6 @@ def analyze_document(analysis: Analysis) -> AnalyzeDocument:
         trace=TraceFacts.build(analysis.trace),
         notes=analysis.trace.notes,
         model=model_facts(analysis.model),
+        deployment=deployment_facts(analysis.deployment) if analysis.deployment else None,
         ideal_hit_rate=caching.ideal,
     )

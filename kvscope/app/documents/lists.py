@@ -199,8 +199,7 @@ def latencies_document() -> LatenciesDocument:
 
 def formats_document() -> FormatsDocument:
     """Return the document of `kvscope formats`: those that kvscope reads, then the others."""
-    from kvscope.ingest.export import EXPORTERS
-    from kvscope.ingest.formats.registry import FORMATS
+    from kvscope.ingest.formats.registry import EXPORTERS, FORMATS
 
     read, written = ({each.name for each in known} for known in (FORMATS, EXPORTERS))
     entries = (

@@ -7,21 +7,13 @@ from datetime import datetime
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
-
-
-class LatencyFacts(Facts):
-    """TTFT = base + per_token u + per_token_pair u (c + u / 2); u uncached, c cached tokens."""
-
-    profile: str
-    base_ms: float
-    per_token_ms: float
-    per_token_pair_ms: float
 
 
 class SettingFacts(Facts):
@@ -89,6 +81,7 @@ class SimulateDocument(Document, SettingFacts):
     command: Literal["simulate"] = "simulate"
     trace: TraceFacts
     model: ModelFacts | None
+    deployment: DeploymentFacts | None
     found: Mapping[str, ParameterEstimate]
     results: tuple[RunFigures, ...]
 
@@ -112,6 +105,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
         setting_facts(simulation.setting),
         trace=TraceFacts.build(trace),
         model=model_facts(model),
+        deployment=deployment_facts(simulation.deployment) if simulation.deployment else None,
         found=simulation.estimates,
         results=tuple(run_figures(run, trace, model) for run in simulation.runs),
     )

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.runs import Outcome
-from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
@@ -149,70 +149,6 @@ class RecommendationFacts(CapacityFacts):
     replicas_tried: int
 
 
-class PoolFacts(Facts):
-    """The KV blocks of one replica that requests can use, with their bounds, and where from."""
-
-    value: int
-    low: int
-    high: int
-    block_size: int
-    source: str
-
-
-class LatencyBand(Facts):
-    """The latency profile of a deployment, and the factors at which a verdict is repeated."""
-
-    name: str
-    source: str
-    low: float
-    high: float
-
-
-class DeploymentFacts(Facts):
-    """The deployment; times are those of one replica."""
-
-    summary: str
-    gpu: str | None
-    gpus: int
-    tp: int
-    replicas: int
-    traffic: str
-    model: str | None
-    weight_dtype: str | None
-    kv_dtype: str | None
-    engine: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    pool_blocks: PoolFacts
-    latency: LatencyBand
-    price_hour: float | None
-    notes: tuple[str, ...]
-
-
-def deployment_facts(where: ResolvedDeployment | None) -> DeploymentFacts | None:
-    """Return what documents say of a deployment."""
-    if where is None:
-        return None
-    model, pool = where.model, where.pool
-    return DeploymentFacts.build(
-        where,
-        gpu=where.gpu.name if where.gpu else None,
-        model=model.name if model else None,
-        weight_dtype=model.weight_dtype if model else None,
-        kv_dtype=model.dtype if model else None,
-        engine=str(where.engine),
-        pool_blocks=PoolFacts.build(
-            pool, value=pool.blocks, low=pool.low_blocks, high=pool.high_blocks, source=pool.origin
-        ),
-        latency=LatencyBand(
-            name=where.latency.name,
-            source=where.latency_origin,
-            low=where.latency_low,
-            high=where.latency_high,
-        ),
-    )
-
-
 class TuneDocument(Document, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
@@ -255,7 +191,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
         trace=TraceFacts.build(tuned.trace),
         target=TargetFacts.build(tuning.target),
         model=model_facts(tuned.model),
-        deployment=deployment_facts(tuned.deployment),
+        deployment=deployment_facts(tuned.deployment) if tuned.deployment else None,
         words=tuple(words),
         recommendation=RecommendationFacts.build(
             _capacity(tuned, best.capacity_blocks),

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import ROOT, Identifier, Reader, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.base import ROOT, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 
@@ -35,12 +35,23 @@ class _BailianRow(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
     hash_ids: msgspec.Raw = msgspec.Raw()
     user_id: Identifier | None = None
     block_size: int | None = None
+    model: str | None = None
+    lora_id: Identifier | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
     session_id: ClassVar[None] = None
     delay_s: ClassVar[None] = None
     scope: ClassVar[None] = None
 
+    @property
+    def adapter(self) -> Identifier | None:
+        """The LoRA adapter; 0 and "" are the model itself."""
+        return self.lora_name or self.lora_id
 
-class _BailianReader(RowReader[_BailianRow]):
+
+class _BailianReader(RowReader):
+    row = _BailianRow
+
     def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:
             row.parent_chat_id = ROOT
@@ -55,17 +66,13 @@ class Bailian(TraceFormat):
     source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
     fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = 16
+    reader = _BailianReader
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if the lines carry a `chat_id` and are not sessions."""
         keys = common_keys(head)
         return "chat_id" in keys and "requests" not in keys
-
-    @classmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader of one request per line."""
-        return _BailianReader(options, _BailianRow)
 
 
 class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -35,8 +35,9 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     `hash_ids` name the prompt's blocks from the first on, a partial last one included or not; JSON
     formats leave them undecoded, and `msgspec.Raw()` is none, like None.
     `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
-    nothing. `scope` marks ids that mean something only inside one session. A request without
-    `arrival_s` arrives `delay_s` after its predecessor in its session, or with the line before it.
+    nothing. `scope` marks ids that mean something only inside one session. Requests that differ in
+    `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
+    `delay_s` after its predecessor in its session, or with the line before it.
     """
 
     input_tokens: int
@@ -52,6 +53,9 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     turn: int | None = None
     block_size: int | None = None
     scope: str | None = None
+    model: str | None = None
+    adapter: Identifier | None = None
+    cache_salt: str | None = None
 
 
 class BadLine(Exception):
@@ -229,9 +233,10 @@ class LineReader(Reader):
 class TraceFormat(ABC):
     """One trace format: its name, how it is recognized, how it is read.
 
-    Abilities are declared: `has_hashes` is False for formats that have only lengths,
-    `places_sessions` is True for those that use `session_arrivals` and `seed`. `fields` are the
-    names that its records have at least or usually, for messages about files of no known format.
+    Each trace gets a `reader` of its own. Abilities are declared: `has_hashes` is False for formats
+    that have only lengths, `places_sessions` is True for those that use `session_arrivals` and
+    `seed`. `fields` are the names that its records have at least or usually, for messages about
+    files of no known format.
     """
 
     name: ClassVar[str]
@@ -239,6 +244,7 @@ class TraceFormat(ABC):
     source: ClassVar[str] = ""  # where the format is described
     fields: ClassVar[tuple[str, ...]] = ()
     default_block_size: ClassVar[int]
+    reader: ClassVar[type[Reader]]
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False
 
@@ -249,8 +255,3 @@ class TraceFormat(ABC):
 
         No two formats may claim the same trace.
         """
-
-    @classmethod
-    @abstractmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader for one trace."""

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -18,26 +18,25 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 _OPEN, _CLOSE, _LINE_FEED = b"{}\n"
 
-LineRow = TypeVar("LineRow", bound=msgspec.Struct)
 
-
-class RowReader(LineReader, Generic[LineRow]):
+class RowReader(LineReader):
     """A reader of lines that are a `row` each, a struct whose `hash_ids` stay JSON text.
 
     Errors are those of a line with decoded hash ids: the first defect, and its place.
     """
 
-    def __init__(self, options: ReadOptions, row: type[LineRow]) -> None:
+    row: ClassVar[type[msgspec.Struct]]
+
+    def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        hash_ids = ("hash_ids", list[int | str] | None, None)
-        decoder = msgspec.json.Decoder(row)
+        decoder = msgspec.json.Decoder(self.row)
         self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
-        self._explain = msgspec.json.Decoder(
-            msgspec.defstruct("Row", [hash_ids], bases=(row,))
-        ).decode
+        hash_ids = ("hash_ids", list[int | str] | None, None)
+        decoded = msgspec.defstruct("Row", [hash_ids], bases=(self.row,))
+        self._explain = msgspec.json.Decoder(decoded).decode
 
     @abstractmethod
-    def request(self, row: LineRow) -> Request:
+    def request(self, row: Any) -> Request:
         """Return the request of a line. Raises BadLine with the reason if it cannot be used.
 
         May be called twice for one line: together with others and, if one of them is bad, alone.

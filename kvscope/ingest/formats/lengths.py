@@ -13,7 +13,6 @@ from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import (
     BadLine,
     LineReader,
-    Reader,
     ReadOptions,
     Records,
     Request,
@@ -162,6 +161,7 @@ class LengthsCsv(TraceFormat):
     source = "Azure LLM inference 2023, BurstGPT, Vidur"
     fields = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     default_block_size = 16
+    reader = _LengthsReader
     has_hashes = False
 
     @classmethod
@@ -170,8 +170,3 @@ class LengthsCsv(TraceFormat):
         lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         header = _header(next((line for line in lines if line.strip()), b""))
         return _column(header, _INPUTS) is not None and _column(header, _OUTPUTS) is not None
-
-    @classmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader of one request per row."""
-        return _LengthsReader(options)

@@ -12,14 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import (
-    BadLine,
-    Identifier,
-    Reader,
-    ReadOptions,
-    Request,
-    TraceFormat,
-)
+from kvscope.ingest.formats.base import BadLine, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 from kvscope.ingest.hash_ids import decoded
@@ -54,20 +47,30 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     user_id: Identifier | None = None
     type: str | None = None
     turn: int | None = None
+    model: str | None = None
+    lora_id: Identifier | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
     messages: msgspec.Raw = _ABSENT
     text_input: msgspec.Raw = _ABSENT
     text_inputs: msgspec.Raw = _ABSENT
     texts: msgspec.Raw = _ABSENT
 
 
-class _MooncakeReader(RowReader[_MooncakeRow]):
+class _MooncakeReader(RowReader):
+    row = _MooncakeRow
+
     def request(self, row: _MooncakeRow) -> Request:
         inputs = _agreed("input_length", row.input_length, "input_tokens", row.input_tokens)
         if inputs is None:
-            raise BadLine(_why_no_length(row))
+            if any(map(bytes, (row.messages, row.text_input, row.text_inputs, row.texts))):
+                raise BadLine(f"{TEXT_PROMPTS}: kvscope reads hashed traces only")
+            raise BadLine("Object missing required field `input_length`")
         outputs = _agreed("output_length", row.output_length, "output_tokens", row.output_tokens)
         if outputs is None:
-            outputs = self._assume_no_outputs()
+            outputs = 0
+            if _NO_OUTPUTS not in self.notes:
+                self.notes.append(_NO_OUTPUTS)
         arrival_ms = _agreed("timestamp", row.timestamp, "created_time", row.created_time)
         delay_ms = _agreed("delay", row.delay, "delay_ms", row.delay_ms)
         if row.block_tokens is not None:
@@ -83,12 +86,10 @@ class _MooncakeReader(RowReader[_MooncakeRow]):
             type=row.type,
             turn=row.turn,
             block_size=row.block_size,
+            model=row.model,
+            adapter=row.lora_name or row.lora_id,
+            cache_salt=row.cache_salt,
         )
-
-    def _assume_no_outputs(self) -> int:
-        if _NO_OUTPUTS not in self.notes:
-            self.notes.append(_NO_OUTPUTS)
-        return 0
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
         """Refuse blocks of another size, except a shorter one at the prompt's end."""
@@ -123,12 +124,6 @@ def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None)
     return other
 
 
-def _why_no_length(row: _MooncakeRow) -> str:
-    if any(bytes(text) for text in (row.messages, row.text_input, row.text_inputs, row.texts)):
-        return f"{TEXT_PROMPTS}: kvscope reads hashed traces only"
-    return "Object missing required field `input_length`"
-
-
 class Mooncake(TraceFormat):
     """Mooncake JSONL and its relatives: JSON lines with lengths, and without `chat_id`."""
 
@@ -137,17 +132,13 @@ class Mooncake(TraceFormat):
     source = "Mooncake traces (FAST'25); aiperf and Dynamo write relatives"
     fields = ("timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = _BLOCK_SIZE
+    reader = _MooncakeReader
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if lines have lengths, hash ids or texts, and no other format's key."""
         keys = common_keys(head)
         return bool(keys & _TYPICAL_KEYS) and not keys & _OTHER_FORMATS_KEYS
-
-    @classmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader of one request per line."""
-        return _MooncakeReader(options, _MooncakeRow)
 
 
 class _MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import Trace
-from kvscope.ingest.formats.base import ROOT, Reader, ReadOptions, Records, Request, TraceFormat
+from kvscope.ingest.formats.base import ROOT, Reader, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
 from kvscope.ingest.source import Source
 from kvscope.store.db import Store, statement
@@ -112,16 +112,12 @@ class Parquet(TraceFormat):
     source = "kvscope"
     fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
     default_block_size = 16
+    reader = _ParquetReader
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if the file begins as Parquet does."""
         return head.startswith(_MAGIC)
-
-    @classmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader of one request per row; row numbers stand in for line numbers."""
-        return _ParquetReader(options)
 
 
 class ParquetExport(Exporter):
@@ -152,12 +148,7 @@ class ParquetExport(Exporter):
             "block_size": pl.Int32(),
         }
 
-        def frames(
-            with_columns: list[str] | None,
-            predicate: pl.Expr | None,
-            n_rows: int | None,
-            batch_size: int | None,
-        ) -> Iterator[pl.DataFrame]:
+        def frames(*_: object) -> Iterator[pl.DataFrame]:
             # Nothing is pushed down: a sink asks for all columns of all rows.
             for chunk in rows(store, trace):
                 yield pl.DataFrame(_columns(chunk, trace), schema=schema)

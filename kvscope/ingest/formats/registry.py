@@ -1,19 +1,34 @@
-"""Every trace format kvscope reads; a new one is a file in this folder and a line here."""
+"""Every trace format kvscope reads and writes; a new one is a file here and a line below."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import TypeVar
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.ingest.formats.bailian import Bailian
+from kvscope.core.files import STANDARD_STREAM, sink
+from kvscope.core.trace import Trace
+from kvscope.ingest.formats.bailian import Bailian, BailianExport
 from kvscope.ingest.formats.base import TraceFormat
+from kvscope.ingest.formats.exporter import Advance, Exporter
 from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.lengths import LengthsCsv
-from kvscope.ingest.formats.mooncake import Mooncake
-from kvscope.ingest.formats.parquet import Parquet
+from kvscope.ingest.formats.mooncake import Mooncake, MooncakeExport
+from kvscope.ingest.formats.oracle_general import OracleGeneralExport
+from kvscope.ingest.formats.parquet import Parquet, ParquetExport
 from kvscope.ingest.formats.weka import Weka
+from kvscope.store.db import Store
+
+T = TypeVar("T")
 
 FORMATS: tuple[type[TraceFormat], ...] = (Bailian, Mooncake, Weka, LengthsCsv, Parquet)
+EXPORTERS: tuple[type[Exporter], ...] = (
+    BailianExport,
+    MooncakeExport,
+    ParquetExport,
+    OracleGeneralExport,
+)
 
 RECORD = "record a trace with `kvscope record`"
 
@@ -25,13 +40,15 @@ _MOST_NAMES = 6
 
 def by_name(name: str) -> type[TraceFormat]:
     """Return the format called `name`, in any case. Raises UsageError if there is none."""
-    for known in FORMATS:
-        if known.name == name.lower():
-            return known
+    return _named(name, {known.name: known for known in FORMATS}, "trace format", "--format")
+
+
+def _named(name: str, known: Mapping[str, T], kind: str, where: str) -> T:
+    for candidate, value in known.items():
+        if candidate.lower() == name.lower():
+            return value
     raise UsageError(
-        f"unknown trace format {name!r}",
-        where="--format",
-        remedy="take one of " + ", ".join(known.name for known in FORMATS),
+        f"unknown {kind} {name!r}", where=where, remedy="take one of " + ", ".join(known)
     )
 
 
@@ -82,3 +99,26 @@ def _nearest(names: list[str]) -> str | None:
     if not shared(nearest):
         return None
     return f"the nearest is {nearest.name}: give it {', '.join(nearest.fields)}"
+
+
+def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:
+    """Write `trace` to `path` (`-`: standard output) in the format called `to`.
+
+    `advance` gets the number of requests written. Raises UsageError for an unknown format or a
+    binary one on standard output, InputError for a trace that the format cannot hold.
+    """
+    exporter = _named(to, {known.name: known for known in EXPORTERS}, "export format", "--to")()
+    if path == STANDARD_STREAM and not exporter.is_text:
+        raise UsageError(
+            f"{exporter.name} is binary and cannot go to standard output",
+            where="--output",
+            remedy="name a file",
+        )
+    if exporter.needs_hashes and not trace.has_hashes:
+        raise InputError(
+            f"the trace has no block hashes, and {exporter.name} holds nothing else",
+            where=trace.name,
+            remedy="export it to parquet, or to mooncake",
+        )
+    with sink(path) as stream:
+        exporter.write(store, trace, stream, advance or (lambda _: None))

@@ -12,7 +12,7 @@ which applies it to a whole corpus.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -22,7 +22,6 @@ from kvscope.ingest.formats.base import (
     BadLine,
     Identifier,
     LineReader,
-    Reader,
     ReadOptions,
     Request,
     TraceFormat,
@@ -63,13 +62,16 @@ class _WekaReader(LineReader):
         self._decode = msgspec.json.Decoder(_WekaSession).decode
         self._names: set[str] = set()
         self._start_s = 0.0
-        self._gap_s = _poisson_gaps(options)
-        how = (
-            "back to back"
-            if self._gap_s is None
-            else f"as a Poisson process of {options.session_arrivals:g} sessions/s"
-            f" (seed {options.seed})"
-        )
+        self._generator = np.random.default_rng(options.seed)
+        how, rate = "back to back", options.session_arrivals
+        if rate is not None:
+            if not 0 < rate < float("inf"):
+                raise UsageError(
+                    f"the rate of sessions must be above 0, not {rate:g}",
+                    where="--session-arrivals",
+                    remedy="give sessions per second, such as poisson:0.5",
+                )
+            how = f"as a Poisson process of {rate:g} sessions/s (seed {options.seed})"
         self.notes.append(f"sessions have no common clock: they were placed {how}")
 
     def parse(self, line: bytes) -> Sequence[Request]:
@@ -85,8 +87,8 @@ class _WekaReader(LineReader):
         self._names.add(name)
         if unfolded.is_absolute and _ABSOLUTE not in self.notes:
             self.notes.append(_ABSOLUTE)
-        if self._gap_s is not None:
-            self._start_s += self._gap_s()
+        if self.options.session_arrivals is not None:
+            self._start_s += float(self._generator.exponential(1 / self.options.session_arrivals))
         else:
             last = (request.arrival_s or 0.0 for request in requests)
             self._start_s = max(last, default=self._start_s)
@@ -165,21 +167,6 @@ class _Unfolded:
         return name
 
 
-def _poisson_gaps(options: ReadOptions) -> Callable[[], float] | None:
-    """Return what draws the s from one session's start to the next's; None for back to back."""
-    rate = options.session_arrivals
-    if rate is None:
-        return None
-    if not 0 < rate < float("inf"):
-        raise UsageError(
-            f"the rate of sessions must be above 0, not {rate:g}",
-            where="--session-arrivals",
-            remedy="give sessions per second, such as poisson:0.5",
-        )
-    generator = np.random.default_rng(options.seed)
-    return lambda: float(generator.exponential(1 / rate))
-
-
 class Weka(TraceFormat):
     """Weka's agent sessions: JSON lines with `requests`, hash ids local to the session."""
 
@@ -188,14 +175,10 @@ class Weka(TraceFormat):
     source = "Weka agent-session traces"
     fields = ("id", "requests")
     default_block_size = 64
+    reader = _WekaReader
     places_sessions = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if the lines carry `requests`; a session may be longer than `head`."""
         return "requests" in common_keys(head)
-
-    @classmethod
-    def reader(cls, options: ReadOptions) -> Reader:
-        """Return a reader of one session per line."""
-        return _WekaReader(options)

@@ -7,20 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvscope.core.arrays import Bools
 from kvscope.learning.ends.chances import FEATURES, Trees
 from kvscope.learning.ends.offline import EndPredictor
 from kvscope.policies.base import Floats
-from kvscope.reuse_models.scores import (
-    Booleans,
-    CalibrationBin,
-    auc,
-    brier,
-    calibration,
-    calibration_error,
-)
 
+BINS = 10  # of predicted probabilities, for calibration
 WINDOWS = 24  # that the time is cut into, at most; each is of some refits
 _FEWEST = 10  # of either outcome: with fewer there is no AUC
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Predictions in [low, high): their number, their mean, and the observed frequency."""
+
+    low: float
+    high: float
+    n: int
+    predicted: float
+    observed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ def prediction_quality(predictor: EndPredictor, horizon_s: float) -> PredictionQ
 
 
 def _windows(
-    predictor: EndPredictor, chance: Floats, came: Booleans, some: Booleans, horizon_s: float
+    predictor: EndPredictor, chance: Floats, came: Bools, some: Bools, horizon_s: float
 ) -> Iterator[QualityWindow]:
     """Yield intervals of as many whole refits each."""
     made = predictor.predicted(horizon_s)
@@ -129,3 +134,49 @@ def _windows(
             auc=auc(chance[own], came[own]) if enough else None,
             brier=brier(chance[own], came[own]),
         )
+
+
+def auc(chance: Floats, came: Bools) -> float | None:
+    """Return the area under the ROC curve: P(an event ranks above a non-event).
+
+    Here and below, `chance` are predicted probabilities, `came` whether the event happened.
+    Ties count half; None where all came or none did. Source: Hanley and McNeil, The meaning and use
+    of the area under a receiver operating characteristic (ROC) curve (1982).
+    """
+    hits = int(np.count_nonzero(came))
+    misses = len(came) - hits
+    if not hits or not misses:
+        return None
+    _, place, many = np.unique(chance, return_inverse=True, return_counts=True)
+    rank = np.cumsum(many) - (many - 1) / 2.0  # mean rank of equals, counted from 1
+    above = float(rank[place][came].sum()) - hits * (hits + 1) / 2.0
+    return above / (hits * misses)
+
+
+def brier(chance: Floats, came: Bools) -> float:
+    """Return the mean squared error. Source: Brier, Verification of forecasts (1950)."""
+    return float(np.mean((chance - came) ** 2))
+
+
+def calibration(chance: Floats, came: Bools) -> tuple[CalibrationBin, ...]:
+    """Return the observed frequency by predicted probability, in `BINS` bins without empty ones."""
+    at = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
+    return tuple(
+        CalibrationBin(
+            low=place / BINS,
+            high=(place + 1) / BINS,
+            n=int(np.count_nonzero(at == place)),
+            predicted=float(chance[at == place].mean()),
+            observed=float(came[at == place].mean()),
+        )
+        for place in np.unique(at).tolist()
+    )
+
+
+def calibration_error(bins: tuple[CalibrationBin, ...]) -> float:
+    """Return the expected calibration error: mean distance of prediction and frequency.
+
+    Source: Naeini, Cooper and Hauskrecht, Obtaining well calibrated probabilities (2015).
+    """
+    total = sum(place.n for place in bins)
+    return sum(place.n * abs(place.predicted - place.observed) for place in bins) / total

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
 
+from kvscope.core.arrays import Bools
 from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import REFIT, REFIT_S, Policy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, next_prompts
 
 
 class OfflineLearner(ABC):
@@ -64,6 +67,53 @@ def plugin_tables(traffic: Traffic, policy: Policy, fitted: FittedTable | None) 
     """Return the tables that kvscope's plugin goes by in an engine, with what a file has fitted."""
     learner = offline_learner(type(policy))
     return NO_TABLES if learner is None else learner.plugin_tables(traffic, policy, fitted)
+
+
+def tables_of_served(traffic: Traffic, served: Bools, fit: Callable[[Traffic], Tables]) -> Tables:
+    """Return the tables that `fit` finds in the `served` requests, for a replay of all of them.
+
+    An engine rejects a request that is too long before its scheduler, and so kvscope's plugin, sees
+    it (`served`, R entries, is False). Such a request teaches nothing and is in class 0.
+    Source: vLLM 0.32.0, vllm/v1/engine/input_processor.py (InputProcessor.process_inputs).
+    """
+    if served.all() or not served.any():
+        return fit(traffic)
+    some = served_traffic(traffic, served)
+    return _for_all(fit(some), some, served)
+
+
+def served_traffic(traffic: Traffic, served: Bools) -> Traffic:
+    """Return the `served` requests alone; a turn continues the latest served one before it."""
+    parent = traffic.parent.copy()
+    while (skipped := (parent >= 0) & ~served[parent]).any():
+        parent[skipped] = traffic.parent[parent[skipped]]
+    number = (np.cumsum(served) - 1).astype(np.int32)
+    columns = {
+        name: column[served]
+        for name, column in traffic._asdict().items()
+        if name not in {"block_size", "block_parent"}
+    }
+    columns["parent"] = np.where(parent >= 0, number[parent], -1)[served].astype(np.int32)
+    columns["next_prompt_tokens"] = next_prompts(
+        columns["parent"], columns["input_tokens"], columns["history_tokens"]
+    )
+    return traffic._replace(**columns)
+
+
+def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:
+    """Return the tables of `some` requests by the numbers that they have among all."""
+    since = np.flatnonzero(served)[tables.since]
+    since[:1] = 0
+    classes = np.zeros(len(served), dtype=np.int32)
+    classes[served] = some.category if tables.classes is None else tables.classes
+    choose = tables.choose
+    if choose is None:
+        return replace(tables, since=since, classes=classes)
+
+    def chosen(policy: Policy, capacity_blocks: int) -> Tables:
+        return _for_all(choose(policy, capacity_blocks), some, served)
+
+    return replace(tables, since=since, classes=classes, choose=chosen)
 
 
 def end_of(traffic: Traffic) -> float:

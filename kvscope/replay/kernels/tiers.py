@@ -101,9 +101,11 @@ def exclusive_kernel(
         _settle(state, capacity, leaf)
         take_up(state, segments, hits, request, traffic.look[request], leaf)
         end = traffic.length[request] + traffic.anonymous[request]
-        ends[request, 1:] = end
+        for tier in range(len(capacity)):  # to assign slices takes longer, or to join the loops
+            ends[request, tier + 1] = end
         if leaf:
-            state.tips[request, :] = traffic.leaf[request]
+            for tier in range(len(capacity)):
+                state.tips[request, tier] = traffic.leaf[request]
         state.size[0] += end
         if end > 0 and may_shrink(state, request, 0, leaf):
             join_lane(state, request, 0)

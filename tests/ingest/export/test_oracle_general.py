@@ -11,9 +11,9 @@ from libcachesim.libcachesim_python import convert_to_oracleGeneral
 
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Trace
-from kvscope.ingest.export import export
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.oracle_general import RECORD
+from kvscope.ingest.formats.registry import export
 from kvscope.replay.curve import lru_curve
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import load_prompts

@@ -1,4 +1,4 @@
-"""`kvscope ingest`, `traces` and `export`: traces into the store, what it holds, and out again."""
+"""What a store keeps: `kvscope ingest`, `traces` and `export` for traces, `runs` for replays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from kvscope.app import values
-from kvscope.app.options import Option, Reading
+from kvscope.app.options import KvDtype, Model, Option, Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, parsed_by
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kvscope.report.section import Table
     from kvscope.store.db import Store
 
-app = typer.Typer(invoke_without_command=True)
+traces_app = typer.Typer(invoke_without_command=True)
 
 Paths = Annotated[
     list[str],
@@ -78,19 +79,19 @@ def ingest(*, paths: Paths, db: Db = DEFAULT_DB, reading: Reading, as_json: Json
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
     """Write a trace in another format; block ids become the numbers of its distinct blocks."""
     from kvscope.app.traces import load_trace
-    from kvscope.ingest import export as exports
+    from kvscope.ingest.formats import registry
     from kvscope.store.db import open_store
 
     terminal = Terminal()
     with open_store(db) as store:
         stored = load_trace(store, trace, terminal)
         with terminal.steps(f"writing {path}", stored.requests) as advance:
-            exports.export(store, stored, to, path, advance)
+            registry.export(store, stored, to, path, advance)
     where = "standard output" if path == values.STANDARD_STREAM else path
     note(f"{where}: {stored.requests:,} requests of {stored.name!r}")
 
 
-@app.callback()
+@traces_app.callback()
 def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -> None:
     """List the stored traces, the one last worked on first."""
     if context.invoked_subcommand is not None:
@@ -110,8 +111,8 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
         note(f"{db} holds no traces; run `kvscope ingest` on one")
 
 
-@app.command("remove")
-def remove(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
+@traces_app.command("remove")
+def remove_trace(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
     """Remove a stored trace and all that was derived from it; its file stays."""
     from kvscope.store import traces as stored
 
@@ -120,7 +121,7 @@ def remove(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
     note(f"removed {name!r}")
 
 
-@app.command("bad-lines")
+@traces_app.command("bad-lines")
 def bad_lines(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
     """Show the lines of a trace that could not be used, as path:line: reason."""
     from kvscope.store import traces as stored
@@ -174,3 +175,96 @@ def _table(stored: list[Trace]) -> Table:
         "bad lines": lambda trace: units.format_count(trace.bad_lines),
     }
     return tabulate("", stored, columns, words=("format", "lineage"))
+
+
+_HELP = {"-h", "--help", "--debug"}
+
+
+class ListByDefault(TyperGroup):
+    """Sub-commands, of which `list` is meant where none is named: `kvscope runs TRACE`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse `args`, with `list` in front where no sub-command is."""
+        if not args or args[0] not in {*self.commands, *_HELP}:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+runs_app = typer.Typer(
+    cls=ListByDefault,
+    help="The runs that `kvscope simulate` stored: list and compare them, or remove some.",
+)
+
+Policies = Annotated[
+    str | None, Option("Only runs of these policies.", "NAME,...", flags=("--policy",))
+]
+All = Annotated[bool, Option("All runs of the trace.", flags=("--all",))]
+
+
+@runs_app.command("list")
+def list_runs(
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    policies: Policies = None,
+    model: Model = None,
+    kv_dtype: KvDtype = None,
+    as_json: Json = False,
+) -> None:
+    """List the stored runs of a trace, those with the same definition and latency together.
+
+    `list` may be left out: `kvscope runs TRACE`.
+    """
+    from kvscope.app.requests import kv_model
+    from kvscope.app.traces import load_trace
+    from kvscope.store import results
+    from kvscope.store.db import open_store
+
+    kv = kv_model(model, kv_dtype)
+    names = _names(policies)
+    with open_store(db) as store:
+        stored = load_trace(store, trace, Terminal())
+        every = results.all_runs(store, stored)
+        chosen = [each for each in every if names is None or each.run.policy in names]
+        runs = [each.run for each in (results.with_parts(store, chosen) if as_json else chosen)]
+    if as_json:
+        from kvscope.app.documents.runs import runs_document
+
+        output.emit_json(runs_document(stored, runs, kv))
+    elif runs:
+        from kvscope.report.policies import stored as stored_sections
+
+        output.show_sections(stored_sections(stored, runs, kv))
+    else:
+        note(f"the store has no such runs of {stored.name!r}; make some with `kvscope simulate`")
+
+
+@runs_app.command("remove")
+def remove_runs(
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    policies: Policies = None,
+    every: All = False,
+) -> None:
+    """Remove stored runs of a trace: those of some policies, or all."""
+    from kvscope.app.traces import load_trace
+    from kvscope.store import results
+    from kvscope.store.db import open_store
+
+    names = _names(policies)
+    if (names is None) != every:
+        raise UsageError(
+            "not clear which runs", where="kvscope runs remove", remedy="give --policy or --all"
+        )
+    with open_store(db) as store:
+        stored = load_trace(store, trace, Terminal())
+        count = results.remove_runs(store, stored, lambda run: names is None or run.policy in names)
+    note(f"removed {count:,} runs of {stored.name!r}")
+
+
+def _names(policies: str | None) -> frozenset[str] | None:
+    """Return the names of the policies that `--policy` lists, None for all."""
+    from kvscope.replay.policy_options import parse_policies
+
+    if policies is None:
+        return None
+    return frozenset(policy.name for policy in parse_policies(policies, where="--policy"))

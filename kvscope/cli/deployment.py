@@ -1,0 +1,93 @@
+"""`kvscope deployment`: show, create and check the deployment that commands work for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from kvscope.app.options import DeploymentOptions, Option, Target
+from kvscope.cli import output
+from kvscope.cli.diagnostics import note
+from kvscope.cli.options import Json, parsed_by
+from kvscope.core.errors import UsageError
+
+_HELP = {"-h", "--help", "--debug"}
+FILE = "kvscope.toml"
+
+
+class ShowByDefault(TyperGroup):
+    """Sub-commands, of which `show` is meant where none is named: `kvscope deployment --gpu`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse `args`, with `show` in front where no sub-command is."""
+        if not args or args[0] not in {*self.commands, *_HELP}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ShowByDefault,
+    help="The deployment that kvscope advises on: GPUs, model, engine, pool and latency.",
+)
+
+FileArgument = Annotated[
+    str,
+    typer.Argument(metavar="FILE", parser=parsed_by(str), help="The file.", show_default=FILE),
+]
+Output = Annotated[
+    str, Target("File to write.", flags=("--output", "-o"), default="./kvscope.toml")
+]
+Force = Annotated[bool, Option("Replace a file that is there.")]
+
+
+@app.command("show")
+def show(*, options: DeploymentOptions, as_json: Json = False) -> None:
+    """Show a deployment: its KV pool with the terms, its latency, and what is uncertain.
+
+    `show` may be left out. Without options it is that of kvscope.toml.
+    """
+    from kvscope.app.deployment import resolved_deployment
+
+    deployment = resolved_deployment(options)
+    if deployment is None:
+        raise UsageError(
+            "no deployment",
+            remedy="name --gpu and --model, or write a kvscope.toml with `kvscope deployment"
+            " create --gpu GPU --model MODEL`",
+        )
+    if as_json:
+        from kvscope.app.documents.deployment import deployment_document
+
+        output.emit_json(deployment_document(deployment))
+    else:
+        from kvscope.report.deployment import sections
+
+        output.show_sections(sections(deployment))
+
+
+@app.command("create")
+def create(*, options: DeploymentOptions, output_file: Output = FILE, force: Force = False) -> None:
+    """Write the deployment of these options to a file that other commands find."""
+    from kvscope.app.deployment import resolved_deployment, stated_deployment
+    from kvscope.deployment.file import write_deployment
+
+    resolved, stated = resolved_deployment(options), stated_deployment(options)
+    if resolved is None or stated is None:
+        raise UsageError("no deployment", remedy="name --gpu and --model")
+    path = Path(output_file)
+    if path.exists() and not force:
+        raise UsageError("there is such a file", where=str(path), remedy="replace it with --force")
+    write_deployment(path, stated, [resolved.summary])
+    note(f"deployment written to {path}: {resolved.summary}")
+
+
+@app.command("check")
+def check(path: FileArgument = FILE) -> None:
+    """Check a deployment's file: exit code 3 with the key that is wrong."""
+    from kvscope.app.deployment import resolved_file
+
+    resolved = resolved_file(Path(path))
+    output.emit(f"{path}: {resolved.summary}")

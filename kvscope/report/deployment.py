@@ -1,0 +1,104 @@
+"""A deployment on one screen: its pool with the terms, its latency, and what is uncertain."""
+
+from __future__ import annotations
+
+from kvscope.core.units import duration_in_words, format_size
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.pool import Term
+from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.words import count
+
+_PROMPTS = (1_000, 8_000, 32_000)
+_RUNNING, _CONTEXT = 16, 2_000
+_FROM = {"engine log": "from the engine's log", "metrics": "from the engine's metrics"}
+
+
+def sections(deployment: ResolvedDeployment) -> list[Section]:
+    """Return the deployment, its pool, its latency, and the notes where there are some."""
+    parts = [_deployment(deployment), _pool(deployment), _latency(deployment)]
+    notes = [*deployment.notes]
+    if deployment.not_switchable:
+        notes.insert(0, f"no engine flags: {deployment.not_switchable}")
+    if notes:
+        parts.append(Section.of("Notes", *(f"- {note}" for note in notes)))
+    return parts
+
+
+def _deployment(deployment: ResolvedDeployment) -> Section:
+    traffic = "the whole fleet" if deployment.traffic == "fleet" else "one replica"
+    price = deployment.price_hour
+    return Section.of(
+        "Deployment",
+        deployment.summary,
+        f"The trace holds the traffic of {traffic}."
+        f" Limits: {count(deployment.max_num_seqs)} running requests,"
+        f" {count(deployment.max_num_batched_tokens)} tokens per step.",
+        None if price is None else f"{count(deployment.gpus)} GPUs cost {price:,.2f} an hour.",
+    )
+
+
+def _pool(deployment: ResolvedDeployment) -> Section:
+    pool = deployment.pool
+    size = f"{count(pool.blocks)} blocks of {count(pool.block_size)} tokens"
+    tokens = f"{count(pool.tokens)} tokens"
+    origin = _FROM.get(pool.origin, pool.origin)
+    band = None
+    if pool.low_blocks != pool.high_blocks:
+        band = f"It may be {count(pool.low_blocks)} to {count(pool.high_blocks)} blocks."
+    return Section.of(
+        "KV pool",
+        f"{size} per replica: {tokens}, {origin}. vLLM's num_gpu_blocks would be"
+        f" {count(pool.num_gpu_blocks)}."
+        if pool.null_blocks
+        else f"{size} per replica: {tokens}, {origin}.",
+        band,
+        _terms(pool.terms) if pool.terms else None,
+    )
+
+
+def _terms(terms: tuple[Term, ...]) -> Table:
+    rest = sum(term.bytes for term in terms)
+    band = sum(term.band_bytes for term in terms)
+    rows = [*terms, Term("KV cache", rest, band, "the rest")]
+    return tabulate(
+        "",
+        rows,
+        {
+            "each GPU": lambda term: term.name,
+            "memory": lambda term: _signed(term.bytes),
+            "within": lambda term: format_size(term.band_bytes) if term.band_bytes else "",
+            "by": lambda term: term.rule,
+        },
+        words=("by",),
+    )
+
+
+def _signed(size_bytes: int) -> str:
+    return f"{'-' if size_bytes < 0 else ''}{format_size(abs(size_bytes))}"
+
+
+def _latency(deployment: ResolvedDeployment) -> Section:
+    profile = deployment.latency
+    low, high = deployment.latency_low, deployment.latency_high
+    banded = low != high
+
+    def cells(seconds: float) -> tuple[str, ...]:
+        ends = [seconds * low, seconds, seconds * high] if banded else [seconds]
+        return tuple(duration_in_words(end) for end in ends)
+
+    rows = [
+        (f"TTFT of {count(tokens)} tokens", *cells(float(profile.ttft_s(tokens, 0))))
+        for tokens in _PROMPTS
+    ]
+    if profile.decode_base_s is not None:
+        step = profile.decode_base_s + _RUNNING * (
+            profile.decode_request_s + _CONTEXT * profile.decode_context_token_s
+        )
+        name = f"TPOT of {_RUNNING} requests with {count(_CONTEXT)} tokens"
+        rows.append((name, *cells(step)))
+    columns = ("uncached, idle engine", *(("low", "best", "high") if banded else ("",)))
+    return Section.of(
+        "Latency",
+        f"{deployment.latency_origin.capitalize()}: {profile.source}.",
+        Table("", columns, tuple(rows)),
+    )

@@ -1,0 +1,98 @@
+"""`kvscope deployment`: the screen, the document, and the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvscope.app.schemas import schema
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode
+from kvscope.deployment.deployment import Deployment
+from kvscope.deployment.file import read_deployment
+from tests.cli.shell import Streams
+
+FLEET = [
+    *("--gpu", "h100", "--tp", "2", "--replicas", "4", "--model", "llama3-70b"),
+    *("--weight-dtype", "fp8", "--gpu-hour", "2.5"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_one_screen(capsys: Streams) -> None:
+    """Summary, pool with its terms, latency with its band, and notes on 45 lines of 100 columns."""
+    assert run(["deployment", *FLEET]) == ExitCode.DONE
+    lines = capsys.readouterr().out.splitlines()
+    text = "\n".join(lines)
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 100
+    assert "4 replicas of 2 x h100, llama3-70b in fp8, vllm@0.33" in text
+    assert "13,890 blocks of 16 tokens per replica: 222,240 tokens, derived." in text
+    assert "It may be 13,333 to 14,447 blocks." in text
+    assert "8 GPUs cost 20.00 an hour." in text
+    for name in ("weights", "activations", "other memory", "CUDA graphs", "KV cache", "TPOT of 16"):
+        assert name in text
+
+
+def test_hybrid_models_say_why_no_flags(capsys: Streams) -> None:
+    """The reason stands first among the notes."""
+    assert run(["deployment", "--gpu", "h100", "--model", "gpt-oss-20b"]) == ExitCode.DONE
+    notes = capsys.readouterr().out.partition("Notes")[2].splitlines()
+    assert notes[1].startswith("- no engine flags: gpt-oss-20b has layers of several kinds")
+
+
+def test_the_document(capsys: Streams) -> None:
+    """It has a schema; its terms add up to the pool."""
+    assert run(["deployment", "show", *FLEET, "--json"]) == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema("deployment")).validate(document)
+    pool = document["pool_blocks"]
+    assert pool["value"] == 13_890
+    assert pool["num_gpu_blocks"] == 13_891
+    left = sum(term["bytes"] for term in pool["terms"])
+    assert left // (327_680 // 2 * 16) - 1 == pool["value"]
+    assert document["latency"]["source"] == pool["source"] == "derived"
+    assert document["price_hour"] == 20
+    assert document["switchable"] is True
+
+
+def test_created_shown_checked(folder: Path, capsys: Streams) -> None:
+    """What `create` writes is what the others read; a file that is there is not replaced."""
+    assert run(["deployment", "create", *FLEET]) == ExitCode.DONE
+    assert "deployment written to kvscope.toml: 4 replicas" in capsys.readouterr().err
+    assert read_deployment(folder / "kvscope.toml") == Deployment(
+        gpu="h100", tp=2, replicas=4, model="llama3-70b", weight_dtype="fp8", gpu_hour=2.5
+    )
+    assert run(["deployment"]) == ExitCode.DONE
+    assert "4 replicas of 2 x h100" in capsys.readouterr().out
+    assert run(["deployment", "check"]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("kvscope.toml: 4 replicas of 2 x h100")
+    assert run(["deployment", "create", "--tp", "4"]) == ExitCode.USAGE
+    assert "replace it with --force" in capsys.readouterr().err
+    assert run(["deployment", "create", "--tp", "4", "--force"]) == ExitCode.DONE
+    assert read_deployment(folder / "kvscope.toml").tp == 4
+
+
+def test_wrong_files_and_options(folder: Path, capsys: Streams) -> None:
+    """A wrong file ends with 3 and names the key, a wrong option with 2."""
+    (folder / "kvscope.toml").write_text('schema = 1\ngpu = "h1oo"\nmodel = "llama3-8b"\n')
+    assert run(["deployment", "check"]) == ExitCode.INPUT
+    assert "kvscope.toml: gpu: no GPU 'h1oo'; did you mean" in capsys.readouterr().err
+    assert run(["deployment", "check", "none.toml"]) == ExitCode.INPUT
+    assert "none.toml: No such file" in capsys.readouterr().err
+    assert run(["deployment", "--gpu", "h2oo"]) == ExitCode.USAGE
+    assert "--gpu: no GPU 'h2oo'" in capsys.readouterr().err
+    (folder / "kvscope.toml").unlink()
+    assert run(["deployment"]) == ExitCode.USAGE
+    assert "no deployment; name --gpu and --model" in capsys.readouterr().err
+    assert run(["deployment", "--gpu-hour", "0", *FLEET[:-2]]) == ExitCode.USAGE
+    assert "'0' is not a price above 0" in capsys.readouterr().err
