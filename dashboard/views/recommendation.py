@@ -63,6 +63,8 @@ def _request() -> TuneRequest | None:
             latency=selected.latency,
         )
     )
+    if request.deployment is not None:
+        return request
     return replace(request, model=selected.model)  # not the latency preset's, where it is none
 
 

@@ -406,9 +406,7 @@ def _gains(tuned: Recommendation) -> Table:
             "policy": lambda judged: tuned.called(judged.policy),
             "significant": lambda judged: _yes(judged.gains[decisive].significant),
             decisive: partial(changed, decisive),
-            f"{decisive}, 95% CI": lambda judged: interval(judged.gains[decisive]).partition(":")[
-                0
-            ],
+            f"{decisive}, 95% CI": lambda judged: _briefly(judged.gains[decisive]),
             **{name: partial(changed, name) for name in others},
             "harms": lambda judged: _harms(judged) or NONE,
         },
@@ -447,7 +445,7 @@ def _digest(tuned: Recommendation) -> Table:
         "policy": lambda row: row[0],
         **{name: known[name] for name in ("p50 (ms)", "p95", "p99")},
         "vs LRU": gained(change),
-        "95% CI": gained(lambda gain: interval(gain).partition(":")[0]),
+        "95% CI": gained(_briefly),
         "eligible": lambda row: (
             NONE if row[2] is None else _yes(row[1].recommendable(tuning.target))
         ),
@@ -477,6 +475,11 @@ def interval(gain: Gain) -> str:
     if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
         return "same as LRU" if not gain.value else "no spread: all resamples agree"
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
+
+
+def _briefly(gain: Gain) -> str:
+    """Return the interval as a table has room for it; `_without_width` says the rest."""
+    return interval(gain).partition(":")[0]
 
 
 def _without_width(gains: Sequence[Gain]) -> list[str]:
