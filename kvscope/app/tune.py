@@ -23,7 +23,7 @@ from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.traffic import traffic
-from kvscope.tuning.file import DeploymentTable, verdict_in, write_recommendation
+from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
 from kvscope.tuning.flags import Flags, Launch, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
@@ -323,8 +323,8 @@ def write_recommended(
     return f"recommendation written to {path}"
 
 
-def _table(where: ResolvedDeployment) -> DeploymentTable:
-    return DeploymentTable(
+def _table(where: ResolvedDeployment) -> EngineTable:
+    return EngineTable(
         where.summary,
         str(where.engine),
         where.replicas if where.traffic == "fleet" else 1,

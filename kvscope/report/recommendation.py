@@ -292,6 +292,8 @@ def _canary(tuned: Recommendation) -> list[str]:
 
 
 def _time(trial: Trial) -> str:
+    if math.isinf(trial.target_s):
+        return "∞ (so many requests get no token)"
     return units.duration_in_words(trial.target_s)
 
 

@@ -68,7 +68,7 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
     bytes: Count | None = None
 
 
-class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
+class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     """The engine that the figures are of, one of `replicas`."""
 
     summary: str
@@ -100,7 +100,7 @@ class RecommendationTable(msgspec.Struct):
     expected: dict[str, dict[str, Number]] = {}
     gain: dict[str, tuple[float, float, float]] = {}  # infinite ends: unknown
     flags: dict[str, str] = {}
-    deployment: DeploymentTable | None = None
+    deployment: EngineTable | None = None
     canary: CanaryTable | None = None
 
 
@@ -127,7 +127,7 @@ class RecommendationFile(PolicyFile):
     target: Target
     capacity_tokens: int
     profile: LatencyProfile
-    deployment: DeploymentTable | None = None
+    deployment: EngineTable | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -141,7 +141,7 @@ def write_recommendation(
     flags: Flags,
     capacity_bytes: int | None = None,
     fitted: FittedTable | None = None,
-    deployment: DeploymentTable | None = None,
+    deployment: EngineTable | None = None,
 ) -> None:
     """Write what `result` recommends, so that reading it returns the same policy."""
     best, target = result.recommended, result.target

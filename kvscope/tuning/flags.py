@@ -76,9 +76,10 @@ def _sglang(policy: Policy, launch: Launch) -> str | None:
     if policy.name not in _SGLANG_POLICIES or policy.values.get("xi_percentile"):
         return None
     name, values = policy.name, policy.values
-    config = {
-        theirs: round(values[ours]) for ours, theirs in _SGLANG_PARAMETERS.items() if ours in values
-    }
+    taken = {theirs: values[ours] for ours, theirs in _SGLANG_PARAMETERS.items() if ours in values}
+    if not all(map(math.isfinite, taken.values())):
+        return None  # JSON has no infinity
+    config = {theirs: round(value) for theirs, value in taken.items()}
     if name == "tlru" and config["threshold"] <= config["next_prompt_estimate"]:
         name, config = "lru", {}  # nothing is TEL-safe then; SGLang refuses to start with it
     compact = json.dumps(config, separators=(",", ":"))  # no spaces, where a terminal would wrap

@@ -23,7 +23,7 @@ from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
-GROWTH = 0.05
+GROWTH = 0.02
 """Seconds of TTFT gained per second of the window from which on replicas do not keep up."""
 MOST_REPLICAS = 64  # times those of the deployment
 _PART = 5  # the first and the last fifth of a window are compared

@@ -1,7 +1,8 @@
 """One trace over several replicas, each with a cache of its own, by whole conversations.
 
 Stands for a router with session affinity. The replica of a conversation is drawn by a hash of the
-number of its first request, so it stays the same when the trace grows.
+number of its first request, so it stays the same when the trace grows; where conversations are
+inferred, as long as later requests do not change where they begin.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
+from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
@@ -33,6 +34,14 @@ from tests import small_traces
 BLOCK = 16
 PROFILE = LatencyProfile("by hand", "10 ms and 1 ms a token", 0.010, 0.001)
 SETTING = run_setting(standard(), PROFILE)
+ENGINE = replace(
+    SETTING,
+    capacity_model="engine",
+    max_num_seqs=8,
+    max_num_batched_tokens=512,
+    decode_base_s=0.005,
+    decode_request_s=0.001,
+)
 WINDOWS = Windows(1.0, 1)
 TLRU = (Variant(by_name("tlru")),)
 
@@ -136,9 +145,11 @@ def prompts_of(trace: Sequence[Request]) -> Prompts:
     return small_traces.prompts(small_traces.built(trace, BLOCK))
 
 
-def workload(trace: Sequence[Request], warmup: float = 0.0) -> Workload:
+def workload(
+    trace: Sequence[Request], warmup: float = 0.0, setting: RunSetting = SETTING
+) -> Workload:
     """Return the trace with the profile by hand, its first share uncounted."""
-    setting = replace(SETTING, definition=standard(warmup=warmup))
+    setting = replace(setting, definition=replace(setting.definition, warmup=warmup))
     return Workload(prompts_of(trace), setting, WINDOWS)
 
 
@@ -199,10 +210,11 @@ def tuned(
     lineage: Lineage = "given",
     target: Target | None = None,
     stop: Event | None = None,
+    setting: RunSetting = SETTING,
     **question: object,
 ) -> TuningResult:
     """Return what `tune` recommends for a trace."""
     asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
     return tune(
-        prompts_of(trace), SETTING, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
+        prompts_of(trace), setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
     )

@@ -6,7 +6,7 @@ import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,10 +22,18 @@ from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.tuning.bootstrap import Bootstrap
-from kvscope.tuning.file import RecommendationFile, read_recommendation, write_recommendation
+from kvscope.tuning.canary import Canary
+from kvscope.tuning.file import (
+    EngineTable,
+    RecommendationFile,
+    read_recommendation,
+    verdict_in,
+    write_recommendation,
+)
 from kvscope.tuning.flags import Launch, flags
 from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningResult
+from kvscope.tuning.verdict import Verdict
 from kvscope.validate.validate import recommended_run
 from kvscope.vllm_plugin.settings import read_settings as plugin_settings
 from tests.learning.drawn_trees import drawn_ends
@@ -84,6 +92,8 @@ def policies(draw: st.DrawFn) -> Policy:
     trace=st.text(st.characters(codec="utf-8"), max_size=20),
     base_s=st.floats(0, 10),
     per_token_s=st.floats(1e-12, 1),
+    floor_s=st.floats(0, 1),
+    decode_s=st.none() | st.floats(0, 1),
 )
 def test_what_is_read_is_what_was_written(
     found: TuningResult,
@@ -97,10 +107,20 @@ def test_what_is_read_is_what_was_written(
     trace: str,
     base_s: float,
     per_token_s: float,
+    floor_s: float,
+    decode_s: float | None,
 ) -> None:
     """To the last digit: policy, leaves, values, capacity, target, latency, strange names."""
     target = Target(slo_s, percentile, measure, view)
-    profile = LatencyProfile(trace or "p", trace, base_s, per_token_s, per_token_s / 3)
+    profile = LatencyProfile(
+        *(trace or "p", trace, base_s, per_token_s, per_token_s / 3),
+        floor_s=floor_s,
+        request_s=base_s / 2,
+        decode_base_s=decode_s,
+        decode_request_s=floor_s / 3,
+        decode_context_token_s=floor_s / 7,
+        measured_tokens=capacity,
+    )
     made = _with(found, policy, capacity, target)
     path = tmp_path_factory.getbasetemp() / "recommendation.toml"
     read = _round(path, made, trace, profile)
@@ -164,6 +184,60 @@ def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=r"tlru-learned needs a fitted table"):
             refuse()
+
+
+def test_the_deployment_and_the_canary_go_along(found: TuningResult, tmp_path: Path) -> None:
+    """[deployment] reads back field by field; [canary] is for people, and for what watches it."""
+    path = tmp_path / "recommendation.toml"
+    where = EngineTable("2x h100, llama3-70b", "vllm@0.33", 4, 256, 8192)
+    best = found.recommended
+    plan = Canary("p95", 2, 7.5, 1_234.0)
+    for canary, expected in (
+        (plan, {"figure": "p95", "replicas": 2, "hours": 7.5, "requests_per_hour": 1_234.0}),
+        (Canary("p95", None, None, 5.0), {"figure": "p95", "requests_per_hour": 5.0}),
+        (None, None),
+    ):
+        write_recommendation(
+            path,
+            replace(found, canary=canary),
+            trace="a",
+            block_size=BLOCK,
+            profile=PROFILE,
+            flags=flags(best.policy, Launch(BLOCK, None, ("--max-num-seqs 256",))),
+            deployment=where if canary else None,
+        )
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        assert document.get("canary") == expected
+        read = read_recommendation(path)
+        assert read.deployment == (where if canary else None)
+        assert read.flags == document["flags"]
+        assert read.flags["vllm"].endswith(" --max-num-seqs 256")
+
+
+def test_the_canary_of_a_switch_is_written(found: TuningResult, tmp_path: Path) -> None:
+    """On the figure that decides, at the held-out window's rate of requests."""
+    path = tmp_path / "recommendation.toml"
+    _round(path, found)
+    table = tomllib.loads(path.read_text(encoding="utf-8"))["canary"]
+    assert (table["figure"], table["replicas"]) == ("p95", 1)
+    assert table["requests_per_hour"] == pytest.approx(3_600 * 120 / 119)
+    kept = tuned(in_turn(), 0.2, capacity_blocks=1_000)
+    _round(path, kept)
+    assert kept.canary is None
+    assert "canary" not in tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_verdict_of_a_file(found: TuningResult, tmp_path: Path) -> None:
+    """As written; nothing where there is no file, or one that is no TOML or has no verdict."""
+    path = tmp_path / "recommendation.toml"
+    assert verdict_in(path) == ""
+    for verdict in get_args(Verdict):
+        _round(path, replace(found, verdict=verdict))
+        assert verdict_in(path) == verdict
+        assert read_recommendation(path).verdict == verdict
+    for content in (b"\xff", b"= 1", b"schema = 1"):
+        path.write_bytes(content)
+        assert verdict_in(path) == ""
 
 
 def test_people_can_read_it(found: TuningResult, tmp_path: Path) -> None:

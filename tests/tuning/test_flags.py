@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kvscope.core.errors import UsageError
+from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
+from kvscope.policies.slru import Slru
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import VLLM_PLUGIN, Launch, flags
 from kvscope.vllm_plugin.eviction_controller import lane_policy
@@ -28,6 +32,14 @@ def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
     assert told.built_in
     assert told.sglang is not None
     assert flags(TLru({"xi_percentile": 0.9})).sglang is None
+
+
+@pytest.mark.parametrize(
+    "policy", [TLru({"xi_tokens": math.inf}), Slru({"protected_uses": math.inf})]
+)
+def test_an_infinite_parameter_is_nothing_that_sglang_takes(policy: Policy) -> None:
+    """Its configuration is JSON, in whole numbers."""
+    assert flags(policy).sglang is None
 
 
 def test_a_pool_that_the_engine_measures_has_no_flag() -> None:

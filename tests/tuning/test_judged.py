@@ -19,14 +19,23 @@ from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.sweep import make_run
+from kvscope.replay.sweep import make_run, serve_replay
 from kvscope.replay.workload import ReplayRequest
 from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.split import FEWEST, split_windows
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial, trial_of, ttft_s
 from kvscope.tuning.tuner import TuningResult
-from tests.tuning.examples import chats, in_turn, prompts_of, served, tuned, workload
+from tests.tuning.examples import (
+    BLOCK,
+    ENGINE,
+    chats,
+    in_turn,
+    prompts_of,
+    served,
+    tuned,
+    workload,
+)
 
 REQUESTS, VALIDATION_FROM, HELD_OUT_FROM = 480, 240, 360  # 20 %, 30 %, 25 % and 25 %
 SLO_S = 0.4
@@ -113,6 +122,55 @@ def test_a_switch_is_to_what_simulate_measures() -> None:
         run = make_run(whole, ReplayRequest(trial.policy, 350))
         assert trial.outcome == run.outcome
         assert trial.target_s * 1e3 == pytest.approx(run.outcome.ttft_ms.p95, rel=1e-12)
+
+
+def test_engine_figures_are_those_of_simulate() -> None:
+    """In the engine's capacity model, queued, with TPOT; no oracle can run there."""
+    trace = chats(4, REQUESTS)
+    target = Target(SLO_S, view="queued", tpot_slo_s=0.5)
+    result = tuned(
+        trace,
+        SLO_S,
+        (Variant(by_name("tlru")), Variant(by_name("gittins"))),
+        target=target,
+        setting=ENGINE,
+        capacity_blocks=200,
+    )
+    assert result.oracles == ()
+    for trials, first, last in (
+        ([result.lru.validation, *result.contenders, result.infinite], 240, 360),
+        ([result.lru.held_out, result.recommended], 360, 480),
+    ):
+        assert len(trials) == {360: 4, 480: 2}[last]
+        for trial in trials:
+            whole = workload(trace[:last], (first + 0.5) / last, replace(ENGINE, slo_s=SLO_S))
+            request = ReplayRequest(trial.policy, trial.capacity_blocks)
+            assert trial.outcome == make_run(whole, request).outcome
+            done = serve_replay(whole, request).served
+            assert done.queued_ttft_s is not None
+            assert done.tpot_s is not None
+            np.testing.assert_array_equal(trial.ttft_s, done.queued_ttft_s[first:])
+            tpot_s = done.tpot_s[first:][np.isfinite(done.tpot_s[first:])]
+            assert trial.tpot_s == np.quantile(tpot_s, 0.95, method="inverted_cdf")
+            assert trial.rejected == 0
+
+
+def test_what_is_longer_than_the_pool_is_rejected_and_late() -> None:
+    """Requests that no pool of this size takes are violations, not requests without a latency."""
+    trace = chats(4, REQUESTS)
+    result = tuned(
+        trace, SLO_S, (), target=Target(SLO_S, view="queued"), setting=ENGINE, capacity_blocks=30
+    )
+    # as vLLM asks before it admits a request: all of its tokens, the outputs' too, fit
+    long = [-(-(one.input_tokens + (one.output_tokens or 0)) // BLOCK) > 30 for one in trace[240:]]
+    for trial, expected in (
+        (result.lru.validation, sum(long[:120])),
+        (result.lru.held_out, sum(long[120:])),
+    ):
+        assert trial.rejected == np.isinf(trial.ttft_s).sum()
+        assert trial.rejected == pytest.approx(expected, abs=2)
+        assert trial.rejected > 0
+        assert trial.violation_share >= trial.rejected / 120
 
 
 def test_an_infinite_cache_bounds_every_policy(found: TuningResult) -> None:
