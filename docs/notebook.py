@@ -11,8 +11,8 @@
 # %% [markdown]
 # # From a trace to a recommendation
 #
-# Set `TRACE` to a trace of yours, and `GPU`, `MODEL` and `SLO` to your deployment. Make a notebook of
-# this file with `jupytext --to notebook docs/notebook.py`.
+# Set `TRACE` to a trace of yours, and `GPU`, `MODEL` and `SLO` to your deployment. Make a notebook
+# of this file with `jupytext --to notebook docs/notebook.py`.
 
 # %%
 import kvscope

@@ -39,7 +39,7 @@ from kvscope.tuning.target import Limits, Target
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
-    from kvscope.tuning.file import DeploymentTable, RecommendationFile
+    from kvscope.tuning.file import EngineTable, RecommendationFile
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -196,7 +196,7 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
 
 def _engine(
     recommended: RecommendationFile | None, where: ResolvedDeployment | None
-) -> ResolvedDeployment | DeploymentTable | None:
+) -> ResolvedDeployment | EngineTable | None:
     """Return the deployment whose vLLM is replayed, None for a cache alone.
 
     Raises UsageError for a recommendation that is for several replicas.
