@@ -374,7 +374,7 @@ def tune_figures(tuned: Recommendation) -> Figures:
     trial = tuned.tuning.recommended
     return {
         VERDICT: tuned.tuning.verdict,
-        **_times(tuned.times_ms(trial.outcome)),
+        **_times(trial.times_ms),
         "hit-rate": trial.outcome.token_hit_rate,
         "attainment": trial.attainment,
         "tel": trial.tel_s,

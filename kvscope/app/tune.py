@@ -27,7 +27,7 @@ from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
 from kvscope.tuning.flags import Flags, Launch, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
-from kvscope.tuning.trial import times_ms
+from kvscope.tuning.trial import category_times_ms
 from kvscope.tuning.tuner import (
     HELD_OUT,
     ORACLES,
@@ -132,9 +132,9 @@ class Recommendation:
         """The latency that decides: p95 TTFT."""
         return f"{units.format_percentile(self.tuning.target.percentile)} {self.ttft}"
 
-    def times_ms(self, outcome: Outcome) -> Percentiles:
+    def category_times_ms(self, outcome: Outcome) -> Percentiles:
         """Return the percentiles of TTFT in the target's view."""
-        return times_ms(outcome, self.tuning.target.view)
+        return category_times_ms(outcome, self.tuning.target.view)
 
     def called(self, policy: Policy) -> str:
         """Return a policy's name, with the parameters that are neither defaults nor estimates."""

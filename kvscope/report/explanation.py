@@ -43,8 +43,8 @@ def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
 def trial_columns(tuned: Recommendation, trial: Callable[[Any], Trial]) -> Columns:
     """Return the columns of the figures of a row's trial, TTFT in ms."""
     return {
-        "p50 (ms)": lambda row: significant(tuned.times_ms(trial(row).outcome).p50),
-        **percentiles("p90 p95 p99", lambda row: tuned.times_ms(trial(row).outcome), significant),
+        "p50 (ms)": lambda row: significant(trial(row).times_ms.p50),
+        **percentiles("p90 p95 p99", lambda row: trial(row).times_ms, significant),
         "TEL (s)": lambda row: significant(trial(row).tel_s),
         "over SLO": lambda row: share(trial(row).violation_share),
         "hit rate": lambda row: share(trial(row).outcome.token_hit_rate),
@@ -134,7 +134,7 @@ def _by_category(tuned: Recommendation) -> list[Section]:
     title = (
         f"Held-out requests: LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
     )
-    return [ttft.category_section(title, before, after, tuned.times_ms)]
+    return [ttft.category_section(title, before, after, tuned.category_times_ms)]
 
 
 def _ms(trial: Trial) -> str:

@@ -332,7 +332,7 @@ def _side_effects(tuned: Recommendation) -> list[str]:
     best, lru = tuned.tuning.recommended, tuned.tuning.baseline
     if "p50" not in best.gains:
         return []
-    before, after = (ms_in_words(tuned.times_ms(trial.outcome).p50) for trial in (lru, best))
+    before, after = (ms_in_words(trial.times_ms.p50) for trial in (lru, best))
     hits, then = (share(trial.outcome.token_hit_rate) for trial in (lru, best))
     prefills = f"{lru.served_per_s:.3g} -> {best.served_per_s:.3g}"
     p50 = f"{before} -> {after} ({change(best.gains['p50'])})"
@@ -570,7 +570,7 @@ def trade_off_chart(tuned: Recommendation) -> style.Figure:
     """Build the tail against the median: every setting that was tried, as a point."""
     points = []
     for trial in explanation.tried_here(tuned):
-        name, median_ms = tuned.called(trial.policy), tuned.times_ms(trial.outcome).p50
+        name, median_ms = tuned.called(trial.policy), trial.times_ms.p50
         points.append(ttft.Point(trial.policy.name, name, median_ms, trial.target_s * 1e3))
     title = "Median against tail in the training window"
     chart = ttft.trade_off_chart(title, f"p50 {tuned.ttft}", tuned.target_name, points)

@@ -19,7 +19,7 @@ from kvscope.replay.metrics import by_category
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled
 from kvscope.tuning.load import keeps_up
 from kvscope.tuning.target import Limits, Target
-from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, times_ms, trial_of, ttft_s
+from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
 
 _FALLING = ("attainment", "prefill throughput")
 _ALIKE = 0.02  # a difference in the target's percentile that does not matter
@@ -146,7 +146,7 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
         "attainment": trial.attainment - baseline.attainment,
         "tel": more(lambda each: each.tel_s),
         target.rank_name: more(lambda each: each.target_s),
-        "p50": more(lambda each: times_ms(each.outcome, target.view).p50),
+        "p50": more(lambda each: each.times_ms.p50),
         "prefill throughput": more(lambda each: each.served_per_s),
     }
 

@@ -30,7 +30,7 @@ from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.target import Measure, Target, View
-from kvscope.tuning.trial import Trial, times_ms
+from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from kvscope.tuning.verdict import Verdict
 
@@ -155,8 +155,8 @@ def write_recommendation(
         capacity=CapacityTable(blocks * block_size, blocks, block_size, capacity_bytes),
         latency=LatencyTable.of(profile),
         expected={
-            "lru": _figures(result.baseline, target.view),
-            "recommended": _figures(best, target.view),
+            "lru": _figures(result.baseline),
+            "recommended": _figures(best),
         },
         gain={name: (gain.value, gain.low, gain.high) for name, gain in best.gains.items()},
         flags={engine: text for engine, text in asdict(flags).items() if text is not None},
@@ -229,8 +229,8 @@ def verdict_in(path: Path) -> str:
         return ""
 
 
-def _figures(trial: Trial, view: View) -> dict[str, float]:
-    times = asdict(times_ms(trial.outcome, view))
+def _figures(trial: Trial) -> dict[str, float]:
+    times = asdict(trial.times_ms)
     return {f"{name}_ms": value for name, value in times.items()} | {
         "violation_share": trial.violation_share,
         "token_hit_rate": trial.outcome.token_hit_rate,

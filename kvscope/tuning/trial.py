@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, Stopped
-from kvscope.core.percentiles import Percentiles
+from kvscope.core.percentiles import Percentiles, percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
 from kvscope.replay.metrics import ServedRequests, summarize
@@ -32,7 +32,8 @@ R = TypeVar("R")
 class Trial:
     """One policy at one capacity, and the results of a window's counted requests.
 
-    `target_s` is the nearest-rank TTFT at the target's percentile; it, `violation_share` (0-1) and
+    `times_ms` are percentiles of TTFT and `target_s` the one that the target names, nearest rank;
+    a request without a token counts as infinitely late in both. They, `violation_share` (0-1) and
     `tel_s` (summed over requests that got a token) are in the target's view. `tpot_s` is the time
     per output token at that percentile, None but for an engine. `served_per_s` is the number of
     requests that an engine could prefill per second, a proxy for throughput. `rejected` requests
@@ -42,6 +43,7 @@ class Trial:
     policy: Policy
     capacity_blocks: int
     outcome: Outcome
+    times_ms: Percentiles
     target_s: float
     violation_share: float
     tel_s: float
@@ -67,7 +69,7 @@ class Trial:
         return first, self.tel_s, -self.outcome.token_hit_rate
 
 
-def times_ms(outcome: Outcome, view: View) -> Percentiles:
+def category_times_ms(outcome: Outcome, view: View) -> Percentiles:
     """Return the percentiles of TTFT in a view, over requests that got a token."""
     queued = outcome.queued_ttft_ms if view == "queued" else None
     return queued or outcome.ttft_ms
@@ -98,6 +100,7 @@ def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, targe
         policy=policy,
         capacity_blocks=capacity_blocks,
         outcome=summarize(served, target.slo_s),
+        times_ms=percentiles(times * 1e3),
         target_s=_at_rank(times, target.percentile),
         violation_share=len(late) / len(times),
         tel_s=float((late[np.isfinite(late)] - target.slo_s).sum()),

@@ -179,6 +179,7 @@ def window_trial(
         policy=trial.policy,
         capacity_blocks=trial.capacity_blocks,
         outcome=trial.outcome,
+        times_ms=trial.times_ms,
         target_s=target_s,
         violation_share=violation_share,
         tel_s=0.0,

@@ -9,6 +9,7 @@ from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, 
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Recommendation
+from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
@@ -45,14 +46,17 @@ class TargetFacts(Facts):
 class TrialFigures(Facts, Outcome):
     """One policy at one capacity, by the window that it was tried on, in the target's view.
 
-    `attainment` is the share of requests within the SLO, `tpot_ms` the time per output token at the
-    target's percentile (engines only), `rejected` requests are longer than the pool.
+    `times_ms` are percentiles with requests that got no token as infinitely late (null), which
+    `ttft_ms` and `queued_ttft_ms` leave out. `attainment` is the share of requests within the SLO,
+    `tpot_ms` the time per output token at the target's percentile (engines only), `rejected`
+    requests are longer than the pool.
     """
 
     policy: str
     params: Mapping[str, float]
     hindsight: bool
     capacity_blocks: int
+    times_ms: Percentiles
     target_ms: float
     attainment: float
     violation_share: float
