@@ -301,8 +301,12 @@ def write_recommended(
 ) -> str:
     """Write recommendation.toml to `path`, with what an engine needs; return what was done.
 
-    A recommendation to switch is not replaced by another verdict, unless by `force`.
+    Unless by `force`, a switch that gets no flags for its deployment is not written, since an
+    engine would run it, and a recommendation to switch is not replaced by another verdict.
     """
+    why = tuned.why_no_flags()
+    if tuned.deployment is not None and tuned.tuning.verdict == "switch" and why and not force:
+        return f"{path} was not written (--force writes it). {why}"
     if tuned.tuning.verdict != "switch" and not force and verdict_in(path) == "switch":
         return (
             f"{path} recommends a switch and was left as it is: replace it with --force, or name"

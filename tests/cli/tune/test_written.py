@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from kvscope.cli.app import run
 from kvscope.tuning.file import read_recommendation
+from tests.cli.replayed import write_profile
 from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
@@ -101,3 +103,22 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(
     assert Path("recommendation.toml").read_text(encoding="utf-8") == "before"
     left = {path.name for path in Path().iterdir()} - {"k.duckdb", "k.duckdb.wal"}
     assert left <= set(names)
+
+
+def test_a_switch_without_flags_is_not_written(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """An engine would run what the file says; a hybrid model's hits are not simulated."""
+    monkeypatch.chdir(tmp_path)
+    profile = str(write_profile(tmp_path))
+    options = ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policies", "tlru")
+    hybrid = (*options, *DEPLOYED[4:], "--model", "gpt-oss-20b", "--slo", "200ms")
+    assert run(["tune", trace, *hybrid, "--json"]) == 0
+    printed = capsys.readouterr()
+    best = json.loads(printed.out)["recommendation"]
+    assert (best["verdict"], best["flags"]) == ("switch", {"sglang": None, "vllm": None})
+    assert "gpt-oss-20b has layers of several kinds" in best["why_no_flags"]
+    assert "recommendation.toml was not written (--force writes it)" in printed.err
+    assert not Path("recommendation.toml").exists()
+    assert run(["tune", trace, *hybrid, "--force"]) == 0
+    assert Path("recommendation.toml").exists()
