@@ -55,9 +55,9 @@ DEPLOYMENTS: tuple[dict[str, Any], ...] = (
 )
 MOST_REPLICAS = 64
 COVERED = 2_000
+"""Requests of a trace that the coverage of intervals is measured on."""
 FEW = 2_500
 """Requests below which p90 is the target, so that every window has enough beyond it."""
-"""Requests of a trace that the coverage of intervals is measured on."""
 
 
 def measured(
