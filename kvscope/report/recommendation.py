@@ -282,12 +282,12 @@ def _canary(tuned: Recommendation) -> list[str]:
         return [
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
         ]
-    who = f"{counted(plan.replicas, 'replica')} against as many with LRU"
+    arms = f"{counted(plan.replicas, 'replica')} against as many with LRU"
     if tuned.tuning.replicas == 1:
-        who = "one engine, alternating with LRU"
+        arms = "one engine, alternating with LRU"
     hours = units.duration_in_words(plan.hours * 3600)
     return [
-        f"Canary: {who} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
+        f"Canary: {arms} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
     ]
 
 

@@ -25,6 +25,7 @@ NUMBER = re.compile(
     r"(?:%|pp| (?:ms|µs|s|min|h|days?|[KMGT]iB|blocks?|replicas?|conversations)\b)?"
 )
 FALLING = {"requests within the SLO", "prefill throughput"}
+TIMES = (("times_ms",), ("ttft_ms",), ("queued_ttft_ms",))
 WINDOWS = {"held-out requests": "held_out", "the validation window": "validation"}
 
 
