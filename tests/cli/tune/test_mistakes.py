@@ -53,7 +53,6 @@ Streams = pytest.CaptureFixture[str]
         (("--max-p50-regression", "-1%"), "5%"),
         (("--min-throughput", "140%"), "5%"),
         (("--tpot-slo", "50ms"), "name the deployment"),
-        (("--replicas", "2"), "name --gpu and --model"),
         (("--gpu", "h10"), "h100"),
         ((*DEPLOYED, "--capacity-blocks", "5"), "leave it out"),
         ((*DEPLOYED, "--view", "unloaded"), "leave it out"),
@@ -83,6 +82,14 @@ def test_bad_values_are_one_line_with_the_remedy(
     assert any(one in line for one in said)
     assert remedy in line
     assert written.out == ""
+    assert not Path("recommendation.toml").exists()
+
+
+def test_a_deployment_needs_a_pool(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """Replicas of what? Of a model on a GPU, or of a pool."""
+    assert run(["tune", trace, *options, "--slo", "200ms", "--replicas", "2"]) == ExitCode.USAGE
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: --model: the KV pool is unknown; name --gpu and --model")
     assert not Path("recommendation.toml").exists()
 
 
