@@ -384,8 +384,8 @@ def _policies(tuned: Recommendation) -> Section:
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
     table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
-    charts = [partial(distributions_chart, tuned), *trade_off_charts(tuned)]
-    return Section.of("Policies", table, _gains(tuned), *charts)
+    distributions = partial(distributions_chart, tuned)
+    return Section.of("Policies", table, _gains(tuned), distributions, *trade_off_charts(tuned))
 
 
 def _gains(tuned: Recommendation) -> Table:
