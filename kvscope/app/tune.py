@@ -24,7 +24,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
-from kvscope.tuning.flags import Flags, Launch, flags
+from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import category_times_ms
@@ -210,7 +210,7 @@ def tune(
     )
 
 
-def _launch(where: ResolvedDeployment) -> Launch:
+def _launch(where: ResolvedDeployment) -> EngineLaunch:
     """Return how the deployment's engine is started: what was stated, in the engine's words."""
     stated, vllm = where.stated, where.engine.name == VLLM
     words = {
@@ -224,7 +224,7 @@ def _launch(where: ResolvedDeployment) -> Launch:
             where.max_num_batched_tokens
         ),
     }
-    return Launch(
+    return EngineLaunch(
         block_size=stated.block_size or where.engine.default_block_size,
         num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
         options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -282,12 +282,12 @@ def _canary(tuned: Recommendation) -> list[str]:
         return [
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
         ]
-    who = f"{counted(plan.replicas, 'replica')} against as many with LRU"
+    arms = f"{counted(plan.replicas, 'replica')} against as many with LRU"
     if tuned.tuning.replicas == 1:
-        who = "one engine, alternating with LRU"
+        arms = "one engine, alternating with LRU"
     hours = units.duration_in_words(plan.hours * 3600)
     return [
-        f"Canary: {who} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
+        f"Canary: {arms} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
     ]
 
 
@@ -384,8 +384,8 @@ def _policies(tuned: Recommendation) -> Section:
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
     table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
-    charts = partial(distributions_chart, tuned), partial(trade_off_chart, tuned)
-    return Section.of("Policies", table, _gains(tuned), *charts)
+    distributions = partial(distributions_chart, tuned)
+    return Section.of("Policies", table, _gains(tuned), distributions, *trade_off_charts(tuned))
 
 
 def _gains(tuned: Recommendation) -> Table:
@@ -566,12 +566,26 @@ def _ms(judged: WindowTrial) -> NDArray[np.float64]:
     return judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
 
 
-def trade_off_chart(tuned: Recommendation) -> style.Figure:
-    """Build the tail against the median: every setting that was tried, as a point."""
+def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figure]]:
+    """Yield the tail against the median and against prefill time: every setting that was tried."""
+    prices: dict[str, Callable[[Trial], float]] = {
+        f"p50 {tuned.ttft}": lambda trial: trial.times_ms.p50,
+        "mean prefill time": lambda trial: 1e3 / trial.served_per_s,
+    }
+    for price, of in prices.items():
+        yield partial(trade_off_chart, tuned, price, of)
+
+
+def trade_off_chart(
+    tuned: Recommendation, price: str, of: Callable[[Trial], float]
+) -> style.Figure:
+    """Build the tail against a price in ms: every setting that was tried, the choice marked."""
     points = []
     for trial in explanation.tried_here(tuned):
-        name, median_ms = tuned.called(trial.policy), trial.times_ms.p50
-        points.append(ttft.Point(trial.policy.name, name, median_ms, trial.target_s * 1e3))
-    title = "Median against tail in the training window"
-    chart = ttft.trade_off_chart(title, f"p50 {tuned.ttft}", tuned.target_name, points)
+        name = tuned.called(trial.policy)
+        points.append(ttft.Point(trial.policy.name, name, of(trial), trial.target_s * 1e3))
+    choice = tuned.tuning.choice
+    chosen = tuned.called(choice.validation.policy) if choice else None
+    title = f"Tail against {price} in the training window"
+    chart = ttft.trade_off_chart(title, price, tuned.target_name, points, chosen)
     return style.slo_level(chart, tuned.tuning.target.slo_s)

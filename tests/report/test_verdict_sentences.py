@@ -25,6 +25,7 @@ NUMBER = re.compile(
     r"(?:%|pp| (?:ms|µs|s|min|h|days?|[KMGT]iB|blocks?|replicas?|conversations)\b)?"
 )
 FALLING = {"requests within the SLO", "prefill throughput"}
+TIMES = (("times_ms",), ("ttft_ms",), ("queued_ttft_ms",))
 WINDOWS = {"held-out requests": "held_out", "the validation window": "validation"}
 
 
@@ -102,7 +103,11 @@ def _known(document: dict[str, Any]) -> set[str]:
     texts = set()
     for path, value in _leaves(document):
         leaf = path[-1]
-        if leaf.endswith("_ms") or path[-2:-1] in (("times_ms",), ("ttft_ms",), ("queued_ttft_ms",)):
+        if leaf.endswith("_ms") or path[-2:-1] in (
+            ("times_ms",),
+            ("ttft_ms",),
+            ("queued_ttft_ms",),
+        ):
             texts.add(units.duration_in_words(value / 1e3))
         elif leaf == "hours":
             texts.add(units.duration_in_words(value * 3600))

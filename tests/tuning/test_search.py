@@ -15,7 +15,7 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.comparison import changes, harms
-from kvscope.tuning.flags import Launch, flags
+from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Evaluator, Trial
@@ -60,7 +60,7 @@ def test_no_better_xi_was_overlooked() -> None:
 
 def test_flags_are_exact() -> None:
     """SGLang's own flags for T-LRU, in whole tokens; those for LRU, which T-LRU may be, in both."""
-    launch = Launch(num_gpu_blocks=1_000)
+    launch = EngineLaunch(num_gpu_blocks=1_000)
     tlru = by_name("tlru")({"xi_tokens": 2048.4, "next_prompt_tokens": 255.6})
     assert flags(tlru, launch).sglang == (
         "--radix-eviction-policy tlru --radix-eviction-policy-config"

@@ -85,9 +85,7 @@ def test_bad_values_are_one_line_with_the_remedy(
     assert not Path("recommendation.toml").exists()
 
 
-def test_a_deployment_needs_a_pool(
-    trace: str, options: tuple[str, ...], capsys: Streams
-) -> None:
+def test_a_deployment_needs_a_pool(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """Replicas of what? Of a model on a GPU, or of a pool."""
     assert run(["tune", trace, *options, "--slo", "200ms", "--replicas", "2"]) == ExitCode.USAGE
     line = capsys.readouterr().err.splitlines()[-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import kvscope
 from kvscope.cli.app import run
 from kvscope.tuning.file import read_recommendation
 from tests.cli.replayed import write_profile
@@ -44,7 +45,7 @@ LEARNED = ("--policies", "tlru-learned")
         ("--outputs", "ignored", *HERE),
         ("--warmup", "10%", "--judge", "35%", *HERE),
         DEPLOYED,
-        (*DEPLOYED, "--replicas", "2"),
+        (*DEPLOYED, "--replicas", "2", "--tpot-slo", "50ms"),
         (*DEPLOYED, "--engine", "sglang"),
         ("--capacity-blocks", "100"),  # too little: LRU, or another capacity
         ("--slo", "20ms", *HERE),
@@ -72,6 +73,8 @@ def test_the_file_is_what_was_recommended(
     assert read.capacity_tokens == best["capacity_tokens"]
     assert read.target.slo_s * 1e3 == target["slo_ms"]
     assert read.target.percentile == target["percentile"]
+    tpot_slo_s = read.target.tpot_slo_s
+    assert (None if tpot_slo_s is None else tpot_slo_s * 1e3) == target["tpot_slo_ms"]
     assert (read.target.measure, read.target.view) == (target["measure"], target["view"])
     assert read.profile.base_s == 0.010
     assert (read.fitted is None) == (read.policy.learner not in {"returns", "ends"})
@@ -85,6 +88,34 @@ def test_the_file_is_what_was_recommended(
         assert read.deployment.summary == printed["deployment"]["summary"]
         assert read.deployment.replicas == printed["replicas"]
         assert read.deployment.max_num_seqs == printed["deployment"]["max_num_seqs"]
+
+
+def test_a_switch_is_not_replaced_by_another_verdict(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Without --force it stays, the note says so and the exit code is 0; a new switch replaces."""
+    path = Path("recommendation.toml")
+    switch = ("tune", trace, *options, "--slo", "200ms", *HERE)
+    keep = ("tune", trace, *options, "--slo", "200ms", "--capacity-blocks", "1000")
+    assert run([*keep]) == 0
+    assert read_recommendation(path).verdict == "keep-lru"
+    assert run([*switch]) == 0  # a stronger verdict replaces a weaker one
+    assert read_recommendation(path).verdict == "switch"
+    capsys.readouterr()
+    written = path.read_bytes()
+    assert run([*keep]) == 0
+    assert "replace it with --force" in capsys.readouterr().err
+    assert path.read_bytes() == written
+    tuned = kvscope.tune(
+        trace, slo="200ms", latency=options[3], policies="tlru", capacity_blocks=1000
+    )
+    tuned.save(path)
+    assert path.read_bytes() == written
+    tuned.save(path, force=True)
+    assert read_recommendation(path).verdict == "keep-lru"
+    assert run([*switch]) == 0
+    assert run([*keep, "--force"]) == 0
+    assert read_recommendation(path).verdict == "keep-lru"
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(
