@@ -29,7 +29,7 @@ def test_the_report_is_self_contained_and_escaped(
     assert HOSTILE not in page
     assert "<img" not in head
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", head)
-    assert head.count('class="figure"') == 5
+    assert head.count('class="figure"') == 6
     assert "Recommendation: switch" in head
 
 
