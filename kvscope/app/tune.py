@@ -275,9 +275,11 @@ def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
                 f"{beyond:.0%} of the prompts are longer than the {longest:,} tokens that"
                 f" {tuned.profile.name} was measured with: their TTFT is extrapolated."
             )
-    for note in trace.notes:
-        if "back to back" in note:
-            yield note
+    if any("back to back" in note for note in trace.notes):
+        yield (
+            "The sessions have no common clock and were placed back to back: concurrent ones need"
+            " more capacity and hit less (--session-arrivals poisson:RATE)."
+        )
 
 
 def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:

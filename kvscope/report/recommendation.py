@@ -150,7 +150,7 @@ def _unreachable(tuned: Recommendation) -> list[str]:
         slo = f"the TPOT SLO of {_in_words(tuning.target.tpot_slo_s)}"
     none = (
         f"No cache meets {slo}: on the validation window even an infinite one has a {name} of"
-        f" {time}. {_now(tuned)}."
+        f" {time}. {_now(tuned, tuning.lru.validation, VALIDATION)}."
     )
     remains = [] if tuned.deployment else ["Faster prefill or shorter prompts remain."]
     return [none, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned), *remains]

@@ -113,7 +113,7 @@ def test_unreachable(trace: str, options: tuple[str, ...], capsys: Streams) -> N
     words = told(capsys, trace, *options, "--slo", "20ms", *HERE)
     assert "Recommendation: unreachable" in words
     assert "No cache meets the SLO of 20 ms: on the validation window even an infinite one" in words
-    assert "has a p95 TTFT of 26 ms. LRU has a p95 TTFT of 330 ms on held-out" in words
+    assert "has a p95 TTFT of 26 ms. LRU has a p95 TTFT of 330 ms on the validation window" in words
     assert re.search(r"tlru.* harms nothing, but misses the SLO too: p95 TTFT 330 ms -> ", words)
     assert "Faster prefill or shorter prompts remain." in words
     assert "none; an infinite cache does not meet it" in words
