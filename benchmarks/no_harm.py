@@ -73,6 +73,9 @@ def measured(
         return
     options = {**deployment, "replicas": replicas}
     lru_s = _lru_s(trace, probe, replicas)
+    if not np.isfinite(lru_s):
+        yield {"verdict": "rejects too many requests", "replicas": replicas}
+        return
     for factor in FACTORS:
         request = tune_request(TuneOptions(slo=factor * lru_s, percentile=percentile, **options))
         tuned = tune(trace.trace, seen, request)
