@@ -12,7 +12,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install test-engine test-long lint docs site pictures bench bench-plugin bench-engine samples wheel clean
+.PHONY: help setup demo test test-install test-engine test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -103,6 +103,9 @@ pictures: setup ## take the pictures of the docs (needs Chromium)
 
 bench: setup ## kvscope against its peers and its limits (BENCH='--help' says what it takes)
 	$(PY) -m benchmarks $(BENCH)
+
+bench-no-harm: setup ## whether recommendations hold on later requests (BENCH='--short': minutes)
+	$(PY) -m benchmarks.no_harm $(BENCH)
 
 bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM's own scheduler
 	$(ENGINE)/bin/python -m benchmarks.plugin_cost $(BENCH)

@@ -44,7 +44,7 @@ MODEL = tiny_llama(4096, "float32") | {
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=480)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each policy")
     parser.add_argument("--folder", type=Path, help="keep trace, profile and reports here")
     options = parser.parse_args()
@@ -63,7 +63,9 @@ def _run_all(folder: Path, requests: int, repeats: int) -> int:
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
     slo_ms = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0)) * 1e3
-    sizes = f"--capacity-blocks {BLOCKS} --slo {slo_ms:.0f}ms --latency latency.toml"
+    sizes = (
+        f"--policies tlru --capacity-blocks {BLOCKS} --slo {slo_ms:.0f}ms --latency latency.toml"
+    )
     one_by_one = run(folder, f"tune one-by-one.jsonl {sizes} --output one-by-one.toml --json")
     interleaved = run(folder, f"tune interleaved.jsonl {sizes} --json")
     validation = run(

@@ -55,9 +55,9 @@ DEPLOYMENTS: tuple[dict[str, Any], ...] = (
 )
 MOST_REPLICAS = 64
 COVERED = 2_000
+"""Requests of a trace that the coverage of intervals is measured on."""
 FEW = 2_500
 """Requests below which p90 is the target, so that every window has enough beyond it."""
-"""Requests of a trace that the coverage of intervals is measured on."""
 
 
 def measured(
@@ -73,6 +73,9 @@ def measured(
         return
     options = {**deployment, "replicas": replicas}
     lru_s = _lru_s(trace, probe, replicas)
+    if not np.isfinite(lru_s):
+        yield {"verdict": "rejects too many requests", "replicas": replicas}
+        return
     for factor in FACTORS:
         request = tune_request(TuneOptions(slo=factor * lru_s, percentile=percentile, **options))
         tuned = tune(trace.trace, seen, request)

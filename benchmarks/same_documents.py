@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate engine": ("simulate", "--capacity-model", "engine", "--points", "2"),
     "simulate tiers": ("simulate", *MODEL, "--tiers", "hbm=4GiB,dram=16GiB:ttl=10m"),
     "tune": ("tune", *MODEL, "--slo", "400ms", "--explain", "--output", "tuned.toml"),
+    "tune deployment": ("tune", *MODEL, "--gpu", "h100", "--slo", "2s", "--output", "tuned.toml"),
     "tune queued": ("tune", "--slo", "2s", "--view", "queued", "--output", "tuned.toml"),
 }
 QUICK = ("analyze", "fit", "simulate", "tune")

@@ -11,15 +11,15 @@
 # %% [markdown]
 # # From a trace to a recommendation
 #
-# Set `TRACE` to a trace of yours, and `MODEL`, `CAPACITY` and `SLO` to your deployment. Make a
-# notebook of this file with `jupytext --to notebook docs/notebook.py`.
+# Set `TRACE` to a trace of yours, and `GPU`, `MODEL` and `SLO` to your deployment. Make a notebook
+# of this file with `jupytext --to notebook docs/notebook.py`.
 
 # %%
 import kvscope
 
 TRACE = "sample_traces/birth-death.jsonl.gz"
 MODEL = "llama3-8b"
-CAPACITY = "2GiB"
+GPU = "h100"
 SLO = "200ms"
 
 # %% [markdown]
@@ -29,7 +29,7 @@ SLO = "200ms"
 
 # %%
 trace = kvscope.open_trace(TRACE)
-analysis = kvscope.analyze(trace, model=MODEL, hbm=CAPACITY)
+analysis = kvscope.analyze(trace, gpu=GPU, model=MODEL)
 analysis
 
 # %% [markdown]
@@ -49,7 +49,7 @@ categories.select("category", "requests", "share", "hit_share").sort("requests",
 
 # %%
 simulation = kvscope.simulate(
-    trace, policies=["lru", "tlru", "belady"], model=MODEL, capacity=CAPACITY, slo=SLO
+    trace, policies=["lru", "tlru", "belady"], model=MODEL, capacity="2GiB", slo=SLO
 )
 simulation
 
@@ -60,10 +60,11 @@ results.select("policy", "token_hit_rate", "ttft_ms_p50", "ttft_ms_p95", "violat
 # %% [markdown]
 # ## What to set
 #
-# `tune` chooses on a training window of the trace and judges the choice on held-out requests.
+# `tune` searches on a training window, chooses on a validation window, and accepts or rejects the
+# choice on held-out requests, on the engine of the deployment.
 
 # %%
-recommendation = kvscope.tune(trace, slo=SLO, model=MODEL, capacity=CAPACITY, policies="tlru")
+recommendation = kvscope.tune(trace, slo=SLO, gpu=GPU, model=MODEL, policies="tlru")
 recommendation
 
 # %%
@@ -73,7 +74,7 @@ recommendation.figure()
 recommendation.save("recommendation.toml")
 document = recommendation.to_dict()["recommendation"]
 print(document["verdict"], document["policy"], document["params"])
-print(document["flags"])
+print(document["flags"], document["why_no_flags"])
 
 # %%
 trace.close()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ROOT, analyze
+from benchmarks import ROOT, analyze, no_harm
 from benchmarks.generate import BLOCK_TOKENS, records, write
+from benchmarks.held_out import HeldOut
 from benchmarks.table import Table, record
 from benchmarks.traces import TraceFile
 
@@ -63,6 +64,19 @@ def test_a_part_is_measured_from_trace_to_table(tmp_path: Path) -> None:
     ((name, requests, *figures),) = table.rows
     assert (name, requests) == ("t6", "300")
     assert all(figures)
+
+
+@pytest.mark.slow
+def test_recommendations_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample on one deployment, in short: no switch is worse on requests that no choice saw."""
+    monkeypatch.setattr(no_harm, "FACTORS", (0.8,))
+    trace = HeldOut("to-c", ROOT / "sample_traces" / "to-c.jsonl.gz")
+    results = list(no_harm.measured(trace, no_harm.DEPLOYMENTS[2], 0.9))
+    assert [result["slo_of_lru"] for result in results] == [0.8]
+    assert "switch" in {result["verdict"] for result in results}
+    assert not any(result.get("worse", False) for result in results)
+    named = [{"trace": "to-c", "deployment": "one", **result} for result in results]
+    assert len(no_harm.harm_table(named).rows) == 1
 
 
 @pytest.mark.parametrize("module", [path.stem for path in WORKERS.glob("[a-z]*.py")])

@@ -80,22 +80,24 @@ def _show(tuned: Recommendation) -> None:
     _flags(tuned.flags)
     if tuned.flags.sglang:
         st.caption(recommendation.NOT_SIMULATED)
-    st.download_button(
-        "Download recommendation.toml",
-        _as_toml(tuned),
-        "recommendation.toml",
-        "application/toml",
-        key="download",
-        on_click="ignore",
-    )
+    if file := _as_toml(tuned):
+        st.download_button(
+            "Download recommendation.toml",
+            file,
+            "recommendation.toml",
+            "application/toml",
+            key="download",
+            on_click="ignore",
+        )
     render.show(section for section in rest if section.title != "To set")  # it stands above
 
 
-def _as_toml(tuned: Recommendation) -> str:
+def _as_toml(tuned: Recommendation) -> str | None:
+    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
         write_recommended(path, tuned, background_cache.lru(tuned.trace).prompts)
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def _flags(to_set: Flags) -> None:

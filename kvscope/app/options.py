@@ -402,7 +402,7 @@ class TuneOptions(DeploymentOptions):
     capacity: Annotated[
         int | None,
         Option(
-            "Capacity of the deployment, for example 20GiB.",
+            "Capacity of the cache, without a deployment, for example 20GiB.",
             "SIZE",
             values.size,
             "where LRU gets half of the possible hits",
@@ -447,10 +447,16 @@ class TuneOptions(DeploymentOptions):
         ),
     ] = None
     max_p50_regression: Annotated[
-        float, Share("Largest growth of the median TTFT against LRU that a policy may cause.")
+        float,
+        Share(
+            "Largest growth of the median TTFT against LRU that a policy may cause.", default="25%"
+        ),
     ] = 0.25
     min_throughput: Annotated[
-        float, Share("Least prefill throughput that a policy may have, as a share of LRU's.")
+        float,
+        Share(
+            "Least prefill throughput that a policy may have, as a share of LRU's.", default="95%"
+        ),
     ] = 0.95
     tpot_slo: Annotated[
         float | None,

@@ -16,6 +16,7 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
 from kvscope.core.runs import RunSetting
+from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import KvDtype, Model, resolve_model
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
@@ -38,10 +39,11 @@ from kvscope.tuning.target import Limits, Target
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
-    from kvscope.tuning.file import RecommendationFile
+    from kvscope.tuning.file import EngineTable, RecommendationFile
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
+WINDOWS = "--warmup, --validation, --judge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +164,13 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         coarsen=options.coarsen,
     )
     named = (options.capacity, options.capacity_blocks, options.points)
-    engine = where if where and where.engine.name == VLLM else options
+    engine = _engine(recommended, where)
+    limits = engine or options
     setting = with_capacity_model(
         setting,
-        "engine" if engine is where else options.capacity_model,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
+        "engine" if engine else options.capacity_model,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         tiers=options.tiers,
         tier_mode=options.tier_mode,
         capacities_named=any(capacity is not None for capacity in named),
@@ -189,6 +192,27 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         _stated_tokens(recommended, where),
     )
     return SimulateRequest(setting, tuple(variants), capacities, options.points, kv, where)
+
+
+def _engine(
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+) -> ResolvedDeployment | EngineTable | None:
+    """Return the deployment whose vLLM is replayed, None for a cache alone.
+
+    Raises UsageError for a recommendation that is for several replicas.
+    """
+    if recommended is None:
+        return where if where and where.engine.name == VLLM else None
+    table = recommended.deployment
+    if table is None or parse_engine(table.engine).name != VLLM:
+        return None
+    if table.replicas > 1:
+        raise UsageError(
+            "one engine is replayed",
+            where="--recommendation",
+            remedy=f"it is for {table.replicas} replicas: use kvscope tune",
+        )
+    return table
 
 
 def _stated_tokens(
@@ -253,9 +277,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         "--model": options.model,
         "--capacity": options.capacity or options.capacity_blocks,
         "--percentile": options.percentile or options.max_violations,
-        "--warmup, --validation, --judge": next(
-            (share for share in shares if share is not None), None
-        ),
+        WINDOWS: next((share for share in shares if share is not None), None),
         "--policies": options.policies,
     }
     target = Target(

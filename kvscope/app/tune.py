@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
-from kvscope.app.requests import TuneRequest
+from kvscope.app.requests import WINDOWS, TuneRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
@@ -24,7 +24,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
-from kvscope.tuning.flags import Flags, Launch, flags
+from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import category_times_ms
@@ -113,6 +113,13 @@ class Recommendation:
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
             )
         return ""
+
+    def price_hour(self, replicas: int) -> float | None:
+        """Return the price of so many replicas for an hour, None where it is not known."""
+        where = self.deployment
+        if where is None or not where.price_hour:
+            return None
+        return where.price_hour / where.replicas * replicas
 
     @property
     def ttft(self) -> str:
@@ -203,7 +210,7 @@ def tune(
     )
 
 
-def _launch(where: ResolvedDeployment) -> Launch:
+def _launch(where: ResolvedDeployment) -> EngineLaunch:
     """Return how the deployment's engine is started: what was stated, in the engine's words."""
     stated, vllm = where.stated, where.engine.name == VLLM
     words = {
@@ -217,7 +224,7 @@ def _launch(where: ResolvedDeployment) -> Launch:
             where.max_num_batched_tokens
         ),
     }
-    return Launch(
+    return EngineLaunch(
         block_size=stated.block_size or where.engine.default_block_size,
         num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
         options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),
@@ -268,9 +275,11 @@ def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
                 f"{beyond:.0%} of the prompts are longer than the {longest:,} tokens that"
                 f" {tuned.profile.name} was measured with: their TTFT is extrapolated."
             )
-    for note in trace.notes:
-        if "back to back" in note:
-            yield note
+    if any("back to back" in note for note in trace.notes):
+        yield (
+            "The sessions have no common clock and were placed back to back: concurrent ones need"
+            " more capacity and hit less (--session-arrivals poisson:RATE)."
+        )
 
 
 def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
@@ -294,8 +303,12 @@ def write_recommended(
 ) -> str:
     """Write recommendation.toml to `path`, with what an engine needs; return what was done.
 
-    A recommendation to switch is not replaced by another verdict, unless by `force`.
+    Unless by `force`, a switch that gets no flags for its deployment is not written, since an
+    engine would run it, and a recommendation to switch is not replaced by another verdict.
     """
+    why = tuned.why_no_flags()
+    if tuned.deployment is not None and tuned.tuning.verdict == "switch" and why and not force:
+        return f"{path} was not written (--force writes it). {why}"
     if tuned.tuning.verdict != "switch" and not force and verdict_in(path) == "switch":
         return (
             f"{path} recommends a switch and was left as it is: replace it with --force, or name"
@@ -342,7 +355,7 @@ def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumpti
     taken = [
         ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
         (
-            "--warmup, --validation, --judge",
+            WINDOWS,
             ", ".join(f"{number:,}" for number in windows) + " requests",
             "a warm cache, and enough requests in every window",
         ),

@@ -91,7 +91,7 @@ def engine_setting(
     from kvscope.vllm_sim.settings import EngineSettings
 
     definition, vllm = setting.definition, EngineSettings(1)
-    if replace(definition, warmup=0.0) != standard():
+    if replace(definition, name=standard().name, warmup=0.0) != standard():
         raise UsageError(
             f"an engine does not count as {definition.name} with outputs {definition.outputs}",
             where="--capacity-model engine",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.app.documents.tune import tune_document
-from kvscope.app.requests import BASELINE
+from kvscope.app.requests import BASELINE, WINDOWS
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.replay.policy_options import FORESEEING
@@ -34,7 +34,6 @@ from kvscope.report.words import (
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import plugin_command
-from kvscope.tuning.load import MOST_REPLICAS
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 
@@ -49,7 +48,9 @@ NOT_SIMULATED = (
 )
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
+HELD_OUT, VALIDATION = "held-out requests", "the validation window"
 _CONTENDERS = 4  # on the one screen
+_NO_WIDTH = 1e-9  # of an interval: sums of times differ by rounding alone
 
 
 def screen(tuned: Recommendation) -> list[Section]:
@@ -57,7 +58,11 @@ def screen(tuned: Recommendation) -> list[Section]:
     least = _capacities(tuned)
     if least.tables:
         least = Section.of(least.tables[0].title, replace(least.tables[0], title=""))
-    taken = ", ".join(f"{assumed.name} {assumed.value}" for assumed in tuned.assumptions)
+    taken = ", ".join(
+        f"{assumed.name} {assumed.value}"
+        for assumed in tuned.assumptions
+        if assumed.name != WINDOWS  # the verdict names them
+    )
     assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
         _verdict(tuned),
@@ -104,9 +109,19 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
     return words[tuned.tuning.verdict](tuned)
 
 
-def _now(tuned: Recommendation) -> str:
-    time = _time(tuned.tuning.baseline)
-    return f"LRU has a {tuned.target_name} of {time} on held-out requests at {_where(tuned)}"
+def _now(tuned: Recommendation, trial: Trial | None = None, window: str = HELD_OUT) -> str:
+    time = _time(trial or tuned.tuning.baseline)
+    return f"LRU has a {tuned.target_name} of {time} on {window} at {_where(tuned)}"
+
+
+def _misses(tuned: Recommendation) -> str:
+    """Return how LRU misses the target, on the held-out window if it does so there."""
+    lru, slo_s = tuned.tuning.lru, tuned.tuning.target.slo_s
+    for window, trial in ((HELD_OUT, lru.held_out), (VALIDATION, lru.validation)):
+        if trial.target_s > slo_s:
+            return f"{_now(tuned, trial, window)}, beyond {_slo(tuned)}."
+    within = f"{_now(tuned)}, within {_slo(tuned)}"
+    return f"{within}, but its queue grows." if not lru.keeps_up else f"{within}."
 
 
 def _slo(tuned: Recommendation) -> str:
@@ -129,10 +144,13 @@ def _switch(tuned: Recommendation) -> list[str]:
 
 def _unreachable(tuned: Recommendation) -> list[str]:
     tuning = tuned.tuning
+    slo, time, name = _slo(tuned), _time(tuning.infinite), tuned.target_name
+    if tuning.infinite.target_s <= tuning.target.slo_s:  # its output tokens are too slow
+        time, name = _in_words(tuning.infinite.tpot_s), f"{tuning.target.rank_name} TPOT"
+        slo = f"the TPOT SLO of {_in_words(tuning.target.tpot_slo_s)}"
     none = (
-        f"No cache meets {_slo(tuned)}: on the validation window even an infinite one has a"
-        f" {tuned.target_name} of {_time(tuning.infinite)}, and LRU {_time(tuning.lru.validation)}"
-        f" at {_where(tuned)}."
+        f"No cache meets {slo}: on the validation window even an infinite one has a {name} of"
+        f" {time}. {_now(tuned, tuning.lru.validation, VALIDATION)}."
     )
     remains = [] if tuned.deployment else ["Faster prefill or shorter prompts remain."]
     return [none, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned), *remains]
@@ -140,7 +158,7 @@ def _unreachable(tuned: Recommendation) -> list[str]:
 
 def _add_capacity(tuned: Recommendation) -> list[str]:
     tuning, sizes, best = tuned.tuning, explanation.sizes_of(tuned), tuned.tuning.recommended
-    add = [f"Add capacity: {_now(tuned)}, beyond {_slo(tuned)}.", *_tpot(tuned), *_rejected(tuned)]
+    add = [f"Add capacity: {_misses(tuned)}", *_tpot(tuned), *_rejected(tuned)]
     if tuned.deployment is not None:
         return [*add, *_replicas(tuned)]
     if best.capacity_blocks <= tuning.capacity_blocks:
@@ -174,7 +192,7 @@ def _overloaded(tuned: Recommendation) -> list[str]:
         return [f"Overloaded: under LRU the queue of {replicas} grows over the held-out window."]
     if load.replicas_at_least is None:
         sentences.append(
-            f"Not even {MOST_REPLICAS} times as many keep up: the requests are too long."
+            f"Not even {count(tuning.replicas_tried)} replicas keep up: the requests are too long."
         )
     else:
         sentences.append(f"At least {load.replicas_at_least} replicas keep up.")
@@ -194,25 +212,26 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return []
     slo = _slo(tuned)
     if tuning.replicas_needed is None:
-        return [f"More replicas do not meet {slo}: tried up to {MOST_REPLICAS} times as many."]
+        return [f"More replicas do not meet {slo}: tried up to {count(tuning.replicas_tried)}."]
     replicas = counted(tuning.replicas_needed, "replica")
-    price = tuned.deployment.price_hour
-    each = (
-        f" ({price / tuned.deployment.replicas * tuning.replicas_needed:.4g} an hour)"
-        if price
-        else ""
-    )
+    price = tuned.price_hour(tuning.replicas_needed)
+    each = "" if price is None else f" ({price:.4g} an hour)"
     return [f"With LRU, {replicas}{each} meet {slo} on the validation and the held-out window."]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
-    """Return the time per output token, where it has an SLO."""
-    target, best = tuned.tuning.target, tuned.tuning.recommended
-    if target.tpot_slo_s is None or best.tpot_s is None:
+    """Return the time per output token, where it has an SLO: on the window that it is beyond."""
+    tuning, slo_s = tuned.tuning, tuned.tuning.target.tpot_slo_s
+    lru = tuning.recommended is tuning.baseline
+    judged = tuning.lru if lru or tuning.choice is None else tuning.choice
+    if slo_s is None or judged.held_out.tpot_s is None or judged.validation.tpot_s is None:
         return []
-    within = "within" if best.tpot_s <= target.tpot_slo_s else "beyond"
-    time, slo = (units.duration_in_words(value) for value in (best.tpot_s, target.tpot_slo_s))
-    return [f"{target.rank_name} TPOT is {time} on held-out requests, {within} the SLO of {slo}."]
+    window, time_s = HELD_OUT, judged.held_out.tpot_s
+    if time_s <= slo_s < judged.validation.tpot_s:
+        window, time_s = VALIDATION, judged.validation.tpot_s
+    within, slo = "within" if time_s <= slo_s else "beyond", _in_words(slo_s)
+    time = f"{tuning.target.rank_name} TPOT is {_in_words(time_s)} on {window}"
+    return [f"{time}, {within} the SLO of {slo}."]
 
 
 def _rejected(tuned: Recommendation) -> list[str]:
@@ -223,8 +242,13 @@ def _rejected(tuned: Recommendation) -> list[str]:
         if tuning.choice.held_out.harms:
             why = _harms(tuning.choice.held_out)
             return [f"{name}, chosen on the validation window, fails the held-out one: {why}."]
-        moves = _moves(tuning.choice.held_out, tuned)
-        return [f"{name} harms nothing, but misses the SLO too: {moves} on held-out requests."]
+        moves = f"{_moves(tuning.choice.held_out, tuned)} on held-out requests"
+        if not tuning.choice.keeps_up:
+            return [f"{name} harms nothing, but its queue grows: {moves}."]
+        if tuning.choice.held_out.meets(tuning.target):
+            time = _time(tuning.choice.validation)
+            return [f"{name} harms nothing, but is not enough on {VALIDATION} ({time}): {moves}."]
+        return [f"{name} harms nothing, but misses the SLO too: {moves}."]
     objective = tuning.target.objective
     for contender in tuning.contenders:
         if contender.gains[objective].significant:
@@ -258,12 +282,12 @@ def _canary(tuned: Recommendation) -> list[str]:
         return [
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
         ]
-    who = f"{counted(plan.replicas, 'replica')} against as many with LRU"
+    arms = f"{counted(plan.replicas, 'replica')} against as many with LRU"
     if tuned.tuning.replicas == 1:
-        who = "one engine, alternating with LRU"
+        arms = "one engine, alternating with LRU"
     hours = units.duration_in_words(plan.hours * 3600)
     return [
-        f"Canary: {who} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
+        f"Canary: {arms} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
     ]
 
 
@@ -271,6 +295,10 @@ def _time(trial: Trial) -> str:
     if math.isinf(trial.target_s):
         return "∞ (so many requests get no token)"
     return units.duration_in_words(trial.target_s)
+
+
+def _in_words(seconds: float | None) -> str:
+    return NONE if seconds is None else units.duration_in_words(seconds)
 
 
 def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
@@ -329,10 +357,9 @@ def _shrink(tuned: Recommendation) -> list[str]:
 def _verdict(tuned: Recommendation) -> Section:
     split = tuned.tuning.split
     how = (
-        f"Warm-up {count(split.warmup_requests)} requests, parameters searched on the next"
-        f" {count(split.training_requests)} (training), chosen on the next"
-        f" {count(split.validation_requests)} (validation), accepted on the last"
-        f" {count(split.held_out_requests)} (held-out)."
+        f"Requests: warm-up {count(split.warmup_requests)}, training"
+        f" {count(split.training_requests)} (search), validation"
+        f" {count(split.validation_requests)} (choice), held-out {count(split.held_out_requests)}."
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
     title = f"Recommendation: {tuned.tuning.verdict}"
@@ -357,8 +384,8 @@ def _policies(tuned: Recommendation) -> Section:
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
     table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
-    charts = partial(distributions_chart, tuned), partial(trade_off_chart, tuned)
-    return Section.of("Policies", table, _gains(tuned), *charts)
+    distributions = partial(distributions_chart, tuned)
+    return Section.of("Policies", table, _gains(tuned), distributions, *trade_off_charts(tuned))
 
 
 def _gains(tuned: Recommendation) -> Table:
@@ -369,6 +396,11 @@ def _gains(tuned: Recommendation) -> Table:
         return change(judged.gains[name])
 
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
+    about = (
+        "significant: better, and the 95% CI (bootstrap resamples of conversations) excludes 0;"
+        " harms: limits that it breaks against LRU, so that it is not recommended"
+    )
+    gains = [judged.gains[decisive] for judged in tuned.tuning.contenders]
     return tabulate(
         "Change vs LRU on the validation window, the preferred policy first",
         tuned.tuning.contenders,
@@ -376,12 +408,11 @@ def _gains(tuned: Recommendation) -> Table:
             "policy": lambda judged: tuned.called(judged.policy),
             "significant": lambda judged: _yes(judged.gains[decisive].significant),
             decisive: partial(changed, decisive),
-            f"{decisive}, 95% CI": lambda judged: interval(judged.gains[decisive]),
+            f"{decisive}, 95% CI": lambda judged: _briefly(judged.gains[decisive]),
             **{name: partial(changed, name) for name in others},
             "harms": lambda judged: _harms(judged) or NONE,
         },
-        "significant: better, and the 95% CI (bootstrap resamples of conversations) excludes 0;"
-        " harms: limits that it breaks against LRU, so that it is not recommended",
+        "; ".join([about, *_without_width(gains)]),
     )
 
 
@@ -399,12 +430,11 @@ def _digest(tuned: Recommendation) -> Table:
         ("infinite cache", tuning.infinite, None),
     ]
     what = "requests over the SLO" if decisive == "violations" else decisive
-    notes = [f"vs LRU: change of {what}; significant: better, and the 95% CI excludes 0"]
+    notes = [f"vs LRU: change of {what}; eligible: significantly better, and breaks no limit"]
     if oracle:
         rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None))
         notes.append(ORACLE_NOTE)
-    if any(row[2] is not None and math.isinf(row[2].low) for row in rows):
-        notes.append(f"unknown: fewer than {FEWEST} conversations")
+    notes += _without_width([row[2] for row in rows if row[2] is not None])
     if len(tuning.contenders) > _CONTENDERS:
         more = len(tuning.contenders) - _CONTENDERS
         notes.append(f"{more} more, and the parameters, with --section policies")
@@ -417,9 +447,10 @@ def _digest(tuned: Recommendation) -> Table:
         "policy": lambda row: row[0],
         **{name: known[name] for name in ("p50 (ms)", "p95", "p99")},
         "vs LRU": gained(change),
-        "95% CI": gained(lambda gain: "unknown" if math.isinf(gain.low) else interval(gain)),
-        "significant": gained(lambda gain: _yes(gain.significant)),
-        "no harm": lambda row: NONE if row[2] is None else _yes(not row[1].harms),
+        "95% CI": gained(_briefly),
+        "eligible": lambda row: (
+            NONE if row[2] is None else _yes(row[1].recommendable(tuning.target))
+        ),
         **{name: known[name] for name in ("over SLO", "hit rate")},
     }
     return tabulate("", rows, columns, "; ".join(notes))
@@ -443,9 +474,20 @@ def interval(gain: Gain) -> str:
     """Return the change's interval: -30.2% to -17.9%; where it has no width, why."""
     if math.isinf(gain.low):
         return f"unknown: fewer than {FEWEST} conversations"
-    if gain.low == gain.high:
+    if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
         return "same as LRU" if not gain.value else "no spread: all resamples agree"
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
+
+
+def _briefly(gain: Gain) -> str:
+    """Return the interval as a table has room for it; `_without_width` says the rest."""
+    return interval(gain).partition(":")[0]
+
+
+def _without_width(gains: Sequence[Gain]) -> list[str]:
+    """Return why an interval has no width, as far as a table does not say so itself."""
+    texts = {interval(gain) for gain in gains}
+    return sorted(text for text in texts if ":" in text)
 
 
 def _capacities(tuned: Recommendation) -> Section:
@@ -524,12 +566,26 @@ def _ms(judged: WindowTrial) -> NDArray[np.float64]:
     return judged.ttft_s[np.isfinite(judged.ttft_s)] * 1e3
 
 
-def trade_off_chart(tuned: Recommendation) -> style.Figure:
-    """Build the tail against the median: every setting that was tried, as a point."""
+def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figure]]:
+    """Yield the tail against the median and against prefill time: every setting that was tried."""
+    prices: dict[str, Callable[[Trial], float]] = {
+        f"p50 {tuned.ttft}": lambda trial: trial.times_ms.p50,
+        "mean prefill time": lambda trial: 1e3 / trial.served_per_s,
+    }
+    for price, of in prices.items():
+        yield partial(trade_off_chart, tuned, price, of)
+
+
+def trade_off_chart(
+    tuned: Recommendation, price: str, of: Callable[[Trial], float]
+) -> style.Figure:
+    """Build the tail against a price in ms: every setting that was tried, the choice marked."""
     points = []
     for trial in explanation.tried_here(tuned):
-        name, median_ms = tuned.called(trial.policy), trial.times_ms.p50
-        points.append(ttft.Point(trial.policy.name, name, median_ms, trial.target_s * 1e3))
-    title = "Median against tail in the training window"
-    chart = ttft.trade_off_chart(title, f"p50 {tuned.ttft}", tuned.target_name, points)
+        name = tuned.called(trial.policy)
+        points.append(ttft.Point(trial.policy.name, name, of(trial), trial.target_s * 1e3))
+    choice = tuned.tuning.choice
+    chosen = tuned.called(choice.validation.policy) if choice else None
+    title = f"Tail against {price} in the training window"
+    chart = ttft.trade_off_chart(title, price, tuned.target_name, points, chosen)
     return style.slo_level(chart, tuned.tuning.target.slo_s)

@@ -158,21 +158,26 @@ def cdf_chart(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A policy with its parameters (`label`), its median, and its tail; both in ms."""
+    """A policy with its parameters (`label`), its tail, and what pays for that; both in ms."""
 
     policy: str
     label: str
-    median_ms: float
+    price_ms: float
     tail_ms: float
 
 
-def trade_off_chart(title: str, median: str, tail: str, points: Sequence[Point]) -> style.Figure:
-    """Build `tail` against `median`: a colour a policy, and the front that no point beats."""
-    chart = style.figure(title, f"{median} (ms)", f"{tail} (ms)")
-    hover = f"%{{text}}: {median} %{{x:.4~g}} ms, {tail} %{{y:.4~g}} ms<extra></extra>"
+def trade_off_chart(
+    title: str, price: str, tail: str, points: Sequence[Point], chosen: str | None = None
+) -> style.Figure:
+    """Build `tail` against `price`: a colour a policy, and the front that no point beats.
+
+    A ring marks the point with the label `chosen`.
+    """
+    chart = style.figure(title, f"{price} (ms)", f"{tail} (ms)")
+    hover = f"%{{text}}: {price} %{{x:.4~g}} ms, {tail} %{{y:.4~g}} ms<extra></extra>"
 
     def add(shown: Sequence[Point], name: str, **look: object) -> None:
-        x, y = [point.median_ms for point in shown], [point.tail_ms for point in shown]
+        x, y = [point.price_ms for point in shown], [point.tail_ms for point in shown]
         text = [style.label(point.label) for point in shown]
         chart.add_scatter(x=x, y=y, text=text, name=name, **look)
 
@@ -182,13 +187,16 @@ def trade_off_chart(title: str, median: str, tail: str, points: Sequence[Point])
         add(alike, name, mode="markers", marker=marker, hovertemplate=hover)
     dots = {"color": style.GREY, "dash": "dot"}
     add(front(points), "Pareto front", mode="lines", line=dots, hoverinfo="skip")
+    ring = {"color": style.VERMILION, "size": 18, "symbol": "circle-open", "line": {"width": 2}}
+    if marked := [point for point in points if point.label == chosen][:1]:
+        add(marked, "chosen", mode="markers", marker=ring, hoverinfo="skip")
     return chart
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other beats both in the median and in the tail."""
+    """Return the points that no other beats both in the price and in the tail."""
     best: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.median_ms, point.tail_ms)):
+    for point in sorted(points, key=lambda point: (point.price_ms, point.tail_ms)):
         if not best or point.tail_ms < best[-1].tail_ms:
             best.append(point)
     return best

@@ -160,9 +160,9 @@ def harms(target: Target, limits: Limits, figures: Mapping[str, float]) -> tuple
         "p50": limits.max_p50_regression,
         "prefill throughput": limits.min_throughput - 1,
     }
-    found = (Harm(name, figures[name], bound) for name, bound in bounds.items())
+    compared = (Harm(name, figures[name], bound) for name, bound in bounds.items())
     return tuple(
         harm
-        for harm in found
+        for harm in compared
         if not (harm.change >= harm.limit if harm.figure in _FALLING else harm.change <= harm.limit)
     )

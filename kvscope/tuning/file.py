@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -53,10 +53,25 @@ class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     measure: Measure = "percentile"
     view: View = "unloaded"
+    tpot_slo_s: Seconds | None = msgspec.field(name="tpot_slo_ms", default=None)
 
     def __post_init__(self) -> None:
         if not self.slo_s:
             raise ValueError("slo_ms: 0 is not above 0")
+        if self.tpot_slo_s is not None and not self.tpot_slo_s:
+            raise ValueError("tpot_slo_ms: 0 is not above 0")
+
+    @classmethod
+    def of(cls, target: Target) -> Self:
+        """Return the table of a target."""
+        tpot = None if target.tpot_slo_s is None else Seconds(target.tpot_slo_s)
+        slo = Seconds(target.slo_s)
+        return cls(slo, target.percentile, target.measure, target.view, tpot)
+
+    def target(self) -> Target:
+        """Return the target."""
+        tpot = None if self.tpot_slo_s is None else float(self.tpot_slo_s)
+        return Target(float(self.slo_s), self.percentile, self.measure, self.view, tpot)
 
 
 class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -150,7 +165,7 @@ def write_recommendation(
         schema=SCHEMA,
         trace=trace,
         verdict=result.verdict,
-        target=TargetTable(Seconds(target.slo_s), target.percentile, target.measure, target.view),
+        target=TargetTable.of(target),
         policy=PolicyTable.of(best.policy),
         capacity=CapacityTable(blocks * block_size, blocks, block_size, capacity_bytes),
         latency=LatencyTable.of(profile),
@@ -187,13 +202,13 @@ def read_policy_file(path: Path) -> PolicyFile:
 
 def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFile:
     table = table_as(document, RecommendationTable, where, REMEDY)
-    policy, target = policy_in(document, where), table.target
+    policy = policy_in(document, where)
     return RecommendationFile(
         trace=table.trace,
         verdict=table.verdict,
         policy=policy,
         capacity_tokens=table.capacity.tokens,
-        target=Target(float(target.slo_s), target.percentile, target.measure, target.view),
+        target=table.target.target(),
         profile=table.latency.profile(f"{where}: latency"),
         deployment=table.deployment,
         flags=table.flags,

@@ -47,7 +47,7 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class EngineLaunch:
     """How an engine is started, apart from its policy.
 
     `num_gpu_blocks` is the size of the pool where it is stated, running requests and vLLM's block 0
@@ -59,9 +59,9 @@ class Launch:
     options: tuple[str, ...] = ()
 
 
-def flags(policy: Policy, launch: Launch | None = None) -> Flags:
+def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
     """Return the flags for a policy with its parameters."""
-    launch = launch or Launch()
+    launch = launch or EngineLaunch()
     return Flags(_sglang(policy, launch), _vllm(policy, launch))
 
 
@@ -70,7 +70,7 @@ def plugin_command(path: str) -> str:
     return f"KVSCOPE_RECOMMENDATION={shlex.quote(path)} vllm serve MODEL"
 
 
-def _sglang(policy: Policy, launch: Launch) -> str | None:
+def _sglang(policy: Policy, launch: EngineLaunch) -> str | None:
     if math.isfinite(policy.values.get("ttl_s", math.inf)) or policy.evicts != policy.leaves:
         return None
     if policy.name not in _SGLANG_POLICIES or policy.values.get("xi_percentile"):
@@ -90,7 +90,7 @@ def _sglang(policy: Policy, launch: Launch) -> str | None:
     return " ".join([*chosen, *launch.options])
 
 
-def _vllm(policy: Policy, launch: Launch) -> str | None:
+def _vllm(policy: Policy, launch: EngineLaunch) -> str | None:
     if not policy.runs_in_plugin():
         return None
     built_in = policy.name == "lru" and math.isinf(policy.values["ttl_s"])

@@ -20,7 +20,7 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Window, WindowTrial, changes, harms
-from kvscope.tuning.load import Load, least_replicas, load_of
+from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Limits, Target
@@ -133,6 +133,11 @@ class TuningResult:
     def baseline(self) -> WindowTrial:
         """LRU at the present capacity, on the held-out window."""
         return self.lru.held_out
+
+    @property
+    def replicas_tried(self) -> int:
+        """The most replicas that were tried, where none were enough."""
+        return self.replicas * MOST_REPLICAS
 
     @property
     def certain(self) -> bool:
@@ -317,9 +322,14 @@ class Tuner:
         for least in (least_any, least_lru):
             if least is None:
                 continue
-            policy = least.training.policy
+            policy, present = least.training.policy, lru.held_out.capacity_blocks
             needed = least.would_need_blocks or least.training.capacity_blocks
-            if needed <= lru.held_out.capacity_blocks:
+            window = self.validation.evaluator
+            if not window.trial(policy, max(needed, present)).meets(self.target):
+                highest = self._highest(window)
+                more = least_for_any(window, [policy], max(needed, present), highest)
+                needed = more.capacity_blocks if more else 0
+            if needed <= present:
                 continue
             if least is not least_lru:
                 there = self.validation.measure(Lru(), needed)

@@ -125,6 +125,7 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
     row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
     lru = document["lru"]["validation"]["ttft_ms"]
     assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]
+    assert document["flags"] == {"sglang": None, "vllm": None}
     assert not app.code
     assert document["why_no_flags"] in captions(app)
     assert "For: cache study" in words(app)

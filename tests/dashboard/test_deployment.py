@@ -189,6 +189,11 @@ def test_no_flags_without_a_switch(
     assert titles(app)[0] == "Recommendation: unreachable"
     assert not app.code
     assert document["why_no_flags"] in captions(app)
+    assert app.get("download_button")
+    monkeypatch.setattr("kvscope.app.tune.write_recommended", lambda *_: "not written")
+    app.run()
+    assert not app.exception
+    assert not app.get("download_button")
 
 
 def test_the_lab_replays_with_the_deployments_latency(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from kvscope.app.tune import Recommendation
 from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
@@ -28,12 +28,12 @@ from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import HeldOutTrial, RequiredCapacity, TuningResult
+from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, TuningResult
 from tests import small_traces
 from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 
 ALL = tuple(Variant(by_name(trial)) for trial in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
-SURE, UNSURE = Gain(0.2, 0.1, 0.3), Gain(0.2, -0.1, 0.3)
+SURE = Gain(0.2, 0.1, 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,8 @@ def test_gains_read_as_changes() -> None:
     assert (change(nothing), interval(nothing)) == ("0.0%", "-0.04% to +0.04%")
     same = Gain(0.0, 0.0, 0.0)
     assert (change(same), interval(same)) == ("0.0%", "same as LRU")
+    alike = Gain(0.8, 0.8, 0.8 + 1e-12)  # sums of times that differ by rounding alone
+    assert interval(alike) == "no spread: all resamples agree"
     unknown = Gain(0.3, float("-inf"), float("inf"))
     assert interval(unknown) == "unknown: fewer than 10 conversations"
 
@@ -83,7 +85,7 @@ def test_the_tables_show_what_was_judged(result: Recommendation) -> None:
     for row, trial in zip(gains.rows, result.tuning.contenders, strict=True):
         assert row[1] == ("yes" if trial.gains["p95"].significant else "no")
         assert row[2] == change(trial.gains["p95"])
-        assert row[3] == interval(trial.gains["p95"])
+        assert row[3] == interval(trial.gains["p95"]).partition(":")[0]
 
 
 def test_what_decides_leads(result: Recommendation) -> None:
@@ -143,32 +145,40 @@ def test_capacity_that_was_not_enough_after_all_is_called_so(result: Recommendat
     assert table.rows[0][-1] == "no, needs 520 blocks"
 
 
+def _deployed(result: Recommendation, **stated: object) -> Recommendation:
+    known = {"gpu": "h100", "model": "llama3-8b", "num_gpu_blocks": 351, **stated}
+    return replace(result, deployment=resolve(Deployment(**known)))  # type: ignore[arg-type]
+
+
 def test_the_launch_line_names_the_file_that_was_written(result: Recommendation) -> None:
     """Whatever `--output` was, quoted for a shell."""
-    assert "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve" in _text(result)
-    words = _text(replace(result, path="/tmp/my r.toml"))
+    deployed = _deployed(result)
+    assert "KVSCOPE_RECOMMENDATION=recommendation.toml vllm serve" in _text(deployed)
+    words = _text(replace(deployed, path="/tmp/my r.toml"))
     assert "KVSCOPE_RECOMMENDATION='/tmp/my r.toml' vllm serve" in words
     assert "recommendation.toml" not in words
 
 
-def test_the_best_that_sglang_has(result: Recommendation) -> None:
-    """Where it lacks what is recommended: the first surely better one that it has, with flags."""
-    tlru = next(trial for trial in result.tuning.contenders if trial.policy.name == "tlru")
-
-    def recommending(name: str, gain: Gain) -> Recommendation:
-        best: HeldOutTrial = replace(tlru, policy=by_name(name)())
-        other = replace(tlru, gains=dict.fromkeys(tlru.gains, gain))
-        other = replace(result.tuning, recommended=best, contenders=(best, other))
-        return replace(result, tuning=other)
-
-    assert result.next_best_for_sglang() is not None
-    words = _text(recommending("etlru", SURE))
-    assert "SGLang has no etlru; its best is tlru" in words
-    assert "--radix-eviction-policy tlru" in words
-    assert "Neither vLLM nor kvscope's plugin runs etlru" in words
-    words = _text(recommending("etlru", UNSURE))
-    assert "SGLang has no etlru." in words
+def test_flags_are_those_of_the_engine(result: Recommendation) -> None:
+    """SGLang's, with the word that they are not simulated on it; none without a deployment."""
+    words = _text(_deployed(result, engine="sglang"))
+    assert "SGLang: --radix-eviction-policy " in words
+    assert "Not simulated on the engine" in words
+    assert "vllm serve" not in words
+    words = _text(result)
+    assert "A cache study" in words
     assert "--radix-eviction-policy" not in words
+    assert "vllm serve" not in words
+
+
+def test_a_verdict_that_changes_at_an_end_has_no_flags(result: Recommendation) -> None:
+    """Pool and latency are known within bounds: where these move the verdict, measure first."""
+    end = EndVerdict(End("the smallest pool"), "keep-lru", result.tuning.baseline, None)
+    other = _deployed(replace(result, tuning=replace(result.tuning, ends=(end,))))
+    words = _text(other)
+    assert "No flags: the verdict changes within the uncertainty of pool and latency." in words
+    assert "With the smallest pool: keep-lru, LRU 330 ms." in words
+    assert "vllm serve" not in words
 
 
 def test_sensitivity_is_by_xi(result: Recommendation) -> None:
@@ -193,7 +203,7 @@ def test_the_front_is_not_beaten(result: Recommendation) -> None:
     for trial in points:
         beaten = any(
             other is not trial
-            and other.median_ms <= trial.median_ms
+            and other.price_ms <= trial.price_ms
             and other.tail_ms <= trial.tail_ms
             for other in best
         )
@@ -215,12 +225,13 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     result = Recommendation(trace, None, None, PROFILE, other)
     drawing = (
         recommendation.distributions_chart,
-        recommendation.trade_off_chart,
         explanation.sensitivity_chart,
         explanation.capacities_chart,
     )
-    for draw in map(partial, drawing):
-        json.loads(draw(result).to_json(), parse_constant=_no_constant)
+    drawn = [draw(result) for draw in drawing]
+    drawn += [draw() for draw in recommendation.trade_off_charts(result)]
+    for chart in drawn:
+        json.loads(chart.to_json(), parse_constant=_no_constant)
     assert f"Recommendation: {verdict}" in report(result).html()
     assert result.trace.name in report(result).html()
 
@@ -229,12 +240,12 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
-def test_the_distribution_is_that_of_the_judged_requests(result: Recommendation) -> None:
-    """LRU's curve ends at its slowest request; the share at the SLO is what keeps it."""
+def test_the_distribution_is_that_of_the_validation_window(result: Recommendation) -> None:
+    """On the validation window: LRU's curve ends at its slowest request there."""
     chart = recommendation.distributions_chart(result)
     (lru, best, infinite) = chart.data
-    assert lru.x[-1] == result.tuning.baseline.ttft_s.max() * 1e3
-    assert best.x[-1] == result.tuning.chosen.ttft_s.max() * 1e3
+    assert lru.x[-1] == result.tuning.lru.validation.ttft_s.max() * 1e3
+    assert best.x[-1] == result.tuning.contenders[0].ttft_s.max() * 1e3
     assert infinite.x[0] == result.tuning.infinite.ttft_s.min() * 1e3
     assert list(lru.y) == sorted(lru.y)
 
@@ -259,7 +270,7 @@ def test_the_queued_view_is_shown_as_such(result: Recommendation) -> None:
     shown = replace(result, tuning=tuning)
     table = next(trial for trial in sections(shown) if trial.title == "Policies").tables[0]
     assert table.columns[1] == "queued TTFT p50 (ms)"
-    queued = tuning.baseline.outcome.queued_ttft_ms
-    assert queued is not None
-    assert table.rows[0][1] == significant(queued.p50)
-    assert table.rows[0][3] == significant(tuning.baseline.target_s * 1e3)
+    lru = tuning.lru.validation
+    assert lru.outcome.queued_ttft_ms is not None
+    assert table.rows[0][1] == significant(lru.outcome.queued_ttft_ms.p50)
+    assert table.rows[0][3] == significant(lru.target_s * 1e3)

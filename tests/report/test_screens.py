@@ -12,6 +12,7 @@ from kvscope.core.files import data_folder
 
 SCREEN = 45  # lines
 SAMPLES = sorted(path.name for path in data_folder("sample_traces").glob("*.jsonl.gz"))
+DEPLOYMENT = ("--gpu", "h100", "--model", "llama3-8b")
 CLOCK_DECIMALS = re.compile(r"\d\.\d+(h|m|d)\b")  # 1.69h, where people say 1 h 41 min
 
 Streams = pytest.CaptureFixture[str]
@@ -80,9 +81,13 @@ def test_simulate_answers_on_one_screen(options: tuple[str, ...], db: str, capsy
     assert any(line.startswith("Most hits") for line in lines)
 
 
-def test_tune_answers_on_one_screen(db: str, capsys: Streams, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deployment", [(), DEPLOYMENT], ids=["cache study", "deployment"])
+def test_tune_answers_on_one_screen(
+    db: str, capsys: Streams, tmp_path: Path, deployment: tuple[str, ...]
+) -> None:
     """The verdict, policies, capacities, flags, and what was assumed."""
-    options = ("--slo", "200ms", "--policies", "tlru", "--output", str(tmp_path / "r.toml"))
+    written = str(tmp_path / "r.toml")
+    options = ("--slo", "200ms", "--policies", "tlru", "--output", written, *deployment)
     lines = printed(capsys, "tune", "regime-change.jsonl.gz", db, *options)
     assert len(lines) <= SCREEN
     assert any(line.startswith("Recommendation: ") for line in lines)
@@ -95,5 +100,6 @@ def test_every_sample_is_answered_on_one_screen(
 ) -> None:
     """Replays and recommendations, with the default policies."""
     assert len(printed(capsys, "simulate", sample, db)) <= SCREEN
-    written = str(tmp_path / "r.toml")
-    assert len(printed(capsys, "tune", sample, db, "--slo", "200ms", "--output", written)) <= SCREEN
+    for deployment in ((), DEPLOYMENT):
+        options = ("--slo", "200ms", "--output", str(tmp_path / "r.toml"), *deployment)
+        assert len(printed(capsys, "tune", sample, db, *options)) <= SCREEN

@@ -30,7 +30,7 @@ from kvscope.tuning.file import (
     verdict_in,
     write_recommendation,
 )
-from kvscope.tuning.flags import Launch, flags
+from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningResult
 from kvscope.tuning.verdict import Verdict
@@ -63,7 +63,7 @@ def _round(
         trace=trace,
         block_size=BLOCK,
         profile=profile,
-        flags=flags(best.policy, Launch(BLOCK, best.capacity_blocks)),
+        flags=flags(best.policy, EngineLaunch(BLOCK, best.capacity_blocks)),
         capacity_bytes=12,
     )
     return read_recommendation(path)
@@ -144,7 +144,7 @@ def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
         trace="a",
         block_size=BLOCK,
         profile=PROFILE,
-        flags=flags(policy, Launch(BLOCK, 350)),
+        flags=flags(policy, EngineLaunch(BLOCK, 350)),
         fitted=fit,
     )
     read = read_recommendation(path)
@@ -168,7 +168,7 @@ def test_trees_go_along(found: TuningResult, tmp_path: Path) -> None:
             trace="a",
             block_size=BLOCK,
             profile=PROFILE,
-            flags=flags(policy, Launch(BLOCK, 350)),
+            flags=flags(policy, EngineLaunch(BLOCK, 350)),
             fitted=fit,
         )
         read = read_recommendation(path)
@@ -203,7 +203,7 @@ def test_the_deployment_and_the_canary_go_along(found: TuningResult, tmp_path: P
             trace="a",
             block_size=BLOCK,
             profile=PROFILE,
-            flags=flags(best.policy, Launch(BLOCK, None, ("--max-num-seqs 256",))),
+            flags=flags(best.policy, EngineLaunch(BLOCK, None, ("--max-num-seqs 256",))),
             deployment=where if canary else None,
         )
         document = tomllib.loads(path.read_text(encoding="utf-8"))

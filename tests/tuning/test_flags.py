@@ -12,13 +12,13 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.slru import Slru
 from kvscope.policies.tlru import TLru
-from kvscope.tuning.flags import VLLM_PLUGIN, Launch, flags
+from kvscope.tuning.flags import VLLM_PLUGIN, EngineLaunch, flags
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 
 def test_lru_needs_no_plugin() -> None:
     """vLLM's own order, with the pool that was stated."""
-    told = flags(Lru(), Launch(num_gpu_blocks=64))
+    told = flags(Lru(), EngineLaunch(num_gpu_blocks=64))
     assert told.vllm == "--block-size 16 --num-gpu-blocks-override 64"
     assert told.built_in
     assert not told.vllm_needs_plugin
@@ -26,7 +26,9 @@ def test_lru_needs_no_plugin() -> None:
 
 def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
     """The plugin reads the parameters from the recommendation."""
-    told = flags(TLru({"xi_tokens": 1130, "next_prompt_tokens": 99}), Launch(num_gpu_blocks=2))
+    told = flags(
+        TLru({"xi_tokens": 1130, "next_prompt_tokens": 99}), EngineLaunch(num_gpu_blocks=2)
+    )
     assert told.vllm == f"{VLLM_PLUGIN} --block-size 16 --num-gpu-blocks-override 2"
     assert told.vllm_needs_plugin
     assert told.built_in
@@ -44,7 +46,7 @@ def test_an_infinite_parameter_is_nothing_that_sglang_takes(policy: Policy) -> N
 
 def test_a_pool_that_the_engine_measures_has_no_flag() -> None:
     """Only a stated pool overrides the engine's own measurement; further options come last."""
-    launch = Launch(32, None, ("--max-num-seqs 8",))
+    launch = EngineLaunch(32, None, ("--max-num-seqs 8",))
     tlru = TLru({"xi_tokens": 1130, "next_prompt_tokens": 99})
     told = flags(tlru, launch)
     assert told.vllm == f"{VLLM_PLUGIN} --block-size 32 --max-num-seqs 8"
@@ -52,7 +54,7 @@ def test_a_pool_that_the_engine_measures_has_no_flag() -> None:
         "--radix-eviction-policy tlru --radix-eviction-policy-config"
         """ '{"threshold":1130,"next_prompt_estimate":99}' --max-num-seqs 8"""
     )
-    stated = flags(tlru, Launch(32, 1_000))
+    stated = flags(tlru, EngineLaunch(32, 1_000))
     assert stated.vllm == f"{VLLM_PLUGIN} --block-size 32 --num-gpu-blocks-override 1000"
     assert (stated.sglang or "").endswith(" --max-total-tokens 32000")
 

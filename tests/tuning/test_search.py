@@ -15,7 +15,7 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning.comparison import changes, harms
-from kvscope.tuning.flags import Launch, flags
+from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Evaluator, Trial
@@ -60,7 +60,7 @@ def test_no_better_xi_was_overlooked() -> None:
 
 def test_flags_are_exact() -> None:
     """SGLang's own flags for T-LRU, in whole tokens; those for LRU, which T-LRU may be, in both."""
-    launch = Launch(num_gpu_blocks=1_000)
+    launch = EngineLaunch(num_gpu_blocks=1_000)
     tlru = by_name("tlru")({"xi_tokens": 2048.4, "next_prompt_tokens": 255.6})
     assert flags(tlru, launch).sglang == (
         "--radix-eviction-policy tlru --radix-eviction-policy-config"
@@ -317,6 +317,35 @@ def test_two_variants_of_one_policy_compete() -> None:
     assert [each.policy.values["xi_tokens"] for each in found.contenders] == [160, 0]
     assert found.choice is not None
     assert found.choice.validation.policy.values["xi_tokens"] == 160
+
+
+@pytest.mark.parametrize("slo_s", [0.1, 0.2, 0.3])
+def test_the_choice_is_the_best_of_all_contenders(slo_s: float) -> None:
+    """Every policy is measured on the validation window; not only the best one in training."""
+    variants = [Variant(by_name(name)) for name in ("wa", "threshold-lru", "tlru")]
+    found = tuned(in_turn(), slo_s, variants, capacity_blocks=IN_TURN_CAPACITY)
+    assert {each.policy.name for each in found.contenders} == {"wa", "threshold-lru", "tlru"}
+    best = min(found.contenders, key=lambda each: each.preference(found.target))
+    assert found.contenders[0] is best
+    assert found.choice is not None
+    assert found.choice.validation.policy.values == best.policy.values
+    assert found.choice.validation.policy.name == best.policy.name
+
+
+def test_the_default_capacity_holds_the_longest_prompt() -> None:
+    """Short turns that repeat at once need 2 blocks for half of the hits; one prompt has 90."""
+    trace = in_turn(20, 24, 2)
+    for at in range(0, 480, 2):
+        trace[at + 1] = replace_request(
+            trace[at], ids=list(trace[at].hash_ids or ()), at_s=at + 0.5, outputs=1
+        )
+    plain = tuned(trace, 1.0, (), lineage="inferred")
+    assert plain.capacity_blocks < 90
+    ids = list(range(100_000, 100_090))
+    trace[150] = replace_request(trace[150], ids=ids, at_s=150.0, outputs=1)
+    longer = tuned(trace, 1.0, (), lineage="inferred")
+    assert longer.capacity_blocks >= 90
+    assert "at least the longest prompt" in longer.capacity_origin
 
 
 def test_harmless_settings_come_first_in_training() -> None:

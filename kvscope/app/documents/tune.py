@@ -132,7 +132,7 @@ class RecommendationFacts(CapacityFacts):
 
     `held_out` has LRU and the policy chosen on the validation window, None if none may be
     recommended. `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO
-    with LRU, or at least keep up.
+    with LRU, or at least keep up, at `replicas_price_hour`; up to `replicas_tried` were tried.
     """
 
     verdict: str
@@ -149,6 +149,8 @@ class RecommendationFacts(CapacityFacts):
     why_no_flags: str
     canary: Canary | None
     replicas_at_least: int | None
+    replicas_price_hour: float | None
+    replicas_tried: int
 
 
 class TuneDocument(Document, SettingFacts):
@@ -185,6 +187,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
     """Return the document of `kvscope tune`; `words` are the verdict in sentences."""
     tuning, best = tuned.tuning, tuned.tuning.recommended
     load = tuning.load
+    replicas = tuning.replicas_needed or load.replicas_at_least
     return TuneDocument.build(
         setting_facts(tuning.setting),
         tuning,
@@ -207,7 +210,8 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             choice=_judged(tuned, tuning.choice) if tuning.choice else None,
             flags=tuned.flags,
             why_no_flags=tuned.why_no_flags(),
-            replicas_at_least=tuning.replicas_needed or load.replicas_at_least,
+            replicas_at_least=replicas,
+            replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
         ),
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
         contenders=tuple(_compared(tuned, trial) for trial in tuning.contenders),

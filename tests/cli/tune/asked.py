@@ -13,6 +13,7 @@ from kvscope.ingest.formats.base import Request
 
 Streams = pytest.CaptureFixture[str]
 HERE = ("--capacity-blocks", "350")
+DEPLOYED = ("--gpu", "h100", "--model", "llama3-8b", "--num-gpu-blocks", "360")  # 359 for requests
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
 
 

@@ -14,7 +14,7 @@ from kvscope.core.errors import ExitCode
 from kvscope.policies.base import Policy
 from kvscope.tuning import tuner
 from kvscope.tuning.trial import Evaluator
-from tests.cli.tune.asked import HERE, told, write_trace
+from tests.cli.tune.asked import DEPLOYED, HERE, told, write_trace
 from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
@@ -44,11 +44,20 @@ Streams = pytest.CaptureFixture[str]
         (("--capacity", "16GiB", "--capacity-blocks", "5", "--model", "vicuna-7b"), "leave out"),
         (("--capacity-range", "5GiB"), "5GiB..80GiB"),
         (("--capacity-range", "80GiB..5GiB"), "5GiB..80GiB"),
-        (("--warmup", "50%", "--judge", "60%"), "20% and 40%"),
-        (("--judge", "0%"), "20% and 40%"),
+        (("--warmup", "50%", "--judge", "60%"), "20%, 25% and 25%"),
+        (("--judge", "0%"), "20%, 25% and 25%"),
+        (("--validation", "0%"), "20%, 25% and 25%"),
         (("--judge", "140%"), "5%"),
         (("--view", "idle"), "queued"),
         (("--rate-scale", "0"), "write for example 2"),
+        (("--max-p50-regression", "-1%"), "5%"),
+        (("--min-throughput", "140%"), "5%"),
+        (("--tpot-slo", "50ms"), "name the deployment"),
+        (("--gpu", "h10"), "h100"),
+        ((*DEPLOYED, "--capacity-blocks", "5"), "leave it out"),
+        ((*DEPLOYED, "--view", "unloaded"), "leave it out"),
+        ((*DEPLOYED, "--outputs", "ignored"), "leave it out"),
+        ((*DEPLOYED, "--engine", "sglang", "--tpot-slo", "50ms"), "leave it out"),
         (("--output", "no/such/folder/r.toml"), "make it first"),
         (("--output", "."), "name a file in it"),
         (("--html", "no/such/folder/r.html"), "make it first"),
@@ -76,6 +85,14 @@ def test_bad_values_are_one_line_with_the_remedy(
     assert not Path("recommendation.toml").exists()
 
 
+def test_a_deployment_needs_a_pool(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """Replicas of what? Of a model on a GPU, or of a pool."""
+    assert run(["tune", trace, *options, "--slo", "200ms", "--replicas", "2"]) == ExitCode.USAGE
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: --model: the KV pool is unknown; name --gpu and --model")
+    assert not Path("recommendation.toml").exists()
+
+
 def test_an_slo_has_to_be_named(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """There is no usual one."""
     assert run(["tune", trace, *options]) == ExitCode.USAGE
@@ -98,7 +115,7 @@ def test_a_trace_of_lengths_cannot_be_tuned(
 def test_a_trace_too_short_is_refused(
     tmp_path: Path, options: tuple[str, ...], capsys: Streams
 ) -> None:
-    """100 requests a part are needed; nothing is written."""
+    """100 requests a window are needed; nothing is written."""
     path = str(write_trace(tmp_path / "short.jsonl", in_turn(20, 5)))
     assert run(["tune", path, *options, "--slo", "200ms"]) == ExitCode.INPUT
     assert "100 requests are too few" in capsys.readouterr().err
@@ -168,7 +185,7 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     serve = Evaluator.served
 
     def judging(evaluator: Evaluator, policy: Policy, capacity_blocks: int) -> Any:
-        if len(evaluator.workload.prompts.leaf) == 400:  # the whole trace
+        if len(evaluator.workload.prompts.leaf) == 480:  # the whole trace
             signal.raise_signal(signal.SIGINT)
         return serve(evaluator, policy, capacity_blocks)
 

@@ -9,28 +9,40 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
-from tests.cli.tune.asked import HERE, document
+from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
 
 
+@pytest.mark.parametrize(
+    ("where", "blocks"), [(HERE, 350), (DEPLOYED, 359)], ids=["cache", "engine"]
+)
 def test_simulate_replays_what_was_recommended(
-    trace: str, options: tuple[str, ...], capsys: Streams
+    trace: str, options: tuple[str, ...], capsys: Streams, where: tuple[str, ...], blocks: int
 ) -> None:
-    """The same policy, values, capacity and latency, beside LRU: the figures that were judged."""
-    found = document(capsys, trace, *options, "--slo", "200ms", *HERE)
+    """The same policy, values, capacity and latency, alongside LRU: the figures of the held-out."""
+    found = document(capsys, trace, *options, "--slo", "200ms", *where)
     best = found["recommendation"]
     asked = ("simulate", trace, "--recommendation", "recommendation.toml", "--json")
-    # 60.1 %: that of 400 requests no rounding leaves one less
-    assert run([*asked, *options[:2], "--warmup", "60.1%"]) == 0
+    assert run([*asked, *options[:2], "--warmup", "75%"]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert [one["policy"] for one in results] == ["lru", "tlru"]
     for one, expected in zip(results, (best["baseline"], best["expected"]), strict=True):
-        assert one["capacity_blocks"] == 350
+        assert one["capacity_blocks"] == blocks
         for name in ("requests", "hit_tokens", "ttft_ms", "queued_ttft_ms", "tel_ms", "violations"):
             assert one[name] == expected[name]
     values = {name: one for name, one in best["params"].items() if name != "xi_ms"}
     assert results[1]["params"] == values
+
+
+def test_several_replicas_are_not_replayed_as_one(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """A fleet's recommendation is refused by `simulate`, whose trace is one engine's."""
+    document(capsys, trace, *options, "--slo", "200ms", *DEPLOYED, "--replicas", "2")
+    asked = ("simulate", trace, "--recommendation", "recommendation.toml")
+    assert run([*asked, *options[:2]]) == ExitCode.USAGE
+    assert "it is for 2 replicas: use kvscope tune" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

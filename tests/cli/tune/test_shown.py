@@ -29,7 +29,7 @@ def test_the_report_is_self_contained_and_escaped(
     assert HOSTILE not in page
     assert "<img" not in head
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", head)
-    assert head.count('class="figure"') == 5
+    assert head.count('class="figure"') == 6
     assert "Recommendation: switch" in head
 
 
@@ -48,8 +48,8 @@ def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: 
     asked = (trace, *options[:2], "--policies", "tlru", "--slo", "30ms")
     words = told(capsys, *asked)
     assert "--latency llama2-7b-a100" in words
-    assert "With prefill 2× as fast: " in words
-    assert "With prefill 0.5× as fast: " in words
+    assert "With prefill half as long: " in words
+    assert "With prefill twice as long: " in words
     assert "--capacity" in words
     given = told(capsys, trace, *options, "--slo", "200ms", *HERE)
     assert "With prefill" not in given

@@ -8,39 +8,96 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tune.asked import HERE, document, told, write_trace, write_untold
+from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace, write_untold
 from tests.tuning.examples import BLOCK, chats, disturbed, in_turn
 
 Streams = pytest.CaptureFixture[str]
 
 
 def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
-    """What to switch to, from what to what, how sure, the price, and the flags to paste."""
+    """What to switch to, from what to what, how sure, the price; a cache study has no flags."""
     words = told(capsys, trace, *options, "--slo", "200ms", *HERE)
     assert "Recommendation: switch" in words
     found = re.search(
-        r"Switch to tlru xi_tokens=(\d+): p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
-        r" same in all\), within the SLO of 200 ms in (?:9\d|100)% of the bootstrap"
-        r" resamples, at 350 blocks\.",
+        r"Switch to tlru xi_tokens=\d+: p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
+        r" no spread: all resamples agree\) on held-out requests, within the SLO of 200 ms in"
+        r" 100% of the bootstrap resamples, at 350 blocks\.",
         words,
     )
     assert found is not None
-    assert int(found[2]) <= 200
-    assert re.search(r"Also: p50 330 ms -> \d+ ms .*hit rate 0.0% -> .*prefills/s 3.03 -> ", words)
-    assert (
-        "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config"
-        f""" '{{"threshold":{found[1]},"next_prompt_estimate":0}}' --max-total-tokens 5600"""
-    ) in words
+    assert int(found[1]) <= 200
+    assert re.search(
+        r"Also: .*p50 330 ms -> \d+ ms .*hit rate 0.0% -> .*prefills/s 3.03 -> ", words
+    )
+    assert "A cache study: name the deployment (--gpu, --model) for an engine's flags." in words
+    assert "--scheduler-cls" not in words
+    assert "--radix-eviction-policy" not in words
+
+
+def test_switch_of_a_deployment(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """The flags to paste, with the pool and the limits that the figures are of; and a canary."""
+    words = told(capsys, trace, *options, "--slo", "200ms", *DEPLOYED)
+    assert "Recommendation: switch" in words
+    assert "For: 1 x h100, llama3-8b in bf16, vllm@0.33." in words
     assert "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler --block-size 16" in words
+    assert "--num-gpu-blocks-override 360 --max-num-seqs 1024 --max-num-batched-tokens" in words
+    assert "Canary: one engine, alternating with LRU for " in words
+    tokens = (*DEPLOYED[:-1], "5760", "--engine", "sglang")  # it caches single tokens
+    sglang = told(capsys, trace, *options, "--slo", "200ms", *tokens)
+    assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in sglang
+    assert "Not simulated on the engine" in sglang
+    assert "vllm serve" not in sglang
+
+
+def test_a_switch_that_carries_the_load(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """LRU takes 330 ms a request and gets one every 250 ms; what hits takes less and keeps up."""
+    fast = ("--slo", "200ms", *DEPLOYED, "--rate-scale", "4")
+    found = document(capsys, trace, *options, *fast)
+    assert found["load"]["overloaded"]
+    assert found["load"]["replicas_at_least"] > 1
+    best = found["recommendation"]
+    assert best["verdict"] == "switch"
+    assert not best["lru"]["held_out"]["keeps_up"]
+    assert best["choice"]["held_out"]["keeps_up"]
+
+
+def test_overloaded(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """Requests faster than any cache serves them: replicas first, and what the present carry."""
+    fast = ("--slo", "200ms", *DEPLOYED, "--rate-scale", "100")
+    words = told(capsys, trace, *options, *fast)
+    assert "Recommendation: overloaded" in words
+    assert "Overloaded: 1 replica cannot serve these arrivals." in words
+    assert re.search(r"At least \d+ replicas keep up", words)
+    assert re.search(r"The present 1 replica can carry \d+% of the conversations", words)
+    assert "No flags: overloaded is not mended by flags." in words
+    found = document(capsys, trace, *options, *fast)
+    assert found["contenders"] == []
+    assert found["recommendation"]["flags"] == {"sglang": None, "vllm": None}
+
+
+def test_what_is_longer_than_the_pool_is_named_first(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Requests of 21 blocks never fit 17: the engine rejects all of them, each a violation."""
+    small = (*DEPLOYED[:-1], "18")
+    words = told(capsys, trace, *options, "--slo", "200ms", *small)
+    assert "240 of 240 requests are longer than the pool of" in words
+    found = document(capsys, trace, *options, "--slo", "200ms", *small)
+    assert found["recommendation"]["baseline"]["rejected"] == 120
+    assert found["recommendation"]["baseline"]["attainment"] == 0
 
 
 def test_keep_lru(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """LRU is good enough, and less of it would be, too; vLLM's flags are for what there is."""
     words = told(capsys, trace, *options, "--slo", "200ms", "--capacity-blocks", "1000")
-    assert "Keep LRU: LRU has a p95 TTFT of 26 ms at 1,000 blocks" in words
+    assert "Keep LRU: LRU has a p95 TTFT of 26 ms on held-out requests at 1,000 blocks" in words
     assert re.search(r"You could shrink: LRU meets it down to 3(89|9\d) blocks", words)
+    assert "vLLM: " not in words
+    words = told(capsys, trace, *options, "--slo", "200ms", *DEPLOYED[:-1], "1001")
     assert "vLLM: --block-size 16 --num-gpu-blocks-override 1001" in words
-    assert "SGLang: --radix-eviction-policy lru --max-total-tokens 16000" in words
+    assert "--scheduler-cls" not in words
 
 
 def test_an_slo_that_no_cache_is_needed_for(
@@ -55,9 +112,10 @@ def test_unreachable(trace: str, options: tuple[str, ...], capsys: Streams) -> N
     """What even an infinite cache leaves, and what a policy is worth all the same."""
     words = told(capsys, trace, *options, "--slo", "20ms", *HERE)
     assert "Recommendation: unreachable" in words
-    assert "No cache can meet the SLO of 20 ms: even an infinite one" in words
-    assert "has a p95 TTFT of 26 ms. LRU has a p95 TTFT of 330 ms" in words
-    assert "What remains is faster prefill or shorter prompts." in words
+    assert "No cache meets the SLO of 20 ms: on the validation window even an infinite one" in words
+    assert "has a p95 TTFT of 26 ms. LRU has a p95 TTFT of 330 ms on the validation window" in words
+    assert re.search(r"tlru.* harms nothing, but misses the SLO too: p95 TTFT 330 ms -> ", words)
+    assert "Faster prefill or shorter prompts remain." in words
     assert "none; an infinite cache does not meet it" in words
 
 
@@ -65,9 +123,7 @@ def test_add_capacity(trace: str, options: tuple[str, ...], capsys: Streams) -> 
     """LRU fails here, no policy is enough, more blocks are."""
     words = told(capsys, trace, *options, "--slo", "100ms", "--capacity-blocks", "100")
     assert "Recommendation: add-capacity" in words
-    assert re.search(
-        r"Add capacity: LRU has .* no policy significantly meets the SLO of 100 ms", words
-    )
+    assert re.search(r"Add capacity: LRU has .* at 100 blocks, beyond the SLO of 100 ms\.", words)
     assert re.search(r"meets it at [\d,]+ blocks.*: p95 TTFT ", words)
 
 
@@ -89,12 +145,12 @@ def test_the_document_keeps_its_contract(
     """Scripts depend on these keys; they may only grow."""
     model = ("--model", "vicuna-7b", "--hbm", "80GiB")
     found = document(capsys, trace, *options, "--slo", "200ms", *HERE, *model)
-    assert (found["command"], found["schema"]) == ("tune", 1)
+    assert (found["command"], found["schema"]) == ("tune", 2)
     assert found["trace"]["name"] == "turns"
     best = found["recommendation"]
     assert set(best) >= {
         *("verdict", "policy", "params", "capacity_blocks", "capacity_gib", "baseline"),
-        *("expected", "gain", "flags"),
+        *("expected", "gain", "flags", "why_no_flags", "certain", "lru", "choice", "canary"),
     }
     assert (best["verdict"], best["policy"], best["leaves"]) == ("switch", "tlru", "leaf")
     assert set(best["params"]) >= {"xi_tokens", "xi_ms", "next_prompt_tokens"}
@@ -108,28 +164,43 @@ def test_the_document_keeps_its_contract(
     assert best["expected"]["violations"] == 0
     assert best["expected"]["meets_slo"] is True
     assert set(best["flags"]) == {"sglang", "vllm"}
-    assert "KvscopeScheduler" in best["flags"]["vllm"]
+    assert best["flags"]["vllm"] is None  # a cache study
+    assert best["why_no_flags"]
+    assert best["choice"]["held_out"]["harms"] == []
+    assert best["choice"]["held_out"]["target_ms"] == best["expected"]["target_ms"]
+    assert best["lru"]["held_out"]["target_ms"] == best["baseline"]["target_ms"]
     assert found["split"] == {
-        "warmup_requests": 80,
-        "chosen_on_requests": 160,
-        "judged_requests": 160,
-        "judged_from_s": 240,
+        "warmup_requests": 96,  # 20, 30, 25 and 25 % of 480, one a second
+        "training_requests": 144,
+        "validation_requests": 120,
+        "held_out_requests": 120,
+        "validation_from_s": 240,
+        "held_out_from_s": 360,
     }
     assert len(found["explored"]) > 20
-    assert {one["requests"] for one in found["explored"]} == {160}
+    assert {one["requests"] for one in found["explored"]} == {144}
     assert not any(one["hindsight"] for one in found["explored"])
-    assert [one["hindsight"] for one in found["ceilings"]] == [True, True]
+    assert [one["hindsight"] for one in found["oracles"]] == [True, True]
     assert set(found["least_capacity"]) == {"lru", "best"}
 
 
 @pytest.mark.parametrize("told_by_the_trace", [True, False], ids=["given", "inferred"])
-def test_what_is_explored_is_the_same_whatever_judges(
-    tmp_path: Path, options: tuple[str, ...], capsys: Streams, told_by_the_trace: bool
+@pytest.mark.parametrize(("until", "window"), [(240, "validation"), (360, "held-out")])
+def test_no_step_sees_a_later_window(
+    tmp_path: Path,
+    options: tuple[str, ...],
+    capsys: Streams,
+    told_by_the_trace: bool,
+    until: int,
+    window: str,
 ) -> None:
-    """From file to JSON: other judged requests, the same trials, values, capacities, flags' xi."""
+    """From file to JSON: other requests later on, the same trials, values, choice and capacities.
+
+    Of 480 requests the validation window begins with the 240th, the held-out one with the 360th.
+    """
     trace = chats(7, told=told_by_the_trace)
     found = []
-    for name, each in (("one", trace), ("other", disturbed(trace, 192, 7))):
+    for name, each in (("one", trace), ("other", disturbed(trace, until, 7))):
         write = write_trace if told_by_the_trace else write_untold
         path = str(write(tmp_path / f"{name}.jsonl", each))
         wanted = ("--policies", "tlru,etlru,wa", "--slo", "200ms", "--block-size", "16")
@@ -139,14 +210,20 @@ def test_what_is_explored_is_the_same_whatever_judges(
     assert json.dumps(one["explored"]) == json.dumps(other["explored"])
     for key in ("capacity_blocks", "capacity_origin"):
         assert one[key] == other[key]
-    chosen = [[(each["policy"], each["params"]) for each in doc["contenders"]] for doc in found]
-    assert chosen[0] == chosen[1]
     for key in ("lru", "best"):
         least = [
-            doc["least_capacity"][key] and doc["least_capacity"][key]["chosen"] for doc in found
+            doc["least_capacity"][key] and doc["least_capacity"][key]["training"] for doc in found
         ]
         assert least[0] == least[1]
-    assert one["infinite"] != other["infinite"]
+    later = [doc["recommendation"]["lru"]["held_out"] for doc in found]
+    assert later[0] != later[1]
+    if window == "validation":
+        assert one["infinite"] != other["infinite"]
+        return
+    for key in ("contenders", "infinite", "oracles"):
+        assert json.dumps(one[key]) == json.dumps(other[key])
+    choices = [doc["recommendation"]["choice"] for doc in found]
+    assert (choices[0] and choices[0]["validation"]) == (choices[1] and choices[1]["validation"])
 
 
 def test_gains_are_there_for_lru_too(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
@@ -162,7 +239,7 @@ def test_unknown_intervals_are_null(
     tmp_path: Path, options: tuple[str, ...], capsys: Streams
 ) -> None:
     """Eight conversations are too few to tell: no number is made up."""
-    few = str(write_trace(tmp_path / "few.jsonl", in_turn(8, 50)))
+    few = str(write_trace(tmp_path / "few.jsonl", in_turn(8, 60)))
     found = document(capsys, few, *options, "--slo", "200ms", "--capacity-blocks", "140")
     (contender,) = found["contenders"]
     assert contender["gain"]["p95"]["value"] > 0.3

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+import kvscope
 from kvscope.cli.app import run
 from kvscope.tuning.file import read_recommendation
-from tests.cli.tune.asked import HERE, document
+from tests.cli.replayed import write_profile
+from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
 GITTINS = ("--policies", "gittins")
@@ -20,7 +23,18 @@ LEARNED = ("--policies", "tlru-learned")
     [
         HERE,
         ("--max-violations", "7.5%", *HERE),
-        ("--percentile", "p96.5", *HERE),
+        # 5 requests beyond p96.5 are 5 of 143, and every window of three tenths has 144
+        (
+            "--percentile",
+            "p96.5",
+            "--warmup",
+            "10%",
+            "--validation",
+            "30%",
+            "--judge",
+            "30%",
+            *HERE,
+        ),
         ("--view", "queued", *HERE),
         ("--model", "llama3-8b", "--capacity", "700MiB"),
         ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity-range", "100MiB..2GiB", *HERE),
@@ -29,7 +43,10 @@ LEARNED = ("--policies", "tlru-learned")
         ("--rate-scale", "0.5", *HERE),
         ("--isolate", "conversation", *HERE),
         ("--outputs", "ignored", *HERE),
-        ("--warmup", "10%", "--judge", "50%", *HERE),
+        ("--warmup", "10%", "--judge", "35%", *HERE),
+        DEPLOYED,
+        (*DEPLOYED, "--replicas", "2", "--tpot-slo", "50ms"),
+        (*DEPLOYED, "--engine", "sglang"),
         ("--capacity-blocks", "100"),  # too little: LRU, or another capacity
         ("--slo", "20ms", *HERE),
         (*GITTINS, *HERE),
@@ -56,9 +73,49 @@ def test_the_file_is_what_was_recommended(
     assert read.capacity_tokens == best["capacity_tokens"]
     assert read.target.slo_s * 1e3 == target["slo_ms"]
     assert read.target.percentile == target["percentile"]
+    tpot_slo_s = read.target.tpot_slo_s
+    assert (None if tpot_slo_s is None else tpot_slo_s * 1e3) == target["tpot_slo_ms"]
     assert (read.target.measure, read.target.view) == (target["measure"], target["view"])
     assert read.profile.base_s == 0.010
     assert (read.fitted is None) == (read.policy.learner not in {"returns", "ends"})
+    flags = {engine: text for engine, text in best["flags"].items() if text is not None}
+    assert read.flags == flags
+    assert bool(flags) == (not best["why_no_flags"])
+    if read.deployment is None:
+        assert printed["deployment"] is None
+        assert not flags
+    else:
+        assert read.deployment.summary == printed["deployment"]["summary"]
+        assert read.deployment.replicas == printed["replicas"]
+        assert read.deployment.max_num_seqs == printed["deployment"]["max_num_seqs"]
+
+
+def test_a_switch_is_not_replaced_by_another_verdict(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """Without --force it stays, the note says so and the exit code is 0; a new switch replaces."""
+    path = Path("recommendation.toml")
+    switch = ("tune", trace, *options, "--slo", "200ms", *HERE)
+    keep = ("tune", trace, *options, "--slo", "200ms", "--capacity-blocks", "1000")
+    assert run([*keep]) == 0
+    assert read_recommendation(path).verdict == "keep-lru"
+    assert run([*switch]) == 0  # a stronger verdict replaces a weaker one
+    assert read_recommendation(path).verdict == "switch"
+    capsys.readouterr()
+    written = path.read_bytes()
+    assert run([*keep]) == 0
+    assert "replace it with --force" in capsys.readouterr().err
+    assert path.read_bytes() == written
+    tuned = kvscope.tune(
+        trace, slo="200ms", latency=options[3], policies="tlru", capacity_blocks=1000
+    )
+    tuned.save(path)
+    assert path.read_bytes() == written
+    tuned.save(path, force=True)
+    assert read_recommendation(path).verdict == "keep-lru"
+    assert run([*switch]) == 0
+    assert run([*keep, "--force"]) == 0
+    assert read_recommendation(path).verdict == "keep-lru"
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(
@@ -77,3 +134,22 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(
     assert Path("recommendation.toml").read_text(encoding="utf-8") == "before"
     left = {path.name for path in Path().iterdir()} - {"k.duckdb", "k.duckdb.wal"}
     assert left <= set(names)
+
+
+def test_a_switch_without_flags_is_not_written(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """An engine would run what the file says; a hybrid model's hits are not simulated."""
+    monkeypatch.chdir(tmp_path)
+    profile = str(write_profile(tmp_path))
+    options = ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policies", "tlru")
+    hybrid = (*options, *DEPLOYED[4:], "--model", "gpt-oss-20b", "--slo", "200ms")
+    assert run(["tune", trace, *hybrid, "--json"]) == 0
+    printed = capsys.readouterr()
+    best = json.loads(printed.out)["recommendation"]
+    assert (best["verdict"], best["flags"]) == ("switch", {"sglang": None, "vllm": None})
+    assert "gpt-oss-20b has layers of several kinds" in best["why_no_flags"]
+    assert "recommendation.toml was not written (--force writes it)" in printed.err
+    assert not Path("recommendation.toml").exists()
+    assert run(["tune", trace, *hybrid, "--force"]) == 0
+    assert Path("recommendation.toml").exists()

@@ -1,0 +1,96 @@
+"""What the reader has to know stands before the verdict; a file that is in use stays."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.policies.registry import by_name
+from kvscope.replay.policy_options import contenders
+from kvscope.tuning.file import read_recommendation
+from kvscope.tuning.flags import flags
+from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace
+from tests.tuning.examples import in_turn
+
+Streams = pytest.CaptureFixture[str]
+
+
+def test_latencies_of_another_model_and_of_shorter_prompts(
+    tmp_path: Path, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """A preset of a 7B model that was measured to 2,048 tokens says so for 70B and 3,200 tokens."""
+    path = str(write_trace(tmp_path / "long.jsonl", in_turn(blocks=200)))
+    alike = (path, *options[:2], "--policies", "tlru", "--slo", "10s", "--capacity-blocks", "3500")
+    words = told(capsys, *alike, "--model", "llama3-70b")
+    other = words.index("TTFT is that of llama2-7b (llama2-7b-a100), not of llama3-70b")
+    longer = words.index("100% of the prompts are longer than the 2,048 tokens that llama2-7b-a100")
+    assert max(other, longer) < words.index("Keep LRU")
+    assert "not of llama2-7b" not in told(capsys, *alike)
+    measured = told(capsys, path, *options, "--slo", "10s", "--model", "llama3-70b", *HERE)
+    assert "TTFT is that of" not in measured
+    assert "are longer than" not in measured
+
+
+def test_sessions_without_a_common_clock(
+    tmp_path: Path, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """That they were placed back to back, and what changes it, stands before the verdict."""
+    path = tmp_path / "sessions.jsonl.gz"
+    sessions = [
+        {
+            "id": f"s{number}",
+            "models": ["m"],
+            "block_size": 64,
+            "hash_id_scope": "local",
+            "requests": [
+                {
+                    "t": 10.0 * turn,
+                    "type": "s",
+                    "model": "m",
+                    "in": 64 * (turn + 1),
+                    "out": 9,
+                    "hash_ids": list(range(1, turn + 2)),
+                }
+                for turn in range(20)
+            ],
+        }
+        for number in range(24)
+    ]
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, sessions)).encode()))
+    asked = (str(path), *options, "--slo", "2s")
+    words = told(capsys, *asked)
+    said = "The sessions have no common clock and were placed back to back"
+    assert said in words
+    assert words.index(said) < words.index("Keep LRU")
+    assert "--session-arrivals" in words
+    placed = told(capsys, *asked, "--session-arrivals", "poisson:0.1/s", "--name", "poisson")
+    assert "back to back" not in placed
+
+
+def test_another_verdict_does_not_replace_a_switch(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """An engine may run by the file: it stays, with a note, until --force."""
+    switch = (trace, *options, "--slo", "200ms", *DEPLOYED)
+    kept = (trace, *options, "--slo", "1s", *DEPLOYED)
+    assert document(capsys, *switch)["recommendation"]["verdict"] == "switch"
+    path = Path("recommendation.toml")
+    before = path.read_bytes()
+    assert run(["tune", *kept]) == 0
+    assert "recommends a switch and was left as it is" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert run(["tune", *kept, "--force"]) == 0
+    assert read_recommendation(path).verdict == "keep-lru"
+
+
+def test_no_policy_but_those_that_an_engine_runs() -> None:
+    """By default only policies that the plugin runs, or SGLang by flags."""
+    vllm, sglang = contenders("vllm").split(","), contenders("sglang").split(",")
+    assert "gittins" in vllm
+    assert all(flags(by_name(name)()).vllm for name in vllm)
+    finite = {"tlru": {"xi_tokens": 100.0, "next_prompt_tokens": 10.0}}
+    assert all(flags(by_name(name)(finite.get(name, {}))).sglang for name in sglang)

@@ -1,0 +1,274 @@
+"""Text and table cannot disagree: what the verdict states is in the JSON document, and holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import kvscope
+from kvscope.core import units
+from kvscope.replay.policy_options import format_value
+from kvscope.report.words import percent_change, points, share, significant
+from kvscope.tuning.load import GROWTH
+from tests.cli.replayed import write_profile
+from tests.cli.tune.asked import write_trace
+from tests.tuning.examples import chats, in_turn
+
+CONSTANTS = {"95%", "10 conversations"}  # of the method: the interval, and what it takes
+NUMBER = re.compile(
+    r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?"
+    r"(?:%|pp| (?:ms|µs|s|min|h|days?|[KMGT]iB|blocks?|replicas?|conversations)\b)?"
+)
+FALLING = {"requests within the SLO", "prefill throughput"}
+TIMES = (("times_ms",), ("ttft_ms",), ("queued_ttft_ms",))
+WINDOWS = {"held-out requests": "held_out", "the validation window": "validation"}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Yield small traces, read once, and the path of a latency profile."""
+    folder = tmp_path_factory.mktemp("sentences")
+    requests = {"in turn": in_turn(), "chats": chats(7), "few": in_turn(8, 60)}
+    opened = {
+        name: kvscope.open_trace(write_trace(folder / f"{name}.jsonl", trace), block_size=16)
+        for name, trace in requests.items()
+    }
+    yield {**opened, "latency": str(write_profile(folder))}
+    for trace in opened.values():
+        trace.close()
+
+
+@st.composite
+def tunings(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw the arguments of a small tuning, with and without a deployment."""
+    arguments: dict[str, Any] = {
+        "name": draw(st.sampled_from(["in turn", "chats", "few"])),
+        "slo": draw(st.sampled_from([0.02, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 2.0])),
+        "policies": draw(st.sampled_from(["tlru", "tlru,wa", "threshold-lru", "lru"])),
+        "rate_scale": draw(st.sampled_from([1.0, 4.0, 20.0, 100.0])),
+    }
+    blocks = draw(st.sampled_from([22, 100, 350, 395, 1000]) | st.integers(20, 1200))
+    if draw(st.booleans()):
+        arguments |= {"gpu": "h100", "model": "llama3-8b", "num_gpu_blocks": blocks + 1}
+        arguments["replicas"] = draw(st.integers(1, 3))
+        arguments["gpu_hour"] = draw(st.sampled_from([None, 2.5]))
+        arguments["tpot_slo"] = draw(st.sampled_from([None, 0.0005, 0.005, 0.5]))
+    else:
+        arguments["capacity_blocks"] = blocks
+        arguments["view"] = draw(st.sampled_from(["unloaded", "queued"]))
+        arguments["model"] = draw(st.sampled_from([None, "vicuna-7b"]))
+    if draw(st.booleans()):
+        arguments["max_violations"] = draw(st.sampled_from([0.05, 0.2]))
+    else:
+        arguments["percentile"] = draw(st.sampled_from(["p50", "p90", "p95"]))
+    return arguments
+
+
+@given(tunings())
+@settings(
+    max_examples=20,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example takes seconds to shrink
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_what_the_sentences_state_is_in_the_document_and_holds(
+    traces: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """Each number, formatted alike; each "within", "beyond" and "limit" by the exact figures."""
+    name = arguments.pop("name")
+    result = kvscope.tune(traces[name], latency=traces["latency"], **arguments)
+    document = result.to_dict()
+    known = _known(document) | CONSTANTS
+    for sentence in document["words"]:
+        for number in _numbers(sentence):
+            assert number in known, (number, sentence)
+        for pattern, check in CHECKS.items():
+            for match in re.finditer(pattern, sentence):
+                assert check(document, **match.groupdict()), (pattern, sentence)
+
+
+def _numbers(text: str) -> set[str]:
+    return {match[0].strip() for match in NUMBER.finditer(text)}
+
+
+def _known(document: dict[str, Any]) -> set[str]:
+    """Return all numbers of a document, in every way that a sentence may write them."""
+    per_block = document["trace"]["block_size"]
+    model = document["model"]
+    texts = set()
+    for path, value in _leaves(document):
+        leaf = path[-1]
+        if leaf.endswith("_ms") or path[-2:-1] in (
+            ("times_ms",),
+            ("ttft_ms",),
+            ("queued_ttft_ms",),
+        ):
+            texts.add(units.duration_in_words(value / 1e3))
+        elif leaf == "hours":
+            texts.add(units.duration_in_words(value * 3600))
+        elif leaf.endswith("_blocks"):
+            texts.add(f"{value:,} blocks")
+            if model is not None:
+                size = value * per_block * model["bytes_per_token"]
+                texts.add(units.format_size(size))
+        elif "replicas" in leaf and isinstance(value, int):
+            texts |= {f"{value:,}", f"{value:,} replica", f"{value:,} replicas"}
+        elif path[-2:-1] == ("params",):
+            texts.add(format_value(leaf, value))
+        elif leaf == "growth":
+            texts.add(f"{significant(value)} s")
+        elif leaf.endswith("_per_s"):
+            texts.add(f"{value:.3g}")
+        elif leaf.endswith("_hour"):
+            texts.add(f"{value:.4g}")
+        else:  # shares, their changes, and differences of shares
+            texts |= {share(value), f"{value:.0%}", points(value)}
+            texts |= {percent_change(value), percent_change(-value)}
+    return {number for text in texts for number in _numbers(text)}
+
+
+def _leaves(part: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield from _leaves(value, (*path, name))
+    elif isinstance(part, list):
+        for value in part:
+            yield from _leaves(value, path)
+    elif isinstance(part, (int, float)) and not isinstance(part, bool):
+        yield path, part
+
+
+def _beyond(value: float | None, limit: float) -> bool:
+    return value is None or value > limit  # null: infinite
+
+
+def _lru(document: dict[str, Any], time: str, window: str, side: str) -> bool:
+    target_ms = document["recommendation"]["lru"][WINDOWS[window]]["target_ms"]
+    stated = "infinite" if target_ms is None else units.duration_in_words(target_ms / 1e3)
+    return (side == "beyond") == _beyond(target_ms, document["target"]["slo_ms"]) and (
+        time == stated or target_ms is None
+    )
+
+
+def _switch(document: dict[str, Any]) -> bool:
+    choice, target = document["recommendation"]["choice"], document["target"]
+    return all(
+        not choice[window]["harms"]
+        and choice[window]["keeps_up"]
+        and choice[window]["target_ms"] <= target["slo_ms"]
+        for window in WINDOWS.values()
+    )
+
+
+def _tpot(document: dict[str, Any], time: str, window: str, side: str) -> bool:
+    best = document["recommendation"]
+    slo_ms, judged = document["target"]["tpot_slo_ms"], (best["lru"], best["choice"])
+    times_ms = [each[WINDOWS[window]]["tpot_ms"] for each in judged if each]
+    return any(
+        units.duration_in_words(each / 1e3) == time and (each > slo_ms) == (side == "beyond")
+        for each in times_ms
+    )
+
+
+def _limit(document: dict[str, Any], figure: str, change: str, limit: str) -> bool:
+    """Return whether a harm of the document reads like this, and is beyond its limit."""
+    choice = document["recommendation"]["choice"]
+    trials = [*document["contenders"], *([choice["held_out"]] if choice else [])]
+    write = points if figure == "requests within the SLO" else percent_change
+    names = {"requests within the SLO": "attainment", "TEL": "tel"}
+    for harm in (harm for trial in trials for harm in trial["harms"]):
+        size = "unbounded" if harm["change"] is None else write(harm["change"])
+        if (harm["figure"], size, write(harm["limit"])) == (
+            names.get(figure, figure),
+            change,
+            limit,
+        ):
+            exact = harm["change"]
+            if figure in FALLING:
+                return exact is None or exact < harm["limit"]
+            return exact is None or exact > harm["limit"]
+    return False
+
+
+def _no_cache(document: dict[str, Any]) -> bool:
+    infinite, target = document["infinite"], document["target"]
+    slow = target["tpot_slo_ms"] is not None and _beyond(infinite["tpot_ms"], target["tpot_slo_ms"])
+    return slow or _beyond(infinite["target_ms"], target["slo_ms"])
+
+
+def _objective(document: dict[str, Any]) -> str:
+    target = document["target"]
+    return (
+        "violations"
+        if target["measure"] == "violations"
+        else units.format_percentile(target["percentile"])
+    )
+
+
+def _better(document: dict[str, Any]) -> bool:
+    objective = _objective(document)
+    lows = [contender["gain"][objective]["low"] for contender in document["contenders"]]
+    return any(low is not None and low > 0 for low in lows)
+
+
+def _shrink(document: dict[str, Any]) -> bool:
+    least = document["least_capacity"]["lru"]
+    within = least["held_out"]["target_ms"] <= document["target"]["slo_ms"]
+    return within and least["capacity_blocks"] < document["capacity_blocks"]
+
+
+def _larger(document: dict[str, Any], fails: str | None) -> bool:
+    best = document["recommendation"]
+    beyond = _beyond(best["expected"]["target_ms"], document["target"]["slo_ms"])
+    return best["capacity_blocks"] > document["capacity_blocks"] and beyond == bool(fails)
+
+
+def _choice_misses(document: dict[str, Any], window: str) -> bool:
+    return not document["recommendation"]["choice"][window]["meets_slo"]
+
+
+CHECKS: dict[str, Any] = {
+    r"LRU has a \S+(?: queued)? TTFT of (?P<time>.+?) on (?P<window>held-out requests|the"
+    r" validation window) at .+?, (?P<side>within|beyond) the SLO": _lru,
+    r"^Switch to ": _switch,
+    r"TPOT is (?P<time>.+?) on (?P<window>.+?), (?P<side>within|beyond) the SLO": _tpot,
+    r"(?:, |: |but )(?P<figure>[a-zA-Z][^,:+-]*?) (?P<change>[+-]\S+|unbounded)(?: at worst)?"
+    r" \(limit (?P<limit>\S+)\)": _limit,
+    r"^No cache meets": _no_cache,
+    r"^No policy is significantly better": lambda document: not _better(document),
+    r"improves \S+ on the validation window": _better,
+    r"^You could shrink: LRU meets": _shrink,
+    r" meets it at .+ blocks\)?(?P<fails> in the training window but not)?": _larger,
+    r"No capacity within the search range": lambda document: (
+        document["recommendation"]["capacity_blocks"] == document["capacity_blocks"]
+    ),
+    r"harms nothing, but misses": lambda document: _choice_misses(document, "held_out"),
+    r"harms nothing, but is not enough": lambda document: _choice_misses(document, "validation"),
+    r"harms nothing, but its queue": lambda document: (
+        not all(
+            document["recommendation"]["choice"][window]["keeps_up"] for window in WINDOWS.values()
+        )
+    ),
+    r"within the SLO, but its queue": lambda document: (
+        not all(
+            document["recommendation"]["lru"][window]["keeps_up"] for window in WINDOWS.values()
+        )
+    ),
+    r"the TTFT grows by": lambda document: document["load"]["growth"] > GROWTH,
+    r"^Not even": lambda document: document["load"]["replicas_at_least"] is None,
+    r"^At least (?P<count>\d+) replicas keep up": lambda document, count: (
+        int(count) == document["load"]["replicas_at_least"] > document["replicas"]
+    ),
+    r"^With LRU, (?P<count>\d+) replicas": lambda document, count: (
+        int(count) == document["recommendation"]["replicas_at_least"] > document["replicas"]
+    ),
+    r"^More replicas do not meet": lambda document: (
+        document["recommendation"]["replicas_at_least"] == document["load"]["replicas_at_least"]
+    ),
+}
+"""Sentences that compare, and the check of each by the document."""
