@@ -128,6 +128,15 @@ def test_what_cannot_be_is_one_line(db: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not app.error
 
 
+def test_an_address_typed_by_hand(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no count, GPU or precision in it is the default."""
+    app = deployed(db, monkeypatch, tp="0", weights="int1", traffic="all")
+    assert app.session_state["choices"].deployment.stated == Deployment(**TWO)
+    app = shown(db, monkeypatch, gpu="h1000", model="llama3-8b")
+    assert not app.exception
+    assert app.session_state["choices"].deployment is None
+
+
 def test_a_file_fills_the_defaults(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its values are selected, the address's win, and `none` makes a cache study of it."""
     stated = Deployment(
