@@ -8,6 +8,7 @@ from dashboard.job import Job
 from kvscope.app.analyze import Analysis, resized
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
@@ -22,9 +23,14 @@ def all_traces() -> list[Trace]:
         return traces.all_traces(store)
 
 
-def analysis(trace: Trace, model: Model | None = None, hbm_bytes: int | None = None) -> Analysis:
+def analysis(
+    trace: Trace,
+    model: Model | None = None,
+    hbm_bytes: int | None = None,
+    deployment: ResolvedDeployment | None = None,
+) -> Analysis:
     """Return what `kvscope analyze` finds, with sizes for this model."""
-    return resized(background_cache.analysis(trace), model, hbm_bytes)
+    return resized(background_cache.analysis(trace), model, hbm_bytes, deployment)
 
 
 def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import streamlit as st
 
 from dashboard import background_cache, connection, data, query_params
 from dashboard.markdown import escape
-from kvscope.app.requests import Capacities
+from kvscope.app import values
+from kvscope.app.deployment import resolved_deployment, stated_deployment
+from kvscope.app.options import DeploymentOptions, SimulateOptions
+from kvscope.app.requests import Capacities, SimulateRequest, simulate_request
 from kvscope.core import units
-from kvscope.core.errors import KvscopeError, UsageError
+from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import Trace
+from kvscope.deployment.architecture import WEIGHT_DTYPES
+from kvscope.deployment.deployment import Deployment, ResolvedDeployment, Traffic
+from kvscope.deployment.file import FILE
+from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import Model, preset_names, resolve_model
 from kvscope.latency.file import load_profile
-from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
+from kvscope.latency.profile import PRESETS, LatencyProfile
+from kvscope.replay.settings import timed_by
 from kvscope.report.words import trace_in_words
 
-NO_MODEL = "none"
+NO_MODEL = NO_GPU = "none"
+FROM_FILE = f"as {FILE} says"  # a file may state a pool without a GPU
+OWN, DERIVED = "the model's own", "derived"
+COUNTS = range(1, 10_001)  # of GPUs and replicas
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
@@ -27,26 +39,33 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 class Choices:
     """What is selected in the sidebar; `trace` is None where the store is empty.
 
-    `model_name` and `latency` are as the options --model and --latency take them.
+    `options` are those of a deployment, as commands take them. In a cache study `deployment` is
+    None; else `hbm_bytes` is the size of its pool.
     """
 
     trace: Trace | None
-    model_name: str | None
+    options: Mapping[str, Any]
+    deployment: ResolvedDeployment | None
     model: Model | None
     hbm_bytes: int | None
-    latency: str
     profile: LatencyProfile
+
+    @property
+    def memory(self) -> str:
+        """What `hbm_bytes` is the size of."""
+        return "pool" if self.deployment else "HBM"
 
 
 def draw() -> None:
     """Draw the sidebar, keep its choices, and start the analysis of the selected trace."""
     known = {trace.name: trace for trace in data.all_traces()}
+    file = stated_deployment(DeploymentOptions())
     with st.sidebar:
         name = None
         if known:
             with query_params.synced("trace", next(iter(known)), allowed=known):
                 name = st.selectbox("Trace", list(known), key="trace")
-        with query_params.synced("model", "llama3-8b"):
+        with query_params.synced("model", (file.model or NO_MODEL) if file else "llama3-8b"):
             model = st.selectbox(
                 "Model (or path of a config.json)",
                 list(dict.fromkeys([NO_MODEL, *preset_names(), st.session_state["model"]])),
@@ -54,28 +73,92 @@ def draw() -> None:
                 accept_new_options=True,
                 help="The model whose KV cache is meant: shows sizes in GiB.",
             )
-        hbm = typed("hbm", "HBM", "80GiB", units.parse_size, "Shows sizes as multiples of it.")
-        with query_params.synced("latency", DEFAULT_PROFILE):
-            latency = st.selectbox(
-                "Latency profile",
-                list(dict.fromkeys([*PRESETS, st.session_state["latency"]])),
-                key="latency",
-                accept_new_options=True,
-                help="Prefill time: a preset, or the path of a file from `kvscope calibrate`.",
-            )
+        model_name = model if model and model != NO_MODEL else None
+        gpu, hbm = _gpu(file), None
+        options: dict[str, Any] = {"model": model_name}
+        if gpu == FROM_FILE or (gpu != NO_GPU and model_name):
+            options |= _deployment(file or Deployment(), gpu)
+        else:
+            hbm = typed("hbm", "HBM", "80GiB", units.parse_size, "Shows sizes as multiples of it.")
+            options |= {"latency": _latency("latency", [*PRESETS]), "deployment": STANDARD_STREAM}
+            st.caption("A cache study: for a deployment, select a GPU and a model.")
+        where = resolved_deployment(DeploymentOptions(**options))
+        if where:
+            st.caption(f"Deployment: {escape(where.summary)}")
         st.caption(f"Store: {escape(connection.database())}")
-    model_name = model if model and model != NO_MODEL else None
     selected = Choices(
         trace=known[name] if name else None,
-        model_name=model_name,
-        model=resolve_model(model_name) if model_name else None,
-        hbm_bytes=hbm,
-        latency=latency or DEFAULT_PROFILE,
-        profile=load_profile(latency or DEFAULT_PROFILE),
+        options=options,
+        deployment=where,
+        model=where.model if where else resolve_model(model_name) if model_name else None,
+        hbm_bytes=where.pool_bytes if where else hbm,
+        profile=where.latency if where else load_profile(options["latency"]),
     )
     st.session_state["choices"] = selected
     if selected.trace is not None:
         background_cache.findings(selected.trace)
+
+
+def _gpu(file: Deployment | None) -> str:
+    """Draw the choice of a GPU and return it; by default the file's, or none."""
+    names = [NO_GPU, *GPUS]
+    if file is not None and file.gpu is None:
+        names.insert(0, FROM_FILE)
+    default = names[0]
+    if file is not None and file.gpu is not None:
+        with placed(f"{FILE}: gpu", InputError):
+            default = resolve_gpu(file.gpu).name
+    return _choice("gpu", "GPU", names, default, "With a model: the deployment to advise on.")
+
+
+def _deployment(stated: Deployment, gpu: str) -> dict[str, Any]:
+    """Draw what else a deployment is made of, by default as `stated`; return it as options.
+
+    What the file states cannot be unset here, only replaced, as on the command line.
+    """
+    counts = {}
+    for key, label in (("tp", "GPUs per replica"), ("replicas", "Replicas")):
+        with query_params.synced(key, getattr(stated, key), int, allowed=COUNTS):
+            counts[key] = st.number_input(label, COUNTS.start, COUNTS.stop - 1, key=key)
+    traffic = _choice(
+        "traffic", "Traffic", get_args(Traffic), stated.traffic, "Whose requests the trace holds."
+    )
+    dtypes = WEIGHT_DTYPES if stated.weight_dtype else (OWN, *WEIGHT_DTYPES)
+    weights = _choice("weights", "Weight precision", dtypes, stated.weight_dtype or OWN)
+    # Not the key of a cache study: its latency is another model's.
+    latency = _latency("timing", (stated.latency or DERIVED, *PRESETS))
+    price = "" if stated.gpu_hour is None else f"{stated.gpu_hour:g}"
+    about = "Prices replicas and gains, in any currency."
+    gpu_hour = typed(
+        "gpu_hour", "Price per GPU hour", price, values.price, about, placeholder=price
+    )
+    return counts | {
+        "gpu": None if gpu == FROM_FILE else gpu,
+        "traffic": traffic,
+        "weight_dtype": None if weights == OWN else weights,
+        "latency": None if latency == DERIVED else latency,
+        "gpu_hour": gpu_hour,
+    }
+
+
+def _choice(
+    key: str, label: str, names: Sequence[str], default: str, description: str | None = None
+) -> str:
+    with query_params.synced(key, default, allowed=names):
+        return st.selectbox(label, names, key=key, help=description)
+
+
+def _latency(key: str, names: Sequence[str]) -> str:
+    """Draw the choice of a latency profile, by default the first, and return it."""
+    with query_params.synced(key, names[0]):
+        latency = st.selectbox(
+            "Latency profile",
+            list(dict.fromkeys([*names, st.session_state[key]])),
+            key=key,
+            accept_new_options=True,
+            help="Prefill time: a preset, or the path of a file from `kvscope calibrate`.",
+        )
+    return latency or names[0]
 
 
 def choices() -> Choices:
@@ -132,6 +215,17 @@ def capacity(key: str, label: str) -> int | None:
         key, label, "", parse_capacity, f"Empty: {usual}.", placeholder=usual
     )
     return blocks
+
+
+def replays(options: SimulateOptions) -> SimulateRequest:
+    """Return what to replay, timed as the sidebar says; capacities are the page's, not a pool."""
+    selected = choices()
+    request = simulate_request(replace(options, deployment=STANDARD_STREAM))
+    return replace(
+        request,
+        setting=timed_by(request.setting, selected.profile),
+        model=request.model and selected.model,
+    )
 
 
 def parse_capacity(text: str) -> int:

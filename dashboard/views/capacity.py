@@ -10,7 +10,6 @@ import streamlit as st
 from dashboard import background_cache, connection, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from kvscope.app.options import SimulateOptions
-from kvscope.app.requests import simulate_request
 from kvscope.app.simulate import simulate
 from kvscope.core import units
 from kvscope.core.runs import Run
@@ -33,8 +32,8 @@ def page() -> None:
         st.stop()
     _slider(trace, lru)
     _replay_oracles(trace, lru)
-    analysis = data.analysis(trace, selected.model, selected.hbm_bytes)
-    cache_key = f"capacity {trace} {selected.model} {selected.hbm_bytes}"
+    analysis = data.analysis(trace, selected.model, selected.hbm_bytes, selected.deployment)
+    cache_key = f"capacity {trace} {selected.model} {selected.hbm_bytes} {selected.memory}"
     render.show(caching.sections(analysis)[1:], cache_key=cache_key)
 
 
@@ -54,7 +53,16 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
     analysis = background_cache.findings(trace).get("analysis")  # which may take longer
     working_set = analysis.characterization.working_set if analysis is not None else None
     peak = working_set.peak_blocks if working_set else None
-    figure = lru_curve_chart(lru.curve, unit, at_blocks=blocks, working_set_blocks=peak, runs=runs)
+    where = sidebar.choices().deployment
+    pool = where.pool.in_blocks_of(trace.block_size).blocks * where.engines if where else None
+    figure = lru_curve_chart(
+        lru.curve,
+        unit,
+        at_blocks=blocks,
+        working_set_blocks=peak,
+        pool_blocks=pool,
+        runs=runs,
+    )
     render.chart(figure, "capacity")
     points = (
         "Points: stored runs; of each policy, the parameters with most of them."
@@ -73,9 +81,7 @@ def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
     known = {run.policy for run in _comparable(trace, lru)}
     if known.issuperset(ORACLES) and (running is None or running.ended):
         return
-    request = simulate_request(
-        SimulateOptions(policies=",".join(ORACLES), latency=sidebar.choices().latency)
-    )
+    request = sidebar.replays(SimulateOptions(policies=",".join(ORACLES)))
     description = "belady is the optimum for hits and knows the future. Runs are stored."
     if st.button("Replay wa and the optimum (belady)", key="others", help=description):
         prompts = lru.prompts
@@ -103,7 +109,7 @@ def _readings(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
         numbers.append(("Size", units.format_size(size), per_token))
         if selected.hbm_bytes:
             of = f"Multiple of {units.format_size(selected.hbm_bytes)}."
-            numbers.append(("× HBM", multiple(size / selected.hbm_bytes), of))
+            numbers.append((f"× {selected.memory}", multiple(size / selected.hbm_bytes), of))
     by_profile = f"On an idle engine, by the profile {selected.profile.name}; nearest rank."
     times = [
         (f"TTFT {rank}", ms_in_words(getattr(outcome.ttft_ms, rank)), by_profile)
@@ -121,7 +127,7 @@ def _unit(trace: Trace) -> Unit:
         per_block = selected.model.bytes_for(trace.block_size)
         known["GiB"] = per_block / units.GIB
         if selected.hbm_bytes:
-            known["multiples of HBM"] = per_block / selected.hbm_bytes
+            known[f"multiples of {selected.memory}"] = per_block / selected.hbm_bytes
     with query_params.synced("unit", "blocks", allowed=known):
         name = st.segmented_control("Axis", list(known), key="unit", required=True) or "blocks"
     return Unit(name, known[name])

@@ -9,7 +9,7 @@ import streamlit as st
 from dashboard import job, lab_results, query_params, sidebar
 from dashboard.markdown import escape
 from kvscope.app.options import SimulateOptions
-from kvscope.app.requests import SimulateRequest, simulate_request
+from kvscope.app.requests import SimulateRequest
 from kvscope.core import units
 from kvscope.core.runs import CapacityModel, TierMode
 from kvscope.core.trace import Trace
@@ -86,8 +86,7 @@ def _request(slo_s: float | None, parameters: list[str]) -> SimulateRequest:
             help="exclusive: blocks evicted from a tier move to the next. write-through: blocks are"
             " written to every tier at once.",
         )
-    selected = sidebar.choices()
-    return simulate_request(
+    return sidebar.replays(
         SimulateOptions(
             policies=ALL,
             param=parameters,
@@ -95,8 +94,7 @@ def _request(slo_s: float | None, parameters: list[str]) -> SimulateRequest:
             capacity_model=capacity_model,
             tiers=tiers,
             tier_mode=mode if tiers else None,
-            model=selected.model_name if tiers else None,
-            latency=selected.latency,
+            model=sidebar.choices().options["model"] if tiers else None,
             slo=slo_s,
         )
     )
@@ -134,12 +132,11 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
     if slo_s is None:
         st.info("The effect of xi is measured against an SLO. Enter one above, for example 200ms.")
         return
-    request = simulate_request(
+    request = sidebar.replays(
         SimulateOptions(
             policies=name,
             param=[text for text in parameters if text.startswith(f"{name}.")],
             capacity_blocks=(blocks,) if blocks else (),
-            latency=sidebar.choices().latency,
             slo=slo_s,
         )
     )

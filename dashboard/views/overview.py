@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 
 from dashboard import data, job, render, sidebar, upload
@@ -30,9 +32,16 @@ def page() -> None:
     with st.expander("Add a trace", expanded=job.current("add") is not None):
         upload.draw()
     with above:  # last, since the page ends here while the analysis is under way
-        analysis = data.analysis(trace, selected.model, selected.hbm_bytes)
-        _numbers(analysis)
-        render.show([overview.headline(analysis)], titles=False)
+        analysis = data.analysis(trace, selected.model, selected.hbm_bytes, selected.deployment)
+        summary = overview.headline(analysis)
+        sentences, numbers = st.container(), st.container()
+        if analysis.deployment is None:
+            sentences, numbers = numbers, sentences
+        with numbers:
+            _numbers(analysis)
+        with sentences:
+            render.show([replace(summary, tables=())], titles=False)
+        render.show([replace(summary, sentences=())], titles=False)
         sections = traffic.sections(analysis.characterization)
         shown = (section for section in sections if section.title != "Conversations")
         render.show(shown, cache_key=f"overview {trace}")

@@ -10,6 +10,7 @@ import streamlit as st
 
 from dashboard import background_cache, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from kvscope.app import values
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
 from kvscope.app.tune import Recommendation, tune, write_recommended
@@ -41,6 +42,7 @@ def _tune(running: job.Job) -> Recommendation:
 
 def _request() -> TuneRequest | None:
     """Draw what to tune for; return the request, None without an SLO."""
+    selected = sidebar.choices()
     left, middle, right = st.columns(3)
     with left:
         slo_s = sidebar.typed(
@@ -49,48 +51,53 @@ def _request() -> TuneRequest | None:
     with middle, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
         rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
     with right:
-        blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
+        blocks = tpot_s = None
+        if selected.deployment is None:
+            blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
+        else:
+            about = "The time per output token to stay within. Empty: any."
+            tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
     if not slo_s:
         return None
-    selected = sidebar.choices()
     request = tune_request(
         TuneOptions(
             slo=slo_s,
             percentile=units.parse_percentile(rank),
+            tpot_slo=tpot_s,
             capacity_blocks=blocks,
-            model=selected.model_name,
-            hbm=selected.hbm_bytes,
-            latency=selected.latency,
+            hbm=None if selected.deployment else selected.hbm_bytes,
+            **selected.options,
         )
     )
-    if request.deployment is not None:
-        return request
     return replace(request, model=selected.model)  # not the latency preset's, where it is none
 
 
 def _show(tuned: Recommendation) -> None:
     verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
-    why = tuned.why_no_flags()
-    if why:
-        st.caption(why)
+    if why := tuned.why_no_flags():
+        st.caption(escape(why))
     _flags(tuned.flags)
-    st.download_button(
-        "Download recommendation.toml",
-        _as_toml(tuned),
-        "recommendation.toml",
-        "application/toml",
-        key="download",
-        on_click="ignore",
-    )
+    if tuned.flags.sglang:
+        st.caption(recommendation.NOT_SIMULATED)
+    if file := _as_toml(tuned):
+        st.download_button(
+            "Download recommendation.toml",
+            file,
+            "recommendation.toml",
+            "application/toml",
+            key="download",
+            on_click="ignore",
+        )
     render.show(section for section in rest if section.title != "To set")  # it stands above
 
 
-def _as_toml(tuned: Recommendation) -> str:
+def _as_toml(tuned: Recommendation) -> str | None:
+    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
         write_recommended(path, tuned, background_cache.lru(tuned.trace).prompts)
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def _flags(to_set: Flags) -> None:

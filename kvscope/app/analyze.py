@@ -173,8 +173,16 @@ def analyze_source(
     return analyze(store, trace, request, started=started[0] if started else None)
 
 
-def resized(analysis: Analysis, model: Model | None, hbm_bytes: int | None) -> Analysis:
-    """Return an analysis that was made without a model, with all sizes by this model."""
+def resized(
+    analysis: Analysis,
+    model: Model | None,
+    hbm_bytes: int | None,
+    deployment: ResolvedDeployment | None = None,
+) -> Analysis:
+    """Return an analysis that was made without a model, with all sizes by this model.
+
+    With a deployment, `hbm_bytes` is the size of its pool.
+    """
     request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
     block_size = analysis.trace.block_size
 
@@ -188,6 +196,7 @@ def resized(analysis: Analysis, model: Model | None, hbm_bytes: int | None) -> A
         analysis,
         model=model,
         hbm_bytes=hbm_bytes,
+        deployment=deployment,
         characterization=_sized(analysis.characterization, request),
         caching=known
         and replace(

@@ -180,7 +180,7 @@ def tune(
         ends=() if "--latency" in request.given else PREFILL_ENDS,
     )
     if where is not None:
-        replicas = where.replicas if where.traffic == "fleet" else 1
+        replicas = where.engines
         pool, running = where.pool.in_blocks_of(trace.block_size), 0
         if where.engine.name == SGLANG:
             running = running_blocks(prompts, request.setting, pool.blocks, replicas)
@@ -333,7 +333,7 @@ def _table(where: ResolvedDeployment) -> EngineTable:
     return EngineTable(
         where.summary,
         str(where.engine),
-        where.replicas if where.traffic == "fleet" else 1,
+        where.engines,
         where.max_num_seqs,
         where.max_num_batched_tokens,
     )

@@ -114,6 +114,11 @@ class ResolvedDeployment:
         return self.stated.traffic
 
     @property
+    def engines(self) -> int:
+        """Engines that serve the trace: all replicas, or the one whose traffic it holds."""
+        return self.replicas if self.traffic == "fleet" else 1
+
+    @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
         return self.tp * self.replicas
@@ -125,10 +130,10 @@ class ResolvedDeployment:
 
     @property
     def pool_bytes(self) -> int | None:
-        """Bytes of the KV that the pools of all replicas hold, None without a model."""
+        """Bytes of the KV that the pools of these engines hold, None without a model."""
         if self.model is None:
             return None
-        return self.model.bytes_for(self.pool.tokens) * self.replicas
+        return self.model.bytes_for(self.pool.tokens) * self.engines
 
     @property
     def pool_origin(self) -> Origin:

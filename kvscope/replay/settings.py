@@ -29,6 +29,12 @@ def run_setting(
     )
 
 
+def timed_by(setting: RunSetting, profile: LatencyProfile) -> RunSetting:
+    """Return `setting` with another profile's numbers."""
+    numbers = {name: getattr(profile, name) for name in TIMES}
+    return replace(setting, latency=profile.name, **numbers)
+
+
 def setting_profile(setting: RunSetting) -> LatencyProfile:
     """Return the latency profile whose numbers a setting holds."""
     return LatencyProfile(setting.latency, "", **{name: getattr(setting, name) for name in TIMES})

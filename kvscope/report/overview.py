@@ -85,7 +85,7 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     needs = sizes.in_words(nine.capacity_blocks)
     if analysis.deployment is not None and sizes.hbm_blocks:
         where = analysis.deployment
-        per_replica = sizes.hbm_blocks / where.replicas
+        per_replica = sizes.hbm_blocks / where.engines
         gpus = where.tp * math.ceil(nine.capacity_blocks / per_replica)
         needs += f", the pools of {counted(gpus, 'GPU')},"
     need = f"LRU needs {needs} for 90% of that."
@@ -106,9 +106,12 @@ def _memory(analysis: Analysis, blocks: int) -> str:
     if where is None:
         return words
     pool = f"the pool of {where.summary}: {words}"
-    if where.replicas > 1:
+    if where.engines > 1:
         pool = f"the pools of {where.summary} as one: {words}"
-    return f"{pool}, {where.pool.origin}, all of it idle,"
+    each = where.pool.in_blocks_of(analysis.trace.block_size)
+    low, high = each.low_blocks * where.engines, each.high_blocks * where.engines
+    band = f" ({count(low)} to {counted(high, 'block')})" if low != high else ""
+    return f"{pool}, {each.origin}{band}, all of it idle,"
 
 
 def _traffic(facts: Characterization) -> str:

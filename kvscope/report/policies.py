@@ -451,13 +451,14 @@ def lru_curve_chart(
     *,
     at_blocks: int,
     working_set_blocks: int | None = None,
+    pool_blocks: int | None = None,
     runs: Sequence[Run] = (),
 ) -> style.Figure:
     """Build LRU's hit rate at every capacity; `at_blocks` marked; `runs` of one setting as points.
 
     Of each policy the parameters with most runs are drawn.
     """
-    largest = max(int(curve.knots[-1]), at_blocks, 2)
+    largest = max(int(curve.knots[-1]), at_blocks, pool_blocks or 0, 2)
     series = [_lru(curve, unit, 1, largest, _SMOOTH_POINTS)]
     name = names(runs)
     by_policy: dict[str, dict[str, list[Run]]] = {}
@@ -475,4 +476,6 @@ def lru_curve_chart(
     style.ideal_level(chart, curve.ideal)
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
+    if pool_blocks:
+        style.mark(chart, pool_blocks * unit.per_block, "pool", at=0.9)
     return chart

@@ -26,7 +26,7 @@ def sections(analysis: Analysis) -> list[Section]:
     if facts.working_set is not None:
         known.append(_working_set(analysis, facts.working_set))
     if analysis.model is not None:
-        known.append(_sizes(analysis.model, analysis.hbm_bytes, facts.request_sizes))
+        known.append(_sizes(analysis.model, analysis, facts.request_sizes))
     return known
 
 
@@ -75,14 +75,15 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
     )
 
 
-def _sizes(model: Model, hbm: int | None, sizes: tuple[RequestSize, ...]) -> Section:
+def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> Section:
     """Return how much memory the KV cache of one request takes."""
+    hbm, memory = analysis.hbm_bytes, "the pool" if analysis.deployment else "an HBM"
 
     def cell(tokens: float) -> str:
         size = model.bytes_for(round(tokens))
         return f"{significant(100 * size / hbm)}%" if hbm else units.format_size(size)
 
-    of = f"share of an HBM of {units.format_size(hbm)}" if hbm else "size"
+    of = f"share of {memory} of {units.format_size(hbm)}" if hbm else "size"
     table = tabulate(
         f"KV cache of one request, input and output ({of})",
         sizes,

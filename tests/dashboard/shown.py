@@ -48,6 +48,11 @@ def words(app: AppTest) -> str:
     return "\n".join(one.value for one in (*app.markdown, *app.info)).replace("\\", "")
 
 
+def captions(app: AppTest) -> str:
+    """All that the page and the sidebar say in small print, as it was before Markdown."""
+    return "\n".join(one.value for one in app.caption).replace("\\", "")
+
+
 def metrics(app: AppTest) -> dict[str, str]:
     """Return the large numbers by their labels."""
     return {one.label: one.value for one in app.metric}

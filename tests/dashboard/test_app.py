@@ -17,7 +17,17 @@ from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams
-from tests.dashboard.shown import PAGES, metrics, settled, shown, table_with, titles, told, words
+from tests.dashboard.shown import (
+    PAGES,
+    captions,
+    metrics,
+    settled,
+    shown,
+    table_with,
+    titles,
+    told,
+    words,
+)
 from tests.serving.fake import Behaviour, fake_server
 from tests.validate.commands import PROFILE, TAKES
 
@@ -103,7 +113,7 @@ def test_capacity_gets_the_optimum(db: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """Verdict, latencies and flags are those of `tune --json`; the file is there to be taken."""
+    """A cache study: verdict and latencies of `tune --json`, a file to take, and no flags."""
     app = shown(db, monkeypatch, "recommendation", slo="20ms", have="60")
     app.button(key="tune").click().run()
     settled(app, "Recommendation: ")
@@ -114,11 +124,11 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
     assert titles(app)[0] == f"Recommendation: {document['verdict']}"
     row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
     lru = document["lru"]["validation"]["ttft_ms"]
-    expected = [lru[rank] for rank in ("p50", "p90", "p95", "p99")]
-    assert row[:5] == ["lru", *map(significant, expected)]
+    assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]
     assert document["flags"] == {"sglang": None, "vllm": None}
-    assert document["why_no_flags"] in [one.value for one in app.caption]
     assert not app.code
+    assert document["why_no_flags"] in captions(app)
+    assert "For: cache study" in words(app)
     assert app.get("download_button")
 
 

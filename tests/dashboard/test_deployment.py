@@ -1,0 +1,209 @@
+"""The sidebar's deployment: what its pages show is what the commands say of the same options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from kvscope.app.analyze import analyze
+from kvscope.app.options import AnalyzeOptions
+from kvscope.app.requests import analyze_request
+from kvscope.core import units
+from kvscope.deployment.deployment import Deployment
+from kvscope.deployment.file import FILE, write_deployment
+from kvscope.report import overview
+from kvscope.report.words import significant
+from kvscope.store import traces
+from kvscope.store.db import open_store
+from tests.cli.shell import Streams
+from tests.dashboard.shown import (
+    EVERY_PAGE,
+    captions,
+    metrics,
+    settled,
+    shown,
+    table_with,
+    titles,
+    told,
+    words,
+)
+
+TWO: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "replicas": 2}
+OPTIONS = ("--gpu", "h100", "--model", "llama3-8b", "--replicas", "2")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current directory, in which there is no kvscope.toml yet."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def deployed(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: str) -> AppTest:
+    """Return a page for the deployment of `TWO`."""
+    app = shown(db, monkeypatch, page, **{key: str(value) for key, value in TWO.items()}, **address)
+    assert not app.exception
+    return app
+
+
+@pytest.mark.parametrize("traffic", ["fleet", "replica"])
+def test_overview_begins_with_the_pool(
+    db: str, monkeypatch: pytest.MonkeyPatch, traffic: Any
+) -> None:
+    """Its first sentences are those of `analyze` for the same deployment."""
+    app = deployed(db, monkeypatch, traffic=traffic)
+    with open_store(db, read_only=True) as store:
+        request = analyze_request(AnalyzeOptions(**TWO, traffic=traffic))
+        analysis = analyze(store, traces.find(store, None), request)
+    first, *_ = (one.value.replace("\\", "") for one in app.main.markdown)
+    assert first.split("  \n") == list(overview.headline(analysis).sentences)
+    assert request.deployment is not None
+    pool, each = request.deployment.pool, 2 if traffic == "fleet" else 1
+    assert f"({units.format_count(pool.blocks * each)} blocks)" in first
+    low, high = (units.format_count(end * each) for end in (pool.low_blocks, pool.high_blocks))
+    assert f"derived ({low} to {high} blocks)" in first
+    assert "GPU, for 90% of that" in first
+    assert request.deployment.summary in captions(app)
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE)
+def test_every_page_takes_a_deployment(db: str, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """No page ends in an error; without a GPU the sidebar says that it is a cache study."""
+    app = deployed(db, monkeypatch, "" if page == "overview" else page)
+    assert not app.error
+    assert "cache study" not in captions(app)
+    app.selectbox(key="gpu").select("none").run()
+    assert not app.error
+    assert "A cache study" in captions(app)
+
+
+def test_capacity_marks_the_pool(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its size the multiple is 1; TTFT is the deployment's, not a preset's."""
+    where = analyze_request(AnalyzeOptions(**TWO)).deployment
+    assert where is not None
+    app = deployed(db, monkeypatch, "capacity", capacity=str(2 * where.pool.blocks))
+    assert metrics(app)["× pool"] == "1.00×"
+    assert "× HBM" not in metrics(app)
+    (p50,) = (one.help for one in app.metric if one.label == "TTFT p50")
+    assert where.latency.name in p50
+    assert any('"text":"pool"' in chart.proto.spec for chart in app.get("plotly_chart"))
+
+
+def test_recommendation_is_tunes(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """Verdict, figures, both ends and flags are those of `tune --json`, with a TPOT SLO."""
+    app = deployed(db, monkeypatch, "recommendation", tpot_slo="50ms", gpu_hour="2.5")
+    assert not [one for one in app.text_input if one.key == "have"]
+    app.button(key="tune").click().run()
+    settled(app, "Recommendation: ")
+    document = told(
+        capsys, "tune", "chats", "--db", db, "--slo", "200ms", "--tpot-slo", "50ms", *OPTIONS,
+        "--gpu-hour", "2.5",
+    )  # fmt: skip
+    recommendation = document["recommendation"]
+    assert titles(app)[0] == f"Recommendation: {recommendation['verdict']}"
+    for sentence in document["words"]:
+        assert sentence in words(app)
+    row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
+    lru = recommendation["lru"]["validation"]["times_ms"]
+    assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]
+    assert [one.value for one in app.code] == [recommendation["flags"]["vllm"]]
+    assert "With the smallest pool and prefill" in words(app)
+    assert "For: 2 replicas of 1 x h100" in words(app)
+
+
+def test_what_cannot_be_is_one_line(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal has its remedy, on any page, and ends when the choice is mended."""
+    app = deployed(db, monkeypatch, tp="3")
+    assert [one.value.replace("\\", "") for one in app.error] == [
+        "--tp: llama3-8b has 32 attention heads, not a multiple of 3; use 1, 2, 4, 8, 16"
+    ]
+    app.number_input(key="tp").set_value(2).run()
+    assert not app.error
+    assert "2 replicas of 2 x h100" in words(app)
+    app.selectbox(key="model").select("none").run()
+    assert "A cache study" in captions(app)
+    assert not app.error
+
+
+def test_a_file_fills_the_defaults(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are selected, the address's win, and `none` makes a cache study of it."""
+    stated = Deployment(
+        gpu="H200-SXM", tp=2, replicas=3, traffic="replica", model="qwen3-32b",
+        weight_dtype="fp8", latency="llama2-7b-a100", gpu_hour=3.5, max_num_seqs=64,
+    )  # fmt: skip
+    write_deployment(here / FILE, stated)
+    app = shown(db, monkeypatch)
+    assert not app.exception
+    choices = app.session_state["choices"]
+    assert choices.deployment.stated == Deployment(
+        gpu="h200", tp=2, replicas=3, traffic="replica", model="qwen3-32b",
+        weight_dtype="fp8", latency="llama2-7b-a100", gpu_hour=3.5, max_num_seqs=64,
+    )  # fmt: skip
+    app = shown(db, monkeypatch, gpu="h100", replicas="4", weights="bf16")
+    stated = app.session_state["choices"].deployment.stated
+    assert (stated.gpu, stated.replicas, stated.weight_dtype) == ("h100", 4, "bf16")
+    for page in ("", "capacity", "lab"):
+        app = shown(db, monkeypatch, page, gpu="none")
+        assert not app.error
+        assert app.session_state["choices"].deployment is None
+
+
+def test_a_file_may_state_a_pool_without_a_gpu(
+    db: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the deployment, until a GPU or none is selected."""
+    write_deployment(here / FILE, Deployment(num_gpu_blocks=101, latency="llama2-7b-a100"))
+    for page in EVERY_PAGE:
+        app = shown(db, monkeypatch, "" if page == "overview" else page)
+        assert not app.exception
+        assert not app.error
+        where = app.session_state["choices"].deployment
+        assert (where.pool.blocks, where.model) == (100, None)
+    app.selectbox(key="gpu").select("none").run()
+    assert app.session_state["choices"].deployment is None
+
+
+def test_a_broken_file_names_itself(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a key or a GPU in it is unknown: one line."""
+    for text, wrong in (('gpus = "h100"', "gpus"), ('gpu = "h1000"', "no GPU")):
+        (here / FILE).write_text(f"schema = 1\n{text}\n")
+        app = shown(db, monkeypatch)
+        assert not app.exception
+        (error,) = (one.value.replace("\\", "") for one in app.error)
+        assert FILE in error
+        assert wrong in error
+
+
+def test_no_flags_without_a_switch(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """Where flags do not mend the verdict, the reason that `tune --json` has stands instead."""
+    app = shown(db, monkeypatch, "recommendation", gpu="l4", model="qwen3-8b", slo="8ms")
+    app.button(key="tune").click().run()
+    settled(app, "Recommendation: ")
+    options = ("--slo", "8ms", "--gpu", "l4", "--model", "qwen3-8b")
+    document = told(capsys, "tune", "chats", "--db", db, *options)["recommendation"]
+    assert titles(app)[0] == "Recommendation: unreachable"
+    assert not app.code
+    assert document["why_no_flags"] in captions(app)
+    assert app.get("download_button")
+    monkeypatch.setattr("kvscope.app.tune.write_recommended", lambda *_: "not written")
+    app.run()
+    assert not app.exception
+    assert not app.get("download_button")
+
+
+def test_the_lab_replays_with_the_deployments_latency(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs have the roofline's numbers, at the capacities that the page names."""
+    app = deployed(db, monkeypatch, "lab", sizes="60", policies="lru")
+    app.button(key="run").click().run()
+    settled(app, "Summary")
+    where = app.session_state["choices"].deployment
+    setting = app.session_state["job lab"].result.simulation.setting
+    assert (setting.latency, setting.base_s) == (where.latency.name, where.latency.base_s)
+    assert app.session_state["job lab"].result.simulation.capacities == [60]
