@@ -96,11 +96,15 @@ def run_the_lab(page: Page) -> None:
 
 
 def tune(page: Page, folder: Path) -> None:
-    """Tune, copy the flags, download the file."""
+    """Tune for a deployment, copy the flags, download the file."""
     visit(page, "Recommendation")
-    page.get_by_role("textbox", name="SLO (TTFT)").fill("25ms")
+    gpu = page.get_by_test_id("stSelectbox").filter(has_text=re.compile(r"^GPU"))
+    gpu.locator("input").fill("h100")
+    page.get_by_role("option", name="h100", exact=True).click()
+    page.wait_for_url(re.compile("gpu=h100"))
+    page.get_by_role("textbox", name="SLO (TTFT)").fill("5s")
     page.get_by_role("textbox", name="SLO (TTFT)").press("Enter")
-    page.wait_for_url(re.compile("slo=25ms"))
+    page.wait_for_url(re.compile("slo=5s"))
     page.get_by_role("button", name="Tune", exact=True).click()
     with page.expect_download() as saved:
         page.get_by_role("button", name="Download recommendation.toml").click()
