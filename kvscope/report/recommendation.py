@@ -212,7 +212,9 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return []
     slo = _slo(tuned)
     if tuning.replicas_needed is None:
-        return [f"More replicas do not meet {slo}: tried up to {count(tuning.replicas_tried)}."]
+        none = f"More replicas do not meet {slo}: tried up to {count(tuning.replicas_tried)}."
+        longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
+        return [none, longer] if tuning.baseline.rejected else [none]
     replicas = counted(tuning.replicas_needed, "replica")
     price = tuned.price_hour(tuning.replicas_needed)
     each = "" if price is None else f" ({price:.4g} an hour)"
