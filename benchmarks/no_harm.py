@@ -1,6 +1,6 @@
 """Measure whether recommendations hold on requests that no choice saw.
 
-Every trace is tuned on its first 80 % for three deployments, each with the least replicas that keep
+Every trace is tuned on its first 80 % for four deployments, each with the least replicas that keep
 up, and SLOs of 0.5, 0.8, 1.1 and 2 times LRU's p95. What is recommended, at the pool that there is,
 is then replayed beside LRU over the whole trace and compared on the last 20 %. A recommendation is
 worse if the 95 % interval of its attainment, TEL or p95 lies on the wrong side of LRU's; regret is
@@ -52,6 +52,7 @@ DEPLOYMENTS: tuple[dict[str, Any], ...] = (
     {"gpu": "l4", "model": "llama3-8b"},
     {"gpu": "a100-80", "model": "llama3-8b"},
     {"gpu": "h100", "tp": 2, "model": "llama3-70b", "weight_dtype": "fp8"},
+    {"gpu": "h200", "tp": 4, "model": "llama3-8b"},
 )
 MOST_REPLICAS = 64
 COVERED = 2_000

@@ -33,12 +33,14 @@ table { border-collapse: collapse; margin: .3rem 0; font-variant-numeric: tabula
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; } thead { vertical-align: bottom; }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--faint); }
 td { white-space: nowrap; }
+th { overflow-wrap: normal; }
 th.words, td.words { text-align: left; }
+td.words { white-space: normal; min-width: 9rem; }
 td.plot { text-align: left; color: var(--bar); white-space: pre; font-family: monospace; }
 .note, footer { color: var(--soft); font-size: .87rem; } .scroll { overflow-x: auto; }
 .figure { break-inside: avoid; margin: 1rem 0; overflow: hidden; }
 @media (max-width: 600px) { body { margin: 1rem auto; padding: 0 .6rem; }
-  th, td { padding: .2rem .4rem; } th { overflow-wrap: normal; } }
+  th, td { padding: .2rem .4rem; } }
 @media print { body { margin: 0; max-width: none; } nav { display: none; }
   section, table, tr { break-inside: avoid; } .scroll { overflow: visible; }
   .modebar { display: none !important; } }

@@ -415,6 +415,7 @@ def _gains(tuned: Recommendation) -> Table:
             "harms": lambda judged: _harms(judged) or NONE,
         },
         "; ".join([about, *_without_width(gains)]),
+        words=("harms",),
     )
 
 

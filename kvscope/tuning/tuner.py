@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from threading import Event
+
+import numpy as np
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
@@ -14,6 +17,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
+from kvscope.replay.curve import first_counted
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
@@ -26,7 +30,7 @@ from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.tuning.verdict import Judged, Verdict, decide
-from kvscope.vllm_sim.state import engine_traffic
+from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
 
@@ -371,9 +375,14 @@ class Tuner:
 
     @property
     def _lowest(self) -> int:
-        """The smallest capacity to search; an engine has a block at least."""
-        engine = self.training.workload.setting.capacity_model == "engine"
-        return max(self.options.lowest_blocks, int(engine))
+        """The least capacity to search: an engine's rejects no more requests than may be late."""
+        workload, lowest = self.training.workload, self.options.lowest_blocks
+        if workload.setting.capacity_model != "engine":
+            return lowest
+        first = first_counted(workload.prompts, workload.setting.definition)
+        needed = np.sort(blocks_needed(engine_traffic(workload.prompts))[first:])
+        fitting = math.ceil(self.target.percentile * len(needed) - 1e-9)
+        return max(lowest, int(needed[fitting - 1]))
 
     def _highest(self, evaluator: Evaluator) -> int:
         """Return the largest capacity to search."""
