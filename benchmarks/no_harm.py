@@ -168,10 +168,11 @@ def harm_table(results: list[dict[str, Any]]) -> Table:
             [trace, deployment, replicas, "; ".join(verdicts), str(worse), str(would), median, most]
         )
     switches = [r for r in results if r["verdict"] == "switch"]
+    tunings = sum("regret" in r for r in results)
     worse = sum(r["worse"] for r in switches)
     return Table(
         "Recommendations on requests that no choice saw",
-        f"{len(results)} tunings, {len(switches)} recommend a switch, {worse} of them worse than"
+        f"{tunings} tunings, {len(switches)} recommend a switch, {worse} of them worse than"
         f" LRU on the last {1 - SEEN:.0%} of the requests. Verdicts for SLOs of"
         f" {', '.join(f'{factor:g}' for factor in FACTORS)} times LRU's p95. `would harm`: best"
         " settings of policies, over the four SLOs, that were worse than LRU there.",
