@@ -11,10 +11,20 @@ from kvscope.core import units
 from kvscope.report import style, ttft, xi
 from kvscope.report.runs import policy_line
 from kvscope.report.section import Columns, Section, Table, bar, tabulate
-from kvscope.report.words import NONE, Sizes, percentiles, share, significant
+from kvscope.report.words import (
+    MILLISECONDS,
+    NONE,
+    SECONDS,
+    Sizes,
+    TimeUnit,
+    percentiles,
+    share,
+    significant,
+)
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import Trial
 
+_LONG_MS = 10_000.0
 _ABOUT_XI = (
     "Blocks that the next turn can compute in time are evicted first: all beyond token L + Q - xi.",
     "Only the difference of xi and Q, the expected next prompt, matters, so only xi was searched.",
@@ -40,11 +50,26 @@ def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
     return {name: [trials[xi] for xi in sorted(trials)] for name, trials in by_policy.items()}
 
 
+def median_name(tuned: Recommendation) -> str:
+    """Return the title of the column of medians, with the unit of all TTFTs beside it."""
+    return f"p50 ({_unit(tuned).name})"
+
+
+def _unit(tuned: Recommendation) -> TimeUnit:
+    """Return the unit of TTFTs: seconds where even LRU's median is a long queue."""
+    return SECONDS if tuned.tuning.lru.validation.times_ms.p50 >= _LONG_MS else MILLISECONDS
+
+
 def trial_columns(tuned: Recommendation, trial: Callable[[Any], Trial]) -> Columns:
-    """Return the columns of the figures of a row's trial, TTFT in ms."""
+    """Return the columns of the figures of a row's trial."""
+    unit = _unit(tuned)
+
+    def cell(milliseconds: float) -> str:
+        return unit.cell(milliseconds / 1e3)
+
     return {
-        "p50 (ms)": lambda row: significant(trial(row).times_ms.p50),
-        **percentiles("p90 p95 p99", lambda row: trial(row).times_ms, significant),
+        median_name(tuned): lambda row: cell(trial(row).times_ms.p50),
+        **percentiles("p90 p95 p99", lambda row: trial(row).times_ms, cell),
         "TEL (s)": lambda row: significant(trial(row).tel_s),
         "over SLO": lambda row: share(trial(row).violation_share),
         "hit rate": lambda row: share(trial(row).outcome.token_hit_rate),
@@ -116,7 +141,10 @@ def _tried(tuned: Recommendation) -> Section:
         {
             "policy": lambda trial: tuned.called(trial.policy),
             f"{tuned.target_name} (ms)": _ms,
-            **{name: known[name] for name in ("over SLO", "TEL (s)", "p50 (ms)", "hit rate")},
+            **{
+                name: known[name]
+                for name in ("over SLO", "TEL (s)", median_name(tuned), "hit rate")
+            },
         },
     )
     return Section.of("Tried", table)

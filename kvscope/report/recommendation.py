@@ -81,7 +81,7 @@ def sections(tuned: Recommendation) -> list[Section]:
         _policies(tuned),
         _capacities(tuned),
         _to_set(tuned),
-        Section.of("Assumed", *assumed, *_ends(tuned)),
+        Section.of("Assumed", *assumed, *_ends(tuned), *_doubts(tuned)),
         *explanation.sections(tuned),
     ]
 
@@ -379,9 +379,10 @@ def _policies(tuned: Recommendation) -> Section:
     ]
 
     known = explanation.trial_columns(tuned, lambda row: row[1])
+    median = explanation.median_name(tuned)
     columns: Columns = {
         "policy": lambda row: row[0],
-        f"{tuned.ttft} p50 (ms)": known["p50 (ms)"],
+        f"{tuned.ttft} {median}": known[median],
         **{name: known[name] for name in ("p90", "p95", "p99", "TEL (s)", "over SLO", "hit rate")},
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
@@ -448,7 +449,7 @@ def _digest(tuned: Recommendation) -> Table:
     known = explanation.trial_columns(tuned, lambda row: row[1])
     columns: Columns = {
         "policy": lambda row: row[0],
-        **{name: known[name] for name in ("p50 (ms)", "p95", "p99")},
+        **{name: known[name] for name in (explanation.median_name(tuned), "p95", "p99")},
         "vs LRU": gained(change),
         "95% CI": gained(_briefly),
         "eligible": lambda row: (
@@ -548,6 +549,15 @@ def _ends(tuned: Recommendation) -> list[str]:
         return f"With {other.end.name}: {other.verdict}, {times}."
 
     return [words(end) for end in tuned.tuning.ends]
+
+
+def _doubts(tuned: Recommendation) -> list[str]:
+    """Return what is uncertain about the deployment's pool and latency."""
+    return (
+        [f"{note[0].upper()}{note[1:]}." for note in tuned.deployment.notes]
+        if tuned.deployment
+        else []
+    )
 
 
 def distributions_chart(tuned: Recommendation) -> style.Figure:

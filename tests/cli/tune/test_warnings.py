@@ -94,3 +94,12 @@ def test_no_policy_but_those_that_an_engine_runs() -> None:
     assert all(flags(by_name(name)()).vllm for name in vllm)
     finite = {"tlru": {"xi_tokens": 100.0, "next_prompt_tokens": 10.0}}
     assert all(flags(by_name(name)(finite.get(name, {}))).sglang for name in sglang)
+
+
+def test_doubts_about_a_deployment_are_listed(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """What its pool and latency leave open stands among the assumptions."""
+    hybrid = ("--model", "gpt-oss-20b", "--num-gpu-blocks", "360")
+    words = told(capsys, trace, *options, *hybrid, "--slo", "10s", "--full")
+    assert "12 of 24 layers look only 128 tokens back" in words
