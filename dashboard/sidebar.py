@@ -121,7 +121,11 @@ def _deployment(stated: Deployment, gpu: str) -> dict[str, Any]:
         with query_params.synced(key, getattr(stated, key), int, allowed=COUNTS):
             counts[key] = st.number_input(label, COUNTS.start, COUNTS.stop - 1, key=key)
     traffic = _choice(
-        "traffic", "Traffic", get_args(Traffic), stated.traffic, "Whose requests the trace holds."
+        "traffic",
+        "Traffic",
+        get_args(Traffic),
+        stated.traffic,
+        "The requests in the trace: all, or one replica's.",
     )
     dtypes = WEIGHT_DTYPES if stated.weight_dtype else (OWN, *WEIGHT_DTYPES)
     weights = _choice("weights", "Weight precision", dtypes, stated.weight_dtype or OWN)

@@ -260,13 +260,12 @@ def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
             f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
             " violation."
         )
-    if tuned.deployment is None:
-        of = MODELS.get(tuned.profile.name)
-        if of and tuned.model and tuned.model.name != of:
-            yield (
-                f"TTFT is that of {of} ({tuned.profile.name}), not of {tuned.model.name}: name"
-                " --gpu, or a profile of yours with --latency."
-            )
+    of = MODELS.get(tuned.profile.name)
+    if of and tuned.model and tuned.model.name != of:
+        remedy = "name --gpu, or a profile of yours with --latency"
+        if tuned.deployment is not None:
+            remedy = "leave out --latency, or measure it with kvscope calibrate"
+        yield (f"TTFT is that of {of} ({tuned.profile.name}), not of {tuned.model.name}: {remedy}.")
     longest = tuned.profile.measured_tokens
     if longest:
         beyond = float((prompts.input_tokens > longest).mean())

@@ -208,7 +208,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
         and crash once that has moved.
         """
         _described(result.signature.return_type, None)
-        if result.library.has_dynamic_globals:  # addresses of this process
+        if result.library.has_dynamic_globals:  # it holds memory addresses
             return
         buffer = io.BytesIO()
         _Pickler(buffer, self._digest.tuple_classes).dump(result._reduce())

@@ -78,9 +78,9 @@ class ResolvedDeployment:
     """A deployment with its pool and its latency, each with where it is from.
 
     Times are those of one replica. `latency_low` and `latency_high` are the factors at which a
-    decision has to hold, 1 for a profile that was measured or stated. `model` and `gpu` are None
-    where they are not named. `notes` say what is uncertain; without `switchable`, no flags may be
-    printed for this deployment, and `not_switchable` says why.
+    decision has to hold, 1 for a profile that was measured or is stated for its own model. `model`
+    and `gpu` are None where they are not named. `notes` say what is uncertain; without
+    `switchable`, no flags may be printed for this deployment, and `not_switchable` says why.
     """
 
     stated: Deployment
@@ -182,7 +182,7 @@ def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDe
     latency, origin, doubts = _latency(deployment, engine, model, gpu)
     if model is not None and model.hybrid and pool.origin != "derived":
         doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
-    derived = origin == "derived"
+    uncertain = origin == "derived" or bool(doubts)  # derived, or of another model
     reason = None
     if model is not None and model.hybrid:
         reason = f"{model.name} has layers of several kinds, whose hits kvscope does not simulate"
@@ -194,8 +194,8 @@ def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDe
         pool=pool.in_blocks_of(block_size) if block_size else pool,
         latency=latency,
         latency_origin=origin,
-        latency_low=LOW if derived else 1.0,
-        latency_high=HIGH if derived else 1.0,
+        latency_low=LOW if uncertain else 1.0,
+        latency_high=HIGH if uncertain else 1.0,
         max_num_seqs=sequences,
         max_num_batched_tokens=batched,
         gpu_memory_utilization=deployment.gpu_memory_utilization or engine.default_utilization,

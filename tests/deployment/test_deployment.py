@@ -41,7 +41,10 @@ def test_measured_wins_over_stated_over_derived(tmp_path: Path) -> None:
     """A log wins over --num-gpu-blocks and the rule, a calibration over the roofline."""
     stated = resolve(replace(FLEET, num_gpu_blocks=1_213, latency="llama2-70b-4xa100"))
     assert (stated.pool.blocks, stated.pool_origin) == (1_212, "stated")
-    assert (stated.latency_origin, stated.latency_low, stated.latency_high) == ("stated", 1, 1)
+    band = (stated.latency_low, stated.latency_high)
+    assert (stated.latency_origin, band) == ("stated", (0.65, 1.65))  # another model's
+    own = resolve(replace(FLEET, model="llama2-70b", latency="llama2-70b-4xa100"))
+    assert (own.latency_origin, own.latency_low, own.latency_high) == ("stated", 1, 1)
     assert any("is of llama2-70b, not llama3-70b" in note for note in stated.notes)
     log, file = tmp_path / "engine.log", tmp_path / "latency.toml"
     log.write_text(LOG, encoding="utf-8")

@@ -127,12 +127,30 @@ class EndFacts(Facts):
     choice_ms: float | None
 
 
+class HeldOutFigures(Facts):
+    """One policy's main figures on the held-out window, in the target's view."""
+
+    attainment: float
+    p50_ms: float
+    p95_ms: float
+    tel_ms: float
+    prefills_per_s: float
+
+
+class HeldOutPair(Facts):
+    """LRU and the chosen policy on the held-out window; None if none may be recommended."""
+
+    lru: HeldOutFigures
+    chosen: HeldOutFigures | None
+
+
 class RecommendationFacts(CapacityFacts):
     """What to run, what it gives on the held-out window, and the engine's flags for it.
 
-    `held_out` has LRU and the policy chosen on the validation window, None if none may be
-    recommended. `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO
-    with LRU, or at least keep up, at `replicas_price_hour`; up to `replicas_tried` were tried.
+    `lru` and `choice`, the policy chosen on the validation window, have all figures of both
+    windows, `held_out` the main ones; `choice` is None if no policy may be recommended.
+    `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with LRU, or at
+    least keep up, at `replicas_price_hour`; up to `replicas_tried` were tried.
     """
 
     verdict: str
@@ -145,6 +163,7 @@ class RecommendationFacts(CapacityFacts):
     gain: Mapping[str, Gain]
     lru: JudgedFigures
     choice: JudgedFigures | None
+    held_out: HeldOutPair
     flags: Flags
     why_no_flags: str
     canary: Canary | None
@@ -208,6 +227,10 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             gain=best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             lru=_judged(tuned, tuning.lru),
             choice=_judged(tuned, tuning.choice) if tuning.choice else None,
+            held_out=HeldOutPair(
+                lru=_held_out(tuning.lru),
+                chosen=_held_out(tuning.choice) if tuning.choice else None,
+            ),
             flags=tuned.flags,
             why_no_flags=tuned.why_no_flags(),
             replicas_at_least=replicas,
@@ -273,6 +296,17 @@ def _compared(tuned: Recommendation, trial: WindowTrial) -> ComparedFigures:
 def _judged(tuned: Recommendation, judged: Judged) -> JudgedFigures:
     return JudgedFigures(
         validation=_compared(tuned, judged.validation), held_out=_compared(tuned, judged.held_out)
+    )
+
+
+def _held_out(judged: Judged) -> HeldOutFigures:
+    trial = judged.held_out
+    return HeldOutFigures(
+        attainment=trial.attainment,
+        p50_ms=trial.times_ms.p50,
+        p95_ms=trial.times_ms.p95,
+        tel_ms=trial.tel_s * 1e3,
+        prefills_per_s=trial.served_per_s,
     )
 
 

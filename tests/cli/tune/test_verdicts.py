@@ -163,6 +163,14 @@ def test_the_document_keeps_its_contract(
     assert best["baseline"]["ttft_ms"]["p95"] == 330
     assert best["expected"]["violations"] == 0
     assert best["expected"]["meets_slo"] is True
+    for name, whole in (("lru", best["baseline"]), ("chosen", best["expected"])):
+        assert best["held_out"][name] == {
+            "attainment": whole["attainment"],
+            "p50_ms": whole["times_ms"]["p50"],
+            "p95_ms": whole["times_ms"]["p95"],
+            "tel_ms": whole["target_tel_ms"],
+            "prefills_per_s": whole["prefills_per_s"],
+        }
     assert set(best["flags"]) == {"sglang", "vllm"}
     assert best["flags"]["vllm"] is None  # a cache study
     assert best["why_no_flags"]

@@ -103,3 +103,15 @@ def test_doubts_about_a_deployment_are_listed(
     hybrid = ("--model", "gpt-oss-20b", "--num-gpu-blocks", "360")
     words = told(capsys, trace, *options, *hybrid, "--slo", "10s", "--full")
     assert "12 of 24 layers look only 128 tokens back" in words
+
+
+def test_a_preset_of_another_model_keeps_its_band(
+    trace: str, options: tuple[str, ...], capsys: Streams
+) -> None:
+    """The line stands before the verdict, and the verdict is repeated at both ends."""
+    preset = ("--latency", "llama2-7b-a100", "--model", "llama3-70b", "--num-gpu-blocks", "360")
+    asked = (trace, *options[:2], "--policies", "tlru", *preset, "--slo", "10s", "--output", "-")
+    words = told(capsys, *asked)
+    assert "not of llama3-70b: leave out --latency, or measure it with kvscope calibrate" in words
+    assert "prefill 0.65x as long" in words
+    assert "prefill 1.65x as long" in words
