@@ -165,11 +165,11 @@ def _order_of(
         return int(blocks)
 
     @callable_in_kernels
-    def observe(state: Lanes, request: int, uncached_tokens: int, now: Now) -> None:
+    def observe(state: Lanes, number: int, uncached_tokens: int, now: Now) -> None:
         if adapts(now.p):
-            note_recent(state.recent, request, uncached_tokens)
-            if (request + 1) % ADAPT_EVERY == 0:
-                adapt(state.recent[RECENT : sort_recent(state.recent, request + 1)], now.p)
+            note_recent(state.recent, number, uncached_tokens)
+            if (number + 1) % ADAPT_EVERY == 0:
+                adapt(state.recent[RECENT : sort_recent(state.recent, number + 1)], now.p)
 
     return EvictionOrder(
         admits,

@@ -45,7 +45,7 @@ def do_nothing(state: Any, traffic: Traffic, request: int, now: Now) -> None:
 
 
 @callable_in_kernels
-def observe_nothing(state: Any, request: int, uncached_tokens: int, now: Now) -> None:
+def observe_nothing(state: Any, number: int, uncached_tokens: int, now: Now) -> None:
     """Do nothing, for orders that do not adapt."""
 
 
@@ -57,8 +57,8 @@ class EvictionOrder:
     before a request takes its path over, `enter` after it, `join` to queue its run, which may
     shrink, and `retable` once another table of the policy holds. `expire` evicts a whole run,
     `evict` at most as many blocks as its last argument; both return how many, 0 if nothing is
-    left. `observe` gets (state, request, uncached tokens, now) at a request's end. `leaf` is as in
-    `Policy.leaves`; `climb` keeps the tips of runs up.
+    left. `observe` gets (state, number, uncached tokens, now) at the end of the cache's so many-th
+    request, from 0 on. `leaf` is as in `Policy.leaves`; `climb` keeps the tips of runs up.
     """
 
     admits: Callable[..., bool]
@@ -77,9 +77,9 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache in this order.
 
     It returns the leading blocks that the request hits, the size of the cache afterwards, and how
-    many blocks were evicted; `size` is that before.
+    many blocks were evicted; `size` is that before, `number` how many requests the cache served.
     """
-    admits, leaf, climb = order.admits, order.leaf, order.climb
+    admits, leaf, climb = callable_in_kernels(order.admits), order.leaf, order.climb
     touch, enter, join = order.touch, order.enter, order.join
     evict, observe = order.evict, order.observe
 
@@ -93,6 +93,7 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
         capacity: int,
         mandatory: bool,
         size: int,
+        number: int,
     ) -> tuple[int, int, int]:
         runs: CachedRuns = state.runs
         evicted = 0
@@ -118,7 +119,7 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
                 size -= count
                 evicted += count
         hit_tokens = hit * traffic.block_size
-        observe(state, request, max(traffic.input_tokens[request] - hit_tokens, 0), now)
+        observe(state, number, max(traffic.input_tokens[request] - hit_tokens, 0), now)
         return hit, size, evicted
 
     return serve
@@ -158,7 +159,7 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
                 evictions += count
                 expired += 1
             hits[request], size, evicted = serve(
-                traffic, segments, state, request, now, capacity, mandatory, size
+                traffic, segments, state, request, now, capacity, mandatory, size, request
             )
             evictions += evicted
         return evictions
