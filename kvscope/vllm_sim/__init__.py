@@ -8,4 +8,11 @@ from kvscope.vllm_sim.replay import EngineReplay, replay_engine, replay_in_fligh
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import fits
 
-__all__ = ["EngineReplay", "EngineSettings", "StepCost", "fits", "replay_engine", "replay_in_flight"]
+__all__ = [
+    "EngineReplay",
+    "EngineSettings",
+    "StepCost",
+    "fits",
+    "replay_engine",
+    "replay_in_flight",
+]

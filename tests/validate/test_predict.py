@@ -33,7 +33,9 @@ def test_ttft_in_flight_is_as_far_off_as_the_profile(tmp_path: Path, slower: flo
         output_tokens=sent.output_tokens.astype(np.int64),
         errors={},
     )
-    profile = replace(ENGINE, base_s=slower * ENGINE.base_s, per_token_s=slower * ENGINE.per_token_s)
+    profile = replace(
+        ENGINE, base_s=slower * ENGINE.base_s, per_token_s=slower * ENGINE.per_token_s
+    )
     pace = Pace("in-flight", IN_FLIGHT)
     predicted = predict(sent, Lru(), SETTINGS, profile, pace, measured)
     assert predicted.ttft_s == pytest.approx(slower * measured.ttft_s)
