@@ -116,10 +116,12 @@ class Recommendation:
 
     def price_hour(self, replicas: int) -> float | None:
         """Return the price of so many replicas for an hour, None where it is not known."""
+        return self.deployment and self.deployment.price_of(self.deployment.tp * replicas)
+
+    def gpus_for(self, blocks: int) -> int | None:
+        """Return the GPUs whose pools hold so many blocks on every replica; None without any."""
         where = self.deployment
-        if where is None or not where.price_hour:
-            return None
-        return where.price_hour / where.replicas * replicas
+        return where and where.gpus_for(blocks * self.trace.block_size * self.tuning.replicas)
 
     @property
     def ttft(self) -> str:
