@@ -116,12 +116,13 @@ class Recommendation:
 
     def price_hour(self, replicas: int) -> float | None:
         """Return the price of so many replicas for an hour, None where it is not known."""
-        return self.deployment and self.deployment.price_of(self.deployment.tp * replicas)
+        where = self.deployment
+        return None if where is None else where.price_of(where.tp * replicas)
 
     def gpus_for(self, blocks: int) -> int | None:
         """Return the GPUs whose pools hold so many blocks on every replica; None without any."""
-        where = self.deployment
-        return where and where.gpus_for(blocks * self.trace.block_size * self.tuning.replicas)
+        tokens = blocks * self.trace.block_size * self.tuning.replicas
+        return None if self.deployment is None else self.deployment.gpus_for(tokens)
 
     @property
     def ttft(self) -> str:

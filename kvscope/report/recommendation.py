@@ -218,7 +218,8 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return []
     slo = _slo(tuned)
     if tuning.replicas_needed is None:
-        none = f"With LRU, more replicas do not meet {slo}: tried up to {count(tuning.replicas_tried)}."
+        tried = f"tried up to {count(tuning.replicas_tried)}"
+        none = f"With LRU, more replicas do not meet {slo}: {tried}."
         longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
         return [none, longer] if tuning.baseline.rejected else [none]
     replicas = counted(tuning.replicas_needed, "replica")
@@ -526,9 +527,9 @@ def _capacities(tuned: Recommendation) -> Section:
             return verdict
         return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
 
-    gpus: Columns = {}
-    if tuned.deployment is not None:
-        gpus["GPUs"] = lambda least: count(tuned.gpus_for(least.training.capacity_blocks))
+    gpus: Columns = {"GPUs": lambda least: count(tuned.gpus_for(least.training.capacity_blocks))}
+    if tuned.deployment is None:
+        gpus = {}
     columns: Columns = {
         "policy": lambda least: tuned.called(least.training.policy),
         **sizes.columns(lambda least: least.training.capacity_blocks),
