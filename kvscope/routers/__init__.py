@@ -1,0 +1,1 @@
+"""Which replica serves a request: one file a router, plain functions without numba."""

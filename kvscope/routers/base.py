@@ -1,0 +1,214 @@
+"""The contract of a router: what one file in this folder has to provide.
+
+A router chooses the replica that serves a request. Three states never mix: the *truth*, which is
+what each replica's cache holds; the router's own *memory*, such as a tree of the prompts that it
+sent somewhere; and the *load*, which it counts itself or scrapes from the replicas.
+
+As those of policies, its methods are plain functions of numbers and arrays: the simulator compiles
+them, tests and slow replays call them as they are. So they use what numba can compile, allocate
+nothing, and nothing here imports numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.errors import UsageError
+from kvscope.policies.base import Floats, Parameter
+
+Sees = Literal["order", "history", "load", "truth"]
+"""What a choice depends on.
+
+`order`: the number and the key of a request alone. `history`: also the prompts routed before.
+`load`: also how busy replicas are. `truth`: also what their caches hold.
+"""
+
+_WORD = 0xFFFFFFFF
+
+
+class Prompt(NamedTuple):
+    """One request, as a router may see it.
+
+    `request` counts arrivals from 0. `key` stands for its session: the same for all turns of a
+    conversation, at least 0. Its path has `blocks` entries, of which the first `full_blocks` are
+    full.
+    """
+
+    request: int
+    now_s: float
+    input_tokens: int
+    key: int
+    blocks: int
+    full_blocks: int
+
+
+class Load(NamedTuple):
+    """How busy N replicas are; every array has N entries.
+
+    `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not
+    begun and `running` ones. `processed` counts those sent so far. Of requests in flight without a
+    first token, `prompt_tokens` sums whole prompts and `uncached_tokens` what their replica has to
+    compute of them. `used_blocks` counts the distinct blocks of the prompts in flight.
+    """
+
+    in_flight: Int64s
+    waiting: Int64s
+    running: Int64s
+    processed: Int64s
+    prompt_tokens: Int64s
+    uncached_tokens: Int64s
+    used_blocks: Int64s
+
+
+class Truth(NamedTuple):
+    """What would happen to this request on each of N replicas; every array has N entries.
+
+    `cached_blocks` are the leading blocks of the prompt that the replica holds and a look-up may
+    hit, `new_blocks` those of its blocks that no request in flight there uses. Its prefill would
+    take `prefill_s`, after `wait_s` behind the requests before it.
+    """
+
+    cached_blocks: Int32s
+    new_blocks: Int64s
+    prefill_s: Float64s
+    wait_s: Float64s
+
+
+class View(NamedTuple):
+    """A fleet of N replicas of `capacity_blocks` blocks each, as seen when a request arrives.
+
+    `own` is what the router counts itself, up to date. `scraped` is what the replicas last told
+    it, every `scrape_s` seconds; without that parameter the same as `own`.
+    """
+
+    replicas: int
+    capacity_blocks: int
+    block_size: int
+    own: Load
+    scraped: Load
+    truth: Truth
+
+
+class Sizes(NamedTuple):
+    """How large a memory has to be: for `blocks` blocks of the trie, its root included."""
+
+    replicas: int
+    requests: int
+    blocks: int
+    longest: int
+    block_size: int
+    capacity_blocks: int
+    block_parent: Int32s
+
+
+class Dice(NamedTuple):
+    """The memory of a router that remembers nothing but the state of its random numbers (1)."""
+
+    dice: Int64s
+
+
+class Router:
+    """What every router declares, and how it is bound to parameter values.
+
+    `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
+    stood in for by `characters_per_token` characters a token. `reference` marks what no router can
+    do. `counts_blocks` asks for `Load.used_blocks` and `Truth.new_blocks`, which cost time.
+    """
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    sees: ClassVar[Sees]
+    needs: ClassVar[Literal["nothing", "keys", "text"]] = "nothing"
+    draws: ClassVar[bool] = False
+    reference: ClassVar[bool] = False
+    counts_blocks: ClassVar[bool] = False
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name, value in (values or {}).items():
+            where = f"{self.name}.{name}"
+            if name not in known:
+                raise UsageError(
+                    f"{self.name} has no parameter {name!r}",
+                    where=where,
+                    remedy="it has " + ", ".join(known) if known else "it has none",
+                )
+            low, high = known[name].low, known[name].high
+            if not low <= value <= high:
+                raise UsageError(
+                    f"{value:g} is outside [{low:g}, {high:g}]",
+                    where=where,
+                    remedy=known[name].help,
+                )
+        self.values = {name: parameter.default for name, parameter in known.items()}
+        self.values |= values or {}
+
+    def settings(self) -> Floats:
+        """Return the values in the order of `parameters`: the array `p` of `choose`."""
+        return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
+
+    def memory(self, sizes: Sizes, seed: int) -> Any:
+        """Return an empty memory, a NamedTuple of arrays, for one replay."""
+        return Dice(new_dice(seed))
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+        """Return the replica that serves a request, and remember what the next choice needs.
+
+        `path` has the blocks of the prompt, the head first. What a real router does between two
+        requests, such as to prune its tree, is done here for the time since the last one.
+        """
+        raise NotImplementedError
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the launch flags that set this router with these values; none if it has none."""
+        return ()
+
+
+def new_dice(seed: int) -> Int64s:
+    """Return the state of random numbers for `draw` (1 entry), from any seed."""
+    return np.array([mix32(seed) | 1], dtype=np.int64)
+
+
+def draw(dice: Int64s, below: int) -> int:
+    """Return a random number from 0 to `below` - 1.
+
+    Source: Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8(14), 2003 (32 bits).
+    """
+    x = int(dice[0])
+    x ^= (x << 13) & _WORD
+    x ^= x >> 17
+    x ^= (x << 5) & _WORD
+    dice[0] = x
+    return (x * below) >> 32
+
+
+def mix32(number: int) -> int:
+    """Return the hash of a number, from 0 to 2^32 - 1.
+
+    Source: hash-prospector (Wellons), lowbias32.
+    """
+    x = int(number) & _WORD
+    x ^= x >> 16
+    x = (x * 0x7FEB352D) & _WORD
+    x ^= x >> 15
+    x = (x * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def least_loaded(in_flight: Int64s, processed: Int64s) -> int:
+    """Return the replica with the fewest requests in flight; of equals that with fewer so far."""
+    least = 0
+    for replica in range(1, len(in_flight)):
+        if in_flight[replica] < in_flight[least] or (
+            in_flight[replica] == in_flight[least] and processed[replica] < processed[least]
+        ):
+            least = replica
+    return least

@@ -1,0 +1,25 @@
+"""Any replica."""
+
+from __future__ import annotations
+
+from kvscope.core.arrays import Int32s
+from kvscope.policies.base import Floats
+from kvscope.routers.base import Dice, Prompt, Router, View, draw
+
+
+class Random(Router):
+    """Send each request to a replica drawn evenly.
+
+    Source: sglang-router 0.3.2, `--policy random`.
+    """
+
+    name = "random"
+    summary = "any replica, drawn evenly"
+    source = "every load balancer"
+    sees = "order"
+    draws = True
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Floats) -> int:
+        """Return a replica drawn from all."""
+        return draw(memory.dice, view.replicas)

@@ -1,0 +1,43 @@
+"""Every router kvscope knows; a new one is a file in this folder and a line here."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from kvscope.core.errors import UsageError
+from kvscope.routers.base import Router
+from kvscope.routers.best_cached import BestCached
+from kvscope.routers.least_requests import LeastRequests
+from kvscope.routers.min_ttft import MinTtft
+from kvscope.routers.random import Random
+from kvscope.routers.round_robin import RoundRobin
+from kvscope.routers.session import Session
+
+ROUTERS: tuple[type[Router], ...] = (
+    RoundRobin,
+    Random,
+    LeastRequests,
+    Session,
+    BestCached,
+    MinTtft,
+)
+
+
+def router_by_name(name: str) -> type[Router]:
+    """Return the router with this name or alias, in upper or lower case.
+
+    Raises UsageError with the nearest name, or with the versions that there are.
+    """
+    wanted = name.casefold()
+    for known in ROUTERS:
+        if wanted in (known.name, *known.aliases):
+            return known
+    names = [known.name for known in ROUTERS]
+    base = wanted.partition("@")[0]
+    versions = [known for known in names if known.partition("@")[0] == base]
+    near = get_close_matches(wanted, names, n=1)
+    if versions:
+        remedy = "take " + " or ".join(versions)
+    else:
+        remedy = f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names)
+    raise UsageError(f"unknown router {name!r}", where="--router", remedy=remedy)
