@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import duckdb
 import pytest
 
 from kvscope import __version__
@@ -92,27 +90,6 @@ def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
     bare = replace(bare, preemptions=None, turned_away=None, setting=engine, deployment=None)
     again = results.add_run(store, trace, bare, "code")
     assert again in [one.run for one in results.all_runs(store, trace)]
-
-
-def test_runs_of_an_older_schema_are_read(tmp_path: Path) -> None:
-    """A store from before the times of steps and the deployments has runs with neither."""
-    path = str(tmp_path / "old.duckdb")
-    with open_store(path) as store:
-        small_traces.stored(store, [Request(input_tokens=16, output_tokens=1)], 16)
-        kept = results.add_run(
-            store, traces.find(store, "trace-0"), replace(RUN, deployment=None), "code"
-        )
-    with duckdb.connect(path) as connection:
-        connection.execute("ALTER TABLE runs DROP COLUMN steps")
-        for table in ("runs", "validations"):
-            connection.execute(f"ALTER TABLE {table} DROP COLUMN deployment")
-        connection.execute("UPDATE schema_version SET version = 4")
-    with open_store(path) as store:
-        (stored,) = results.with_parts(
-            store, results.all_runs(store, traces.find(store, "trace-0"))
-        )
-        assert stored.run == kept
-        assert stored.request == results.digest_of(RUN)
 
 
 def test_a_run_takes_the_deployment_that_asks_for_it_last(store: Store) -> None:
