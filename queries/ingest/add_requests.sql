@@ -2,15 +2,15 @@
 -- $trace_id: the trace
 -- $types: the names of the types, by index
 -- $no_id: chat and user id that stands for none
--- $no_parent: request number that stands for none
+-- $no_parent: number of a request or a clock that stands for none
 INSERT INTO requests (
     trace_id, request, arrival_s, chat_id, user_id, type, turn, parent, conversation,
     input_tokens, output_tokens, blocks, full_blocks, leaf, cached_blocks, carried_leaf,
-    carried_blocks, ideal_blocks
+    carried_blocks, ideal_blocks, clock
 )
 SELECT
     $trace_id, request, arrival_s, nullif(chat_id, $no_id), nullif(user_id, $no_id),
     ($types)[type + 1], turn, nullif(parent, $no_parent), conversation, input_tokens,
     output_tokens, blocks, full_blocks, leaf, cached_blocks, carried_leaf, carried_blocks,
-    ideal_blocks
+    ideal_blocks, nullif(clock, $no_parent)
 FROM frame

@@ -3,13 +3,13 @@
 -- $first: the first request
 -- $after: one past the last request
 -- $own_ids: whether the trace's chat ids identify the requests; otherwise their numbers do
--- columns: arrival_s, chat_id, parent_chat_id, user_id, type, turn, input_tokens, output_tokens, blocks, leaf
+-- columns: arrival_s, chat_id, parent_chat_id, user_id, type, turn, input_tokens, output_tokens, blocks, leaf, clock
 SELECT
     child.arrival_s,
     if($own_ids, child.chat_id, child.request) AS chat_id,
     if($own_ids, parent.chat_id, parent.request) AS parent_chat_id,
     child.user_id, child.type, child.turn, child.input_tokens, child.output_tokens, child.blocks,
-    child.leaf
+    child.leaf, child.clock
 FROM requests AS child
 LEFT JOIN requests AS parent
     ON parent.trace_id = child.trace_id AND parent.request = child.parent

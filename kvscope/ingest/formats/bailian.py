@@ -42,6 +42,7 @@ class _BailianRow(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
     session_id: ClassVar[None] = None
     delay_s: ClassVar[None] = None
     scope: ClassVar[None] = None
+    clock: ClassVar[None] = None
 
     @property
     def adapter(self) -> Identifier | None:
@@ -92,7 +93,8 @@ class BailianExport(LineExporter):
     """Everything but how conversations are known: an inferred parent is written as a given one.
 
     Also lost: ids that were strings (their digests are written), what the original block hashes
-    were, and whether a parent that the trace names was missing from it.
+    were, whether a parent that the trace names was missing from it, and that sessions have no
+    common clock.
     """
 
     name = Bailian.name

@@ -36,6 +36,7 @@ class Row:
     turn: int
     input_tokens: int
     output_tokens: int
+    clock: int | None
     hash_ids: list[int]
 
 
