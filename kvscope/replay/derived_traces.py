@@ -23,8 +23,8 @@ _LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")
 def select(prompts: Prompts, requests: Int64s) -> Prompts:
     """Return the requests with these numbers (ascending), over the blocks that they need.
 
-    Blocks, requests and conversations are numbered anew, in the same order; times, users and
-    categories stay. A parent that was not selected is none.
+    Blocks, requests and conversations are numbered anew, in the same order; times, users,
+    categories and measurements stay. A parent that was not selected is none.
     """
     needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
     needed[0] = True
@@ -44,6 +44,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
         leaf=block[prompts.leaf[requests]],
         carried_leaf=block[prompts.carried_leaf[requests]],
         block_parent=block[prompts.block_parent[needed]],
+        measurements=prompts.measurements and prompts.measurements.select(requests),
         **columns,
     )
 
@@ -61,7 +62,12 @@ def begun(prompts: Prompts, sessions_per_s: float, seed: int) -> Prompts:
     names = (*_BY_REQUEST, *_LENGTHS, "leaf", "carried_leaf")
     columns = {name: getattr(prompts, name)[order] for name in names}
     columns |= {"arrival_s": arrival_s[order], "parent": parent}
-    return replace(prompts, conversation=conversations(parent)[0], **columns)
+    return replace(
+        prompts,
+        conversation=conversations(parent)[0],
+        measurements=prompts.measurements and prompts.measurements.select(order),
+        **columns,
+    )
 
 
 @kernel

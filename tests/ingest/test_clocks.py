@@ -148,8 +148,7 @@ def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
         trace = small_traces.stored(store, sessions(2), SIZE)
         assert load_prompts(store, trace).clock.tolist() == [0, 0, 0, 1, 1, 1]
     with duckdb.connect(path) as connection:
-        connection.execute("DROP VIEW categorized; ALTER TABLE requests DROP COLUMN clock")
-        connection.execute("CREATE VIEW categorized AS SELECT *, '1' AS turn_bucket FROM requests")
-        connection.execute("UPDATE schema_version SET version = 5")
+        connection.execute("ALTER TABLE requests DROP COLUMN clock")
+        connection.execute("UPDATE schema_version SET version = 6")
     with open_store(path) as store:
         assert load_prompts(store, trace).clock.tolist() == [-1] * 6

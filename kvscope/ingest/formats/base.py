@@ -39,6 +39,10 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
     `delay_s` after its predecessor in its session, or with the line before it. Requests of one
     `clock` are timed among themselves alone; None: by the trace's own.
+
+    The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
+    its first token, the time until it was admitted and until its last token, all since its arrival,
+    and the prompt's tokens found in the cache.
     """
 
     input_tokens: int
@@ -58,6 +62,11 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     adapter: Identifier | None = None
     cache_salt: str | None = None
     clock: Identifier | None = None
+    worker: Identifier | None = None
+    ttft_s: float | None = None
+    queue_s: float | None = None
+    duration_s: float | None = None
+    cached_tokens: int | None = None
 
 
 class BadLine(Exception):
