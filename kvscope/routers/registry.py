@@ -9,15 +9,19 @@ from kvscope.routers.base import Router
 from kvscope.routers.best_cached import BestCached
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.min_ttft import MinTtft
+from kvscope.routers.prefix_hash import PrefixHash
 from kvscope.routers.random import Random
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.routers.session import Session
+from kvscope.routers.sglang import Sglang
 
 ROUTERS: tuple[type[Router], ...] = (
     RoundRobin,
     Random,
     LeastRequests,
     Session,
+    PrefixHash,
+    Sglang,
     BestCached,
     MinTtft,
 )
