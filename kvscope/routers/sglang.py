@@ -15,9 +15,6 @@ _ABSENT, _TIMELESS, _FIRST = 0, 1, 2
 
 _EPOCH, _NODES, _FREE, _EVICTIONS = 0, 1, 2, 3  # entries of `counters`
 
-# What one replica adds to the epoch when it registers with the router.
-_EPOCHS_PER_REPLICA = 1
-
 
 class Tree(NamedTuple):
     """A radix tree of prompts; node 0 is its root, and a node's edge ends where another begins.
@@ -97,7 +94,9 @@ class Sglang(Router):
     def memory(self, sizes: Sizes, seed: int) -> Tree:
         """Return an empty tree: each request adds at most two nodes and two epochs."""
         replicas, nodes = sizes.replicas, 2 * sizes.requests + 2
-        begin = replicas * _EPOCHS_PER_REPLICA
+        # Each replica that registers adds an epoch for every one registered so far and itself. As
+        # they register at the same time, the real number may be anything up to their square.
+        begin = replicas * (replicas + 1) // 2
         return Tree(
             block_parent=sizes.block_parent,
             node_of=np.zeros(sizes.blocks, dtype=np.int32),
@@ -149,11 +148,15 @@ class Sglang(Router):
 
     def flags(self) -> tuple[str, ...]:
         """Return the options of `python -m sglang_router.launch_router`."""
-        names = ("cache-threshold", "balance-abs-threshold", "balance-rel-threshold")
-        names += ("eviction-interval-secs", "max-tree-size")
-        values = self.settings()[: len(names)]
-        options = [f"--{name} {value:.10g}" for name, value in zip(names, values, strict=True)]
-        return ("--policy cache_aware", *options)
+        threshold, requests, factor, interval_s, characters, _ = self.settings()
+        return (
+            "--policy cache_aware",
+            f"--cache-threshold {threshold:.10g}",
+            f"--balance-abs-threshold {requests:.10g}",
+            f"--balance-rel-threshold {factor:.10g}",
+            f"--eviction-interval-secs {interval_s:.10g}",
+            f"--max-tree-size {characters:.10g}",
+        )
 
 
 def _matching_blocks(node_of: Int32s, path: Int32s, blocks: int) -> int:

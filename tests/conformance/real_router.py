@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 60.0
@@ -50,7 +50,7 @@ class RealRouter:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self.worker_of_url = {url: number for number, url in enumerate(urls)}
 
-    def __enter__(self) -> RealRouter:
+    def __enter__(self) -> Self:
         try:
             for worker in self._workers:
                 threading.Thread(target=worker.serve_forever, daemon=True).start()

@@ -14,6 +14,7 @@ from kvscope.routers.base import Load, Prompt, Router, Sizes, Truth, View
 BLOCK_SIZE = 4
 CHARACTERS_PER_TOKEN = 2
 _FIRST_CHARACTER = 0x10000  # from here on Unicode has a million characters, one for each block
+_LONGEST = 400  # later requests while one is in flight
 
 
 class Request(NamedTuple):
@@ -44,19 +45,19 @@ class Script(NamedTuple):
             replicas, len(self.requests), blocks, longest, BLOCK_SIZE, 1000, self.block_parent
         )
 
-    def text(self, number: int) -> str:
+    def text(self, number: int, characters_per_token: int = CHARACTERS_PER_TOKEN) -> str:
         """Return the text of a request: blocks differ from their first character."""
         request = self.requests[number]
-        width = BLOCK_SIZE * CHARACTERS_PER_TOKEN
+        width = BLOCK_SIZE * characters_per_token
         text = "".join(chr(_FIRST_CHARACTER + block) * width for block in request.path)
         tail = chr(_FIRST_CHARACTER + len(self.block_parent) + number) * width
-        return (text + tail)[: request.input_tokens * CHARACTERS_PER_TOKEN]
+        return (text + tail)[: request.input_tokens * characters_per_token]
 
     def finished_before(self, number: int) -> list[int]:
         """Return the requests that finish right before one arrives."""
         return [
             earlier
-            for earlier in range(max(number - 400, 0), number)
+            for earlier in range(max(number - 2 * _LONGEST, 0), number)
             if earlier + self.requests[earlier].in_flight == number
         ]
 
@@ -93,11 +94,13 @@ def scripted(requests: int, seed: int, in_flight: int = 20, apart: int = 4) -> S
         if number < apart:
             path = extended([], rng.randint(2, 6), number)
         elif draw < 0.05 and len(script) > apart:
-            again = script[rng.randrange(max(len(script) - 60, 0), len(script))]
+            again = rng.choice(script[-60:])
             path, key = list(again.path[: again.full_blocks]), again.key
             path = path[: rng.randint(0, len(path))] if draw < 0.03 else path
         elif draw < 0.65 and conversations:
-            key, path = conversations[rng.randrange(max(len(conversations) - 40, 0), len(conversations))]
+            key, path = conversations[
+                rng.randrange(max(len(conversations) - 40, 0), len(conversations))
+            ]
             path = extended(path, rng.randint(1, 8), number)
         else:
             path = extended(rng.choice(systems), rng.randint(0, 9), number)
@@ -111,7 +114,9 @@ def scripted(requests: int, seed: int, in_flight: int = 20, apart: int = 4) -> S
         wave = in_flight * (0.25 + 1.5 * (number // 150 % 2))
         held = 1 + min(int(rng.expovariate(1 / wave)), 399)
         script.append(
-            Request(np.array(path, np.int32), tokens, key, max(held, apart) if number < apart else held)
+            Request(
+                np.array(path, np.int32), tokens, key, max(held, apart) if number < apart else held
+            )
         )
     return Script(script, np.array(parents, dtype=np.int32))
 
