@@ -244,7 +244,7 @@ class Columns:
         """Append what each request is, who served it and how fast, as far as the trace says so."""
         self._extend_named("type", [row.type or UNKNOWN_TYPE for row in rows])
         self._extend_named("model", [row.model or None for row in rows])
-        self._extend_named("adapter", [str(row.adapter or "") or None for row in rows])
+        self._extend_named("adapter", [(row.adapter and str(row.adapter)) or None for row in rows])
         self._extend_named("salt", [row.cache_salt or None for row in rows])
         workers = ["" if row.worker is None else str(row.worker) for row in rows]
         self._extend_named("worker", [worker or None for worker in workers])
@@ -257,21 +257,25 @@ class Columns:
     def _extend_named(self, name: str, values: list[str | None]) -> None:
         """Append names as numbers, in order of first appearance."""
         known = self.names[name]
-        for value in dict.fromkeys(values):
-            if value is not None:
-                known.setdefault(value, len(known))
-        self._extend(name, np.array([NONE if value is None else known[value] for value in values]))
+        numbers = {
+            value: NONE if value is None else known.setdefault(value, len(known))
+            for value in dict.fromkeys(values)
+        }
+        self._extend(name, np.array([*map(numbers.__getitem__, values)]))
 
     def _extend_measured(
         self, name: str, values: Sequence[float | None], most: Iterable[float] = repeat(LONGEST_S)
     ) -> None:
         """Append values from 0 to `most`, and none for others, which are counted."""
+        missing = values.count(None)
+        if missing == len(values):
+            self._extend(name, np.full(missing, NONE))
+            return
         # Not a reason to refuse a request: nothing of its replay depends on them.
-        pairs = zip(values, most, strict=False)
         possible = [
-            NONE if value is None or not 0 <= value <= limit else value for value, limit in pairs
+            NONE if value is None or not 0 <= value <= limit else value
+            for value, limit in zip(values, most, strict=False)
         ]
-        missing = sum(value is None for value in values)
         self.impossible += possible.count(NONE) - missing
         self._extend(name, np.array(possible))
 
