@@ -13,6 +13,7 @@ from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.llm_d import LlmD
 from kvscope.routers.llm_d_precise import LlmDPrecise
 from kvscope.routers.min_ttft import MinTtft
+from kvscope.routers.mooncake import Mooncake
 from kvscope.routers.random import Random
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.routers.session import Session
@@ -28,6 +29,7 @@ ROUTERS: tuple[type[Router], ...] = (
     LlmDPrecise,
     Dynamo,
     DynamoApprox,
+    Mooncake,
     BestCached,
     MinTtft,
 )
