@@ -243,7 +243,7 @@ class AnalyzeOptions(DeploymentOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """What `fit` takes; `horizon` and `xi` need `returns`, the last four need `export`."""
+    """What `fit` takes; `horizon` and `xi` need `returns`, all from `policy` on need `export`."""
 
     window: Annotated[
         float | None,
@@ -290,9 +290,11 @@ class FitOptions:
         int | None,
         Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned."
+            " classes of gittins and the threshold of tlru-learned.",
+            default="the deployment's pool, if there is one",
         ),
     ] = None
+    deployment: DeploymentFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
