@@ -21,7 +21,7 @@ class Mooncake(Router):
     Equal estimates: the first of the replicas with the fewest requests so far. Left out: the choice
     of a decode instance, rejection of requests that would miss the SLO, and copies of hot blocks
     to hosts that no request goes to.
-    Source: Mooncake, FAST'25, Algorithm 1 and section 6.2; the paper gives no value of the
+    Source: Mooncake, FAST'25, Algorithm 1 and sections 4.1 and 4.2; the paper gives no value of the
     threshold, and 100 GB/s at 328 kB a token (Llama-2 70B) are 300,000 tokens a second.
     """
 
