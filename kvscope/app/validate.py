@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from kvscope.app.engine_options import (
     TargetOptions,
     ValidateOptions,
 )
+from kvscope.app.latency import fit_to, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
@@ -96,7 +98,11 @@ def validate(
     if slo is None and options.slo is not None:
         slo = Target(options.slo)
     slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
-    profile = _profile(options.latency, advice, monitor)
+    latency = latency_for(
+        trace, _profile(options.latency, advice, monitor), None, partial(fit_to, trace, prompts)
+    )
+    if latency.note:
+        monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
 
     def choose(longest: int) -> TraceSample:
@@ -118,7 +124,7 @@ def validate(
     plan = ValidationPlan(
         sample=engine.sample,
         pace=pace,
-        profile=profile,
+        profile=latency.profile,
         settings=EngineSettings(
             engine.facts.blocks,
             launch.max_num_seqs,

@@ -1,0 +1,68 @@
+"""The latency that a use case works with once its trace is read: fitted to the TTFTs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvscope.core.errors import InputError
+from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment, resolve
+from kvscope.latency.profile import FROM_TRACE, TO_FIT, LatencyProfile
+
+if TYPE_CHECKING:
+    from kvscope.latency.observed import TraceFit
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLatency:
+    """A profile and the deployment that has it; `fit` where the trace's TTFTs determined it.
+
+    `note` says that they did, or why not; it is empty where nothing was to be fitted.
+    """
+
+    profile: LatencyProfile
+    deployment: ResolvedDeployment | None = None
+    fit: TraceFit | None = None
+    note: str = ""
+
+
+def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
+    """Return the profile that the TTFTs of a trace determine. Raises InputError if they do not."""
+    from kvscope.latency.observed import fit_trace
+
+    if trace.models and trace.models > 1:
+        raise InputError(
+            f"has requests of {trace.models} models, which take different times",
+            where=trace.name,
+            remedy="take one model's requests, or measure with `kvscope calibrate`",
+        )
+    return fit_trace(trace.name, prompts.arrival_s, prompts.input_tokens, prompts.measurements)
+
+
+def latency_for(
+    trace: Trace,
+    profile: LatencyProfile,
+    deployment: ResolvedDeployment | None,
+    fit: Callable[[], TraceFit],
+) -> TraceLatency:
+    """Return the latency for a trace: what `fit` returns in place of TO_FIT or of a roofline.
+
+    A roofline stays where the trace's TTFTs do not determine a profile. Raises InputError where
+    they do not but have to.
+    """
+    named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
+    derived = deployment is not None and deployment.latency_origin == "derived"
+    if not named and not (derived and trace.measured_requests):
+        return TraceLatency(profile, deployment)
+    try:
+        fitted = fit()
+    except InputError as error:
+        if named:
+            raise
+        return TraceLatency(profile, deployment, note=f"TTFT is a roofline's, since {error}.")
+    if deployment is not None:
+        deployment = resolve(deployment.stated, fitted=fitted)
+    timed = deployment.latency if deployment else fitted.profile
+    return TraceLatency(timed, deployment, fitted, f"TTFT is {timed.source}.")
