@@ -5,9 +5,10 @@ The model is large enough for its prefill to matter on a CPU. Interleaved conver
 which evicts each history just before its next turn; the same conversations one after the other
 need nothing but LRU.
 
-calibrate -> tune -> recommendation.toml -> validate --policies both --sequential, and only tune for
-the second trace. Exits with 0 if T-LRU is recommended and confirmed for the first trace, and LRU is
-kept for the second.
+calibrate -> kvscope.toml -> tune for that deployment -> validate, one request after the other and
+with several in flight; only tune for the second trace. `--record` writes the table into
+docs/evidence/real-vllm.md. Exits with 0 if T-LRU is recommended and confirmed one after the other
+for the first trace, and LRU is kept for the second.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.table import Table, record
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.latency.file import read_profile
 
@@ -32,6 +35,16 @@ SLO_TOKENS = 560  # the SLO is the prefill time of this many uncached tokens
 CONVERSATIONS, TURNS = 6, 10
 FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 480, 40, 8
 LONGEST = 1_152
+IN_FLIGHT = 3  # more would not fit: each takes up to a quarter of the blocks
+PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "real-vllm.md"
+# block 0 of vLLM's own count is never handed to a request
+DEPLOYMENT = f"""schema = 1
+num_gpu_blocks = {BLOCKS + 1}
+block_size = {BLOCK}
+max_num_seqs = 128
+max_num_batched_tokens = 2048
+latency = "latency.toml"
+"""
 # bf16 is emulated on many CPUs, fifty times as slow
 MODEL = tiny_llama(4096, "float32") | {
     "hidden_size": 256,
@@ -47,41 +60,84 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=480)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each policy")
     parser.add_argument("--folder", type=Path, help="keep trace, profile and reports here")
+    parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
     options = parser.parse_args()
-    if options.folder is None:
-        with tempfile.TemporaryDirectory() as folder:
-            return _run_all(Path(folder), options.requests, options.repeats)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    return _run_all(options.folder.resolve(), options.requests, options.repeats)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if options.folder is None else options.folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        return _run_all(folder, options.requests, options.repeats, recorded=options.record)
 
 
-def _run_all(folder: Path, requests: int, repeats: int) -> int:
+def _run_all(folder: Path, requests: int, repeats: int, *, recorded: bool) -> int:
     (folder / "mid").mkdir(exist_ok=True)
     (folder / "mid" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     for name, at_once in (("interleaved", CONVERSATIONS), ("one-by-one", 1)):
         lines = [json.dumps(line) for line in conversations(requests, at_once)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
+    (folder / "kvscope.toml").write_text(DEPLOYMENT, encoding="utf-8")
     slo_ms = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0)) * 1e3
-    sizes = (
-        f"--policies tlru --capacity-blocks {BLOCKS} --slo {slo_ms:.0f}ms --latency latency.toml"
-    )
-    one_by_one = run(folder, f"tune one-by-one.jsonl {sizes} --output one-by-one.toml --json")
-    interleaved = run(folder, f"tune interleaved.jsonl {sizes} --json")
-    validation = run(
-        folder,
-        "validate interleaved.jsonl --model mid --policies both --sequential --latency latency.toml"
-        f" --repeats {repeats} --html validation.html --json",
-    )
+    target = f"--policies tlru --slo {slo_ms:.0f}ms"
+    one_by_one = run(folder, f"tune one-by-one.jsonl {target} --output one-by-one.toml --json")
+    interleaved = run(folder, f"tune interleaved.jsonl {target} --json")
+    validations = {}
+    for pace in ("--sequential", f"--in-flight {IN_FLIGHT}"):
+        validations[pace] = run(
+            folder,
+            f"validate interleaved.jsonl --model mid --policies both {pace}"
+            f" --latency latency.toml --repeats {repeats} --json",
+        )
+        show(validations[pace])
+    table = _table(validations, requests)
+    print(table.markdown())
+    if recorded:
+        record(PAGE, table.markdown(), "live-vllm")
     results = {
         "interleaved conversations": (interleaved["recommendation"]["policy"], "tlru"),
         "one conversation at a time": (one_by_one["recommendation"]["policy"], "lru"),
-        "on the engine": (validation["verdict"], "confirmed"),
+        "on the engine": (validations["--sequential"]["verdict"], "confirmed"),
     }
-    show(validation)
     for name, (result, expected) in results.items():
         print(f"{name}: {result}" + (f", expected {expected}" if result != expected else ""))
     return int(any(result != expected for result, expected in results.values()))
+
+
+def _table(validations: dict[str, dict[str, Any]], requests: int) -> Table:
+    """Return prediction and measurement of every run, and the gain at each pace."""
+    rows = []
+    for pace, validation in validations.items():
+        for policy_run in validation["runs"]:
+            for figure in ("p50", "p95"):
+                predicted, measured = (
+                    policy_run[side]["ttft_ms"][figure] for side in ("predicted", "measured")
+                )
+                hits = policy_run["predicted"]["hit_tokens"]
+                rows.append(
+                    [
+                        pace,
+                        policy_run["policy"],
+                        figure,
+                        f"{measured:.0f} ms",
+                        f"{predicted:.0f} ms",
+                        f"{predicted / measured - 1:+.1%}",
+                        f"{policy_run['mismatched_tokens'] / max(hits, 1):.2%}",
+                    ]
+                )
+    gains = "; ".join(
+        f"{pace}: {check['words']}"
+        for pace, validation in validations.items()
+        for check in validation["checks"]
+        if check["name"] == "gain"
+    )
+    verdicts = ", ".join(f"{pace} {each['verdict']}" for pace, each in validations.items())
+    engine = next(iter(validations.values()))["engine"]
+    return Table(
+        "Prediction and measurement",
+        f"{datetime.now(UTC):%Y-%m-%d}, vLLM {engine['version']} on {engine['device']},"
+        f" {requests} requests, the first fifth as warm-up. Gains: {gains}. Verdicts: {verdicts}.",
+        ("sent", "policy", "TTFT", "measured", "predicted", "error", "hit tokens off"),
+        rows,
+    )
 
 
 def show(validation: dict[str, Any]) -> None:

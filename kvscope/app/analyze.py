@@ -58,10 +58,15 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """The least capacity with which LRU reaches a share of the ideal hit rate."""
+    """The least capacity with which LRU reaches a share of the ideal hit rate.
+
+    With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
+    """
 
     share_of_ideal: float
     point: CurvePoint
+    gpus: int | None = None
+    price_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,10 @@ def resized(
         and replace(
             known,
             curve=tuple(map(sized, known.curve)),
-            landmarks=tuple(replace(mark, point=sized(mark.point)) for mark in known.landmarks),
+            landmarks=tuple(
+                _landmark(mark.share_of_ideal, sized(mark.point), deployment)
+                for mark in known.landmarks
+            ),
             asked=tuple(map(sized, known.asked)),
         ),
     )
@@ -285,7 +293,7 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
         ),
         curve=points(grid),
         landmarks=tuple(
-            Landmark(share, point)
+            _landmark(share, point, request.deployment)
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(named, dtype=np.int64)),
@@ -296,6 +304,13 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
             by_token if definition == explained else lru_curve(prompts, explained, explained_runs)
         ),
     )
+
+
+def _landmark(share: float, point: CurvePoint, deployment: ResolvedDeployment | None) -> Landmark:
+    if deployment is None:
+        return Landmark(share, point)
+    gpus = deployment.gpus_for(point.capacity_tokens)
+    return Landmark(share, point, gpus, deployment.price_of(gpus))
 
 
 def _walked(definition: HitDefinition) -> HitDefinition:

@@ -121,9 +121,12 @@ class Recommendation:
     def price_hour(self, replicas: int) -> float | None:
         """Return the price of so many replicas for an hour, None where it is not known."""
         where = self.deployment
-        if where is None or not where.price_hour:
-            return None
-        return where.price_hour / where.replicas * replicas
+        return None if where is None else where.price_of(where.tp * replicas)
+
+    def gpus_for(self, blocks: int) -> int | None:
+        """Return the GPUs whose pools hold so many blocks on every replica; None without any."""
+        tokens = blocks * self.trace.block_size * self.tuning.replicas
+        return None if self.deployment is None else self.deployment.gpus_for(tokens)
 
     @property
     def ttft(self) -> str:

@@ -6,6 +6,7 @@ of a trace) wins over stated, stated over derived (the pool's terms, the rooflin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -148,8 +149,15 @@ class ResolvedDeployment:
     @property
     def price_hour(self) -> float | None:
         """Price of all GPUs for an hour, None without one for a GPU."""
-        price = self.stated.gpu_hour
-        return None if price is None else price * self.gpus
+        return self.price_of(self.gpus)
+
+    def price_of(self, gpus: int) -> float | None:
+        """Return the price of so many GPUs for an hour, None without one for a GPU."""
+        return None if self.stated.gpu_hour is None else self.stated.gpu_hour * gpus
+
+    def gpus_for(self, tokens: int) -> int:
+        """Return the GPUs of the replicas whose pools hold the KV of so many tokens."""
+        return self.tp * math.ceil(tokens / self.pool.tokens)
 
     @property
     def summary(self) -> str:

@@ -38,6 +38,14 @@ def sizes_of(analysis: Analysis) -> Sizes:
     return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes, memory)
 
 
+def present_blocks(analysis: Analysis) -> int | None:
+    """Return the blocks of the deployment's pools, or that fit into the HBM; None without both."""
+    where = analysis.deployment
+    if where is None:
+        return sizes_of(analysis).hbm_blocks
+    return where.pool.in_blocks_of(analysis.trace.block_size).blocks * where.engines
+
+
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
     """Return what LRU needs for each share of the ideal hit rate, and what it hits with the HBM."""
     sizes = sizes_of(analysis)
@@ -46,8 +54,8 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
         for mark in caching.landmarks
     ]
     rows += [(point.capacity_blocks, "--capacity") for point in caching.asked]
-    if sizes.hbm_blocks:
-        rows.append((sizes.hbm_blocks, sizes.memory))
+    if present := present_blocks(analysis):
+        rows.append((present, sizes.memory))
 
     def rate(row: tuple[int, str]) -> float:
         return float(caching.lru.rate(row[0]))

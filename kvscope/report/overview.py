@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from kvscope.app.analyze import Analysis, Caching
@@ -10,7 +9,7 @@ from kvscope.app.documents.analyze import analyze_document
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.report import caching, reuse, space, time, traffic
-from kvscope.report.caching import capacity_table, largest_misses, sizes_of
+from kvscope.report.caching import capacity_table, largest_misses, present_blocks, sizes_of
 from kvscope.report.report import Report
 from kvscope.report.section import Section
 from kvscope.report.words import count, counted, definition_in_words, share, significant
@@ -73,21 +72,19 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     if not caching.ideal:
         return [f"{ideal}: no prompt begins as an earlier one did."]
     sentences = []
-    nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
-    blocks = nine.capacity_blocks
-    if sizes.hbm_blocks and analysis.hbm_bytes:
-        blocks = sizes.hbm_blocks
+    nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
+    blocks = nine.point.capacity_blocks
+    if present := present_blocks(analysis):
+        blocks = present
         now = float(caching.lru.rate(blocks))
         sentences.append(
             f"LRU with {_memory(analysis, blocks)} hits {share(now)} of the {what},"
             f" {share(now / caching.ideal)} of the hits of an infinite cache."
         )
-    needs = sizes.in_words(nine.capacity_blocks)
-    if analysis.deployment is not None and sizes.hbm_blocks:
-        where = analysis.deployment
-        per_replica = sizes.hbm_blocks / where.engines
-        gpus = where.tp * math.ceil(nine.capacity_blocks / per_replica)
-        needs += f", the pools of {counted(gpus, 'GPU')},"
+    needs = sizes.in_words(nine.point.capacity_blocks)
+    if nine.gpus is not None:
+        price = "" if nine.price_hour is None else f" ({nine.price_hour:.4g} an hour)"
+        needs += f", the pools of {counted(nine.gpus, 'GPU')}{price},"
     need = f"LRU needs {needs} for 90% of that."
     if caching.definition.weight == "token" and caching.ideal < 1:
         ideal += f" ({significant(1 / (1 - caching.ideal))}× less prefill)"

@@ -139,7 +139,13 @@ def _switch(tuned: Recommendation) -> list[str]:
         f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)} on held-out requests,"
         f" {within}, at {_where(tuned)}."
     )
-    return [switch, *_side_effects(tuned), *_tpot(tuned), *_canary(tuned)]
+    return [
+        switch,
+        *_side_effects(tuned),
+        *_tpot(tuned),
+        *_replicas(tuned),
+        *_canary(tuned),
+    ]
 
 
 def _unreachable(tuned: Recommendation) -> list[str]:
@@ -212,13 +218,20 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return []
     slo = _slo(tuned)
     if tuning.replicas_needed is None:
-        none = f"More replicas do not meet {slo}: tried up to {count(tuning.replicas_tried)}."
+        tried = f"tried up to {count(tuning.replicas_tried)}"
+        none = f"With LRU, more replicas do not meet {slo}: {tried}."
         longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
         return [none, longer] if tuning.baseline.rejected else [none]
     replicas = counted(tuning.replicas_needed, "replica")
     price = tuned.price_hour(tuning.replicas_needed)
-    each = "" if price is None else f" ({price:.4g} an hour)"
-    return [f"With LRU, {replicas}{each} meet {slo} on the validation and the held-out window."]
+    extra = tuned.price_hour(tuning.replicas_needed - tuning.replicas)
+    each = "" if price is None else f" ({price:.4g} an hour, {extra:.4g} more than now)"
+    windows = "on the validation and the held-out window"
+    saves = tuning.verdict == "switch" and extra is not None
+    return [
+        f"With LRU, {replicas}{each} meet {slo} {windows}.",
+        *([f"The switch saves {extra:.4g} an hour."] if saves else []),
+    ]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
@@ -514,14 +527,19 @@ def _capacities(tuned: Recommendation) -> Section:
             return verdict
         return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
 
+    gpus: Columns = {"GPUs": lambda least: count(tuned.gpus_for(least.training.capacity_blocks))}
+    if tuned.deployment is None:
+        gpus = {}
     columns: Columns = {
         "policy": lambda least: tuned.called(least.training.policy),
         **sizes.columns(lambda least: least.training.capacity_blocks),
+        **gpus,
         "training (ms)": lambda least: significant(least.training.target_s * 1e3),
         "held-out (ms)": lambda least: significant(least.held_out.target_s * 1e3),
         "holds": holds,
     }
     note = "resolved to 1%; holds: also on held-out requests"
+    note += "; GPUs: those whose pools hold it" if gpus else ""
     table = tabulate(title, rows, columns, note, words=("holds",))
     return Section.of("Capacity", table, chart)
 

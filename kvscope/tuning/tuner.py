@@ -107,7 +107,7 @@ class TuningResult:
     larger capacity, on the held-out window. `contenders` are the best of each policy, the preferred
     one first, and `infinite` an infinite cache, both on the validation window, as the `oracles`
     are, which know the future. `explored` are all trials on the training window. `replicas_needed`
-    meet the SLO with LRU on both windows; None unless the verdict asks for replicas, and where
+    meet the SLO with LRU on both windows; None without `scale_out`, for keep-lru, and where
     MOST_REPLICAS times as many as at present do not.
     """
 
@@ -390,7 +390,7 @@ class Tuner:
         return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
 
     def _replicas_needed(self, capacity: int, verdict: Verdict) -> int | None:
-        if not self.options.scale_out or verdict in {"keep-lru", "switch"}:
+        if not self.options.scale_out or verdict == "keep-lru":
             return None
 
         def meets(replicas: int) -> bool:

@@ -17,10 +17,18 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import plugin_tables, tables_of_served
 from kvscope.policies.base import Policy
+from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import traffic
 from kvscope.validate.replay import Measurement, Pace
 from kvscope.validate.result import Figures, RunFacts
-from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
+from kvscope.vllm_sim import (
+    EngineReplay,
+    EngineSettings,
+    StepCost,
+    fits,
+    replay_engine,
+    replay_in_flight,
+)
 
 _LEAST_STEP_S = 1e-6
 _NO_TIME_S = 1e-15  # lost in a time of seconds
@@ -56,39 +64,49 @@ def predict(
     In sequence, requests take no time and arrive at the trace's times, which a policy's clock
     follows, and TTFT is the profile's of what was not hit. At the recorded times the simulated
     steps decide which requests overlap. With so many in flight, the next one is sent when an answer
-    ends: arrivals are then `measured`, and hits are those of a simulation as fast as the engine was
-    in that run. `fitted` is the table of the policy's file; in sequence, classes, fits and guard
+    ends: TTFT is that of a simulated engine which is sent requests in this way, so it rests on the
+    profile alone. Hits are those at the `measured` times of sending, as fast as the engine was in
+    that run. `fitted` is the table of the policy's file; in sequence, classes, fits and guard
     are those of the plugin, else as near as its clock and the order of the answers allow.
     """
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)
-        run = _simulator(sent, policy, alone, fitted)(StepCost(base_s=_NO_TIME_S))
+        tables = _tables(sent, policy, alone, fitted)
+        run = replay_engine(sent, policy, alone, StepCost(base_s=_NO_TIME_S), tables=tables)
         hit_tokens = run.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
         return Prediction(hit_tokens, np.where(run.oversized, np.nan, ttft_s))
     if pace.kind == "in-flight" and measured is not None:
         sent_s = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
         sent = replace(sent, arrival_s=np.maximum.accumulate(sent_s))
-        simulate = _simulator(sent, policy, settings, fitted)
+        tables = _tables(sent, policy, settings, fitted)
+        simulate = partial(replay_engine, sent, policy, settings, tables=tables)
         hit_run = simulate(_step_cost(_as_fast(sent, simulate, profile, measured)))
-        run = simulate(_step_cost(profile))
+        run = replay_in_flight(
+            sent,
+            policy,
+            settings,
+            _step_cost(profile),
+            pace.in_flight,
+            between_s=profile.request_s,
+            tables=tables,
+        )
     else:
         sent = replace(sent, arrival_s=sent.arrival_s / pace.rate_scale)
-        run = hit_run = _simulator(sent, policy, settings, fitted)(_step_cost(profile))
+        tables = _tables(sent, policy, settings, fitted)
+        run = hit_run = replay_engine(sent, policy, settings, _step_cost(profile), tables=tables)
     ttft_s = np.where(run.oversized, np.nan, run.ttft_s + profile.request_s)
     return Prediction(hit_run.hit_blocks.astype(np.int64) * sent.block_size, ttft_s)
 
 
-def _simulator(
+def _tables(
     sent: Prompts, policy: Policy, settings: EngineSettings, fitted: FittedTable | None
-) -> _Simulator:
-    """Return the simulated engine for these requests, with the tables that the plugin would use."""
+) -> Tables:
+    """Return the tables that the plugin would use for these requests, at their arrival times."""
     known = traffic(sent, standard())
     served = fits(known, settings.usable_blocks)
     fit = partial(plugin_tables, policy=policy, fitted=fitted)
-    tables = tables_of_served(known, served, fit)
-    tables = tables.chosen(policy, settings.usable_blocks)
-    return lambda cost: replay_engine(sent, policy, settings, cost, tables=tables)
+    return tables_of_served(known, served, fit).chosen(policy, settings.usable_blocks)
 
 
 def _step_cost(profile: LatencyProfile, step: float = 1.0, tokens: float = 1.0) -> StepCost:

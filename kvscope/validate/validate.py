@@ -31,6 +31,7 @@ from kvscope.validate.verdict import judge
 from kvscope.vllm_sim import EngineSettings
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
+CACHE_STUDY = "KVSCOPE_CACHE_STUDY"
 CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
 WARM_UP_TOKENS = (16, 256, 1024)
 _PLUGIN = "kvscope.vllm_plugin"
@@ -67,7 +68,7 @@ def recommended_run(
     if file.policy.name == Lru.name:
         return PolicyRun()
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
-    environment = {RECOMMENDATION: str(path.resolve())}
+    environment = {RECOMMENDATION: str(path.resolve()), CACHE_STUDY: "1"}  # here it is checked
     return PolicyRun(
         file.policy,
         ("--scheduler-cls", f"{_PLUGIN}.{scheduler}"),

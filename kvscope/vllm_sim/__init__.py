@@ -4,8 +4,15 @@
 preempts requests, `scheduler` makes the steps of the engine, `replay` runs a trace through them.
 """
 
-from kvscope.vllm_sim.replay import EngineReplay, replay_engine
+from kvscope.vllm_sim.replay import EngineReplay, replay_engine, replay_in_flight
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import fits
 
-__all__ = ["EngineReplay", "EngineSettings", "StepCost", "fits", "replay_engine"]
+__all__ = [
+    "EngineReplay",
+    "EngineSettings",
+    "StepCost",
+    "fits",
+    "replay_engine",
+    "replay_in_flight",
+]

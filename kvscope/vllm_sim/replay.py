@@ -14,7 +14,7 @@ from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import idle_machine, lane_class
+from kvscope.vllm_sim.state import Machine, idle_machine, lane_class
 
 SLICE_STEPS = 100_000  # between two checks for an interrupt
 
@@ -64,6 +64,46 @@ def replay_engine(
     run = stepper(lane_class(policy), policy.evicts == "leaf")
     while run(machine, SLICE_STEPS, len(machine.requests) + 1):
         pass
+    return _outcome(machine)
+
+
+def replay_in_flight(
+    prompts: Prompts,
+    policy: Policy,
+    settings: EngineSettings,
+    cost: StepCost,
+    in_flight: int,
+    *,
+    between_s: float = 0.0,
+    tables: Tables = NO_TABLES,
+) -> EngineReplay:
+    """Run a trace as clients send it that keep `in_flight` requests on the engine.
+
+    Requests come in the trace's order: each `between_s` seconds after an answer leaves it room, and
+    never before the turn that it follows is answered. Their arrival times only settle what
+    `tables` are for.
+    """
+    machine = idle_machine(prompts, policy, settings, cost, tables=tables)
+    run = stepper(lane_class(policy), policy.evicts == "leaf")
+    requests, state = machine.requests, machine.state[0]
+    requests.arrival_s = np.inf
+    rejected = np.append(0, np.cumsum(requests.oversized))  # those need no room
+    sent = 0
+    while state.finished < len(requests):
+        served = state.finished - rejected[state.next]
+        while sent < len(requests) and sent - rejected[sent] - served < in_flight:
+            parent = prompts.parent[sent]
+            if parent >= 0 and not (
+                requests[parent].oversized or math.isfinite(requests[parent].finished_s)
+            ):
+                break
+            requests[sent].arrival_s = state.now_s + between_s if sent else 0.0
+            sent += 1
+        run(machine, SLICE_STEPS, state.finished + 1)
+    return _outcome(machine)
+
+
+def _outcome(machine: Machine) -> EngineReplay:
     requests, state = machine.requests, machine.state[0]
     return EngineReplay(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),

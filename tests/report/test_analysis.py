@@ -13,11 +13,12 @@ from kvscope.app.analyze import Analysis, Caching, analyze
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
 from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.report.section import Section
-from kvscope.report.words import trace_in_words
+from kvscope.report.words import share, trace_in_words
 from kvscope.store.db import MEMORY, Store, open_store
 
 Stored = tuple[Store, Trace]
@@ -174,6 +175,23 @@ def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:
     assert alive.p99_bytes == alive.p99_blocks * 4 * 524_288
     assert alive.peak_hbm_multiple == alive.peak_bytes / 2**30
     assert analyze(*three).characterization.request_sizes[0].bytes is None
+
+
+@pytest.mark.parametrize("price", [None, 2.5])
+def test_the_pool_and_the_gpus_for_more_hits(three: Stored, price: float | None) -> None:
+    """What the pool hits, model or not, and the GPUs whose pools reach 90 % of the ideal."""
+    stated = Deployment(num_gpu_blocks=2, block_size=4, tp=2, latency="llama2-7b-a100")
+    request = AnalyzeRequest(deployment=resolve(replace(stated, gpu_hour=price), 4))
+    analysis = analyze(*three, request)
+    assert analysis.caching is not None
+    nine = next(mark for mark in analysis.caching.landmarks if mark.share_of_ideal == 0.9)
+    assert nine.gpus == 2 * nine.point.capacity_blocks == 2  # block 0 holds nothing
+    assert nine.price_hour == (price and price * nine.gpus)
+    words = " ".join(overview.headline(analysis).sentences)
+    rate = float(analysis.caching.lru.rate(1))
+    assert f"1 block, stated, all of it idle, hits {share(rate)}" in words
+    cost = "" if price is None else " (5 an hour)"
+    assert f"LRU needs 1 block, the pools of 2 GPUs{cost}, for 90%" in words
 
 
 def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:

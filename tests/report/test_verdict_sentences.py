@@ -267,7 +267,11 @@ CHECKS: dict[str, Any] = {
     r"^With LRU, (?P<count>\d+) replicas": lambda document, count: (
         int(count) == document["recommendation"]["replicas_at_least"] > document["replicas"]
     ),
-    r"^More replicas do not meet": lambda document: (
+    r"^The switch saves (?P<price>\S+) an hour": lambda document, price: (
+        price == f"{document['recommendation']['extra_price_hour']:.4g}"
+        and document["recommendation"]["verdict"] == "switch"
+    ),
+    r"^With LRU, more replicas do not meet": lambda document: (
         document["recommendation"]["replicas_at_least"] == document["load"]["replicas_at_least"]
     ),
 }

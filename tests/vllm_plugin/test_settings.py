@@ -47,6 +47,32 @@ def test_a_recommendation_that_no_engine_can_follow(written: Path) -> None:
         read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
 
 
+STUDY = 'verdict = "switch"\n' + FILE
+FLAGS = '[flags]\nvllm = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"\n'
+DEPLOYED = '[deployment]\nengine = "vllm@0.33"\n'
+
+
+def test_a_cache_study_runs_in_an_engine_only_where_that_is_stated(written: Path) -> None:
+    """Its advice was not checked for an engine; the line names both ways out."""
+    written.write_text(STUDY)
+    environment = {"KVSCOPE_RECOMMENDATION": str(written)}
+    words = r"a cache study, .*; tune for the deployment \(.*\), or set KVSCOPE_CACHE_STUDY=1$"
+    with pytest.raises(InputError, match=words):
+        read_settings({}, environment)
+    for stated in (
+        read_settings({}, environment | {"KVSCOPE_CACHE_STUDY": "1"}),
+        read_settings({"kvscope": {"cache_study": True}}, environment),
+    ):
+        assert stated.policy is not None
+
+
+@pytest.mark.parametrize("table", [FLAGS, DEPLOYED])
+def test_what_was_tuned_for_an_engine_runs(written: Path, table: str) -> None:
+    """With flags, as all files of earlier versions, or written by force for a deployment."""
+    written.write_text(STUDY + table)
+    assert read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written)}).policy is not None
+
+
 def test_the_configuration_goes_before_the_environment(written: Path) -> None:
     """A file or a policy in `--additional-config`."""
     elsewhere = {"KVSCOPE_RECOMMENDATION": "missing.toml"}

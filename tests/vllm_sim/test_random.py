@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import traffic
-from kvscope.vllm_sim import EngineSettings, replay_engine
+from kvscope.vllm_sim import EngineReplay, EngineSettings, replay_engine, replay_in_flight
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.state import lane_class
 from tests.small_traces import SIZES, built, prompts, requests
@@ -119,3 +122,31 @@ def test_oversized_requests_change_nothing_for_others(
     run(kept)
     for name in ("hits", "preemptions", "admitted_s", "first_token_s", "finished_s"):
         np.testing.assert_array_equal(kept.requests[name], whole.requests[name][fits])
+
+
+@given(traces(), st.integers(1, 12), st.integers(1, 4), SETTINGS)
+@settings(deadline=None)  # compiles
+def test_in_flight_equals_a_replay_at_the_times_of_sending(
+    trace: tuple[list[Request], int], blocks: int, in_flight: int, options: dict[str, float]
+) -> None:
+    """The times of sending follow from those at which answers end, and the other way round."""
+    known, limits = prompts(built(*trace)), EngineSettings(blocks, **options)
+    closed = replay_in_flight(known, Lru(), limits, SECONDS, in_flight)
+    timed = replace(known, arrival_s=np.array(_sent_s(known, closed, in_flight)))
+    recorded = replay_engine(timed, Lru(), limits, SECONDS)
+    for name in ("hit_blocks", "queue_s", "ttft_s", "finish_s", "preemptions", "oversized"):
+        assert np.array_equal(getattr(closed, name), getattr(recorded, name), equal_nan=True)
+
+
+def _sent_s(known: Prompts, closed: EngineReplay, in_flight: int) -> list[float]:
+    """Return when a client with `in_flight` requests at once sends each one, in their order."""
+    sent_s: list[float] = []
+    for request, parent in enumerate(known.parent):
+        ends = np.sort(closed.finish_s[:request][~closed.oversized[:request]])
+        latest = sent_s[-1] if sent_s else 0.0
+        if len(ends) >= in_flight:
+            latest = max(latest, ends[len(ends) - in_flight])
+        if parent >= 0 and not closed.oversized[parent]:
+            latest = max(latest, closed.finish_s[parent])
+        sent_s.append(float(latest))
+    return sent_s

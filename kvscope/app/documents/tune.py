@@ -88,8 +88,13 @@ class JudgedFigures(Facts):
 
 
 class LeastCapacity(CapacityFacts):
-    """The least capacity that meets the SLO, by the training window and by the held-out one."""
+    """The least capacity that meets the SLO, by the training window and by the held-out one.
 
+    With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
+    """
+
+    gpus: int | None
+    price_hour: float | None
     training: TrialFigures
     held_out: TrialFigures
     would_need_blocks: int | None
@@ -150,7 +155,8 @@ class RecommendationFacts(CapacityFacts):
     `lru` and `choice`, the policy chosen on the validation window, have all figures of both
     windows, `held_out` the main ones; `choice` is None if no policy may be recommended.
     `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with LRU, or at
-    least keep up, at `replicas_price_hour`; up to `replicas_tried` were tried.
+    least keep up, at `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves.
+    Up to `replicas_tried` were tried.
     """
 
     verdict: str
@@ -169,6 +175,7 @@ class RecommendationFacts(CapacityFacts):
     canary: Canary | None
     replicas_at_least: int | None
     replicas_price_hour: float | None
+    extra_price_hour: float | None
     replicas_tried: int
 
 
@@ -235,6 +242,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             why_no_flags=tuned.why_no_flags(),
             replicas_at_least=replicas,
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
+            extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,
         ),
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
         contenders=tuple(_compared(tuned, trial) for trial in tuning.contenders),
@@ -313,9 +321,12 @@ def _held_out(judged: Judged) -> HeldOutFigures:
 def _least(tuned: Recommendation, least: RequiredCapacity | None) -> LeastCapacity | None:
     if least is None:
         return None
+    gpus = tuned.gpus_for(least.training.capacity_blocks)
     return LeastCapacity.build(
         _capacity(tuned, least.training.capacity_blocks),
         least,
+        gpus=gpus,
+        price_hour=gpus and tuned.deployment and tuned.deployment.price_of(gpus),
         training=_trial(tuned, least.training),
         held_out=_trial(tuned, least.held_out),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -47,6 +48,28 @@ def test_switch_of_a_deployment(trace: str, options: tuple[str, ...], capsys: St
     assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in sglang
     assert "Not simulated on the engine" in sglang
     assert "vllm serve" not in sglang
+
+
+def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
+    """The replicas that LRU needs for the same SLO, simulated, at the price of their GPUs."""
+    priced = ("--slo", "200ms", *DEPLOYED, "--gpu-hour", "2.5")
+    found = document(capsys, trace, *options, *priced)
+    best, least = found["recommendation"], found["least_capacity"]["lru"]
+    assert best["verdict"] == "switch"
+    replicas = best["replicas_at_least"]
+    assert replicas > 1
+    assert best["replicas_price_hour"] == 2.5 * replicas
+    assert best["extra_price_hour"] == 2.5 * (replicas - 1)
+    pool = found["deployment"]["pool_blocks"]["value"]
+    assert least["gpus"] == math.ceil(least["capacity_blocks"] / pool) > 1
+    assert least["price_hour"] == 2.5 * least["gpus"]
+    words = told(capsys, trace, *options, *priced)
+    saved = f"{best['extra_price_hour']:.4g}"
+    assert f"{2.5 * replicas:.4g} an hour, {saved} more than now) meet the SLO" in words
+    assert f"The switch saves {saved} an hour." in words
+    words = told(capsys, trace, *options, *priced[:-2])
+    assert f"With LRU, {replicas} replicas meet the SLO" in words
+    assert "an hour" not in words
 
 
 def test_a_switch_that_carries_the_load(

@@ -1,0 +1,141 @@
+"""NVIDIA Dynamo's KV router: prefill and decode load in blocks, less what is cached."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.policies.base import Floats, Parameter
+from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+
+SCALE, CREDIT, DECAY, REQUEST_WEIGHT, TEMPERATURE = range(5)
+_FINE = 1 << 30
+
+PARAMETERS = (
+    Parameter(
+        "prefill_load_scale",
+        1.0,
+        "cost of a block to prefill, in blocks to decode",
+        search=(0.5, 1, 2, 4, 8, 16, 32),
+    ),
+    Parameter("overlap_score_credit", 1.0, "credit of a cached block, in blocks to prefill"),
+    Parameter(
+        "overlap_score_credit_decay",
+        0.0,
+        "how fast that credit falls as a replica's prefill load grows; 0: never",
+    ),
+    Parameter("decode_active_request_weight", 0.0, "cost of a request in flight, in blocks"),
+    Parameter(
+        "temperature", 0.0, "0: the lowest cost wins; above: the higher, the more often others do"
+    ),
+)
+
+
+class DynamoMemory(NamedTuple):
+    """The cost (blocks) of each of N replicas for the request at hand, and the dice."""
+
+    costs: Float64s
+    dice: Int64s
+
+
+def cost(prompt: Prompt, view: View, replica: int, overlap_blocks: int, p: Floats) -> float:
+    """Return the cost in blocks of a request on a replica that has `overlap_blocks` of it."""
+    own, block_size = view.own, view.block_size
+    prefill_tokens = own.uncached_tokens[replica] + prompt.input_tokens
+    credit = p[CREDIT]
+    if p[DECAY] > 0.0:
+        lightest = own.uncached_tokens[0]
+        for other in range(1, view.replicas):
+            lightest = min(lightest, own.uncached_tokens[other])
+        excess_blocks = (own.uncached_tokens[replica] - lightest) / block_size
+        credit /= 1.0 + p[DECAY] * excess_blocks / -(-prompt.input_tokens // block_size)
+    prefill_blocks = max(prefill_tokens / block_size - credit * overlap_blocks, 0.0)
+    decode_blocks = own.used_blocks[replica] + view.truth.new_blocks[replica]
+    if prompt.blocks * block_size < prompt.input_tokens:
+        decode_blocks += 1  # a tail that the trace does not list
+    request_blocks = p[REQUEST_WEIGHT] * own.in_flight[replica]
+    return float(p[SCALE] * prefill_blocks + decode_blocks + request_blocks)
+
+
+def pick(costs: Float64s, temperature: float, dice: Int64s) -> int:
+    """Return the replica of the lowest cost, or one drawn by a softmax of normalized costs."""
+    lowest, highest, ties, best = costs[0], costs[0], 0, 0
+    for replica in range(len(costs)):
+        lowest, highest = min(lowest, costs[replica]), max(highest, costs[replica])
+    if temperature == 0.0:
+        for replica in range(len(costs)):
+            if costs[replica] == lowest:
+                ties += 1
+                if ties == 1 or draw(dice, ties) == 0:
+                    best = replica
+        return best
+    if highest == lowest:
+        return draw(dice, len(costs))
+    scale = 1.0 / ((highest - lowest) * temperature)
+    total = 0.0
+    for replica in range(len(costs)):
+        total += math.exp((lowest - costs[replica]) * scale)
+    rest = draw(dice, _FINE) / _FINE * total
+    for replica in range(len(costs)):
+        rest -= math.exp((lowest - costs[replica]) * scale)
+        if rest <= 0.0:
+            return replica
+    return len(costs) - 1
+
+
+class Dynamo(Router):
+    """Send each request to the replica of the least cost, caches known from KV events.
+
+    cost = prefill_load_scale * max(0, (prefill tokens / B) - credit * cached blocks) + blocks in
+    use + decode_active_request_weight * requests in flight; prefill tokens are this prompt and what
+    requests without a first token compute, blocks in use are distinct and include this prompt's.
+    credit = overlap_score_credit / (1 + decay * prefill blocks beyond the least loaded replica's /
+    blocks of the prompt). Equal costs: drawn evenly. Left out: output blocks (off by default), host
+    and disk caches, the router's queue (off by default), and the lag of events.
+    Source: ai-dynamo 1.6.1, lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
+    minimum_cost_index, softmax_sample_index); defaults of KvRouterConfig in ai-dynamo-runtime
+    1.6.1.
+    """
+
+    name = "dynamo@1.6"
+    summary = "NVIDIA Dynamo's KV router: least prefill and decode load, less what is cached"
+    source = "ai-dynamo 1.6.1"
+    sees = "truth"
+    draws = True
+    counts_blocks = True
+    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+
+    def memory(self, sizes: Sizes, seed: int) -> DynamoMemory:
+        """Return room for the costs of one request, and dice."""
+        return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: DynamoMemory, p: Floats) -> int:
+        """Return the replica of the least cost."""
+        for replica in range(view.replicas):
+            overlap_blocks = view.truth.cached_blocks[replica]
+            memory.costs[replica] = cost(prompt, view, replica, overlap_blocks, p)
+        return pick(memory.costs, p[TEMPERATURE], memory.dice)
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the options of dynamo.frontend."""
+        return ("--router-mode kv", *options(self.values))
+
+
+def options(values: dict[str, float]) -> tuple[str, ...]:
+    """Return the options of dynamo.frontend that differ from their defaults."""
+    names = {
+        "prefill_load_scale": "--router-prefill-load-scale",
+        "overlap_score_credit": "--router-kv-overlap-score-credit",
+        "overlap_score_credit_decay": "--router-kv-overlap-score-credit-decay",
+        "decode_active_request_weight": "--router-decode-active-request-weight",
+        "temperature": "--router-temperature",
+    }
+    return tuple(
+        f"{names[known.name]} {values[known.name]:g}"
+        for known in PARAMETERS
+        if values[known.name] != known.default
+    )

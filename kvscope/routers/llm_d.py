@@ -1,0 +1,139 @@
+"""llm-d's endpoint picker: queue, KV usage and a guess of the cached prefix, weighted."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.policies.base import Floats, Parameter
+from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
+
+PREFIX, QUEUE, KV, SCRAPE, _LIMIT, _BLOCK = range(6)
+
+
+def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
+    """Return the parameters of a profile with these default weights."""
+    search = (0, 1, 2, 3, 5, 10)
+    return (
+        Parameter("prefix_weight", prefix, "weight of the cached prefix", search=search),
+        Parameter("queue_weight", queue, "weight of a short waiting queue", search=search),
+        Parameter("kv_weight", kv, "weight of unused KV memory", search=search),
+        Parameter("scrape_s", 0.05, "how often the picker reads the metrics of replicas"),
+    )
+
+
+class PickerMemory(NamedTuple):
+    """The blocks sent to each of N replicas, the score of each for one request, and dice."""
+
+    sent: LruIndex
+    scores: Float64s
+    dice: Int64s
+
+
+def pick(prefix_scores: Float64s, view: View, p: Floats, dice: Int64s) -> int:
+    """Return the replica of the highest weighted score; of equals one drawn evenly.
+
+    `prefix_scores` (N) lie within 0 and 1. A queue scores 1 where it is shortest and 0 where it is
+    longest, by whatever number of requests; KV memory scores its unused share.
+    """
+    waiting, used_blocks = view.scraped.waiting, view.scraped.used_blocks
+    shortest, longest = waiting[0], waiting[0]
+    for replica in range(1, view.replicas):
+        shortest = min(shortest, waiting[replica])
+        longest = max(longest, waiting[replica])
+    best, highest, ties = 0, -1.0, 0
+    for replica in range(view.replicas):
+        queue = 1.0
+        if longest > shortest:
+            queue = (longest - waiting[replica]) / (longest - shortest)
+        unused = max(0.0, 1.0 - used_blocks[replica] / view.capacity_blocks)
+        score = p[QUEUE] * queue + p[KV] * unused + p[PREFIX] * prefix_scores[replica]
+        if score > highest:
+            best, highest, ties = replica, score, 1
+        elif score == highest:
+            ties += 1
+            if draw(dice, ties) == 0:
+                best = replica
+    return best
+
+
+def plugin_config(scorer: str, values: dict[str, float]) -> str:
+    """Return the plugin configuration in one line of YAML; `scorer` is the prefix scorer's type."""
+    plugins = {
+        scorer: values["prefix_weight"],
+        "queue-scorer": values["queue_weight"],
+        "kv-cache-utilization-scorer": values["kv_weight"],
+    }
+    profile = ", ".join(
+        f"{{pluginRef: {name}, weight: {weight:g}}}" for name, weight in plugins.items()
+    )
+    return f"schedulingProfiles: [{{name: default, plugins: [{profile}]}}]"
+
+
+class LlmD(Router):
+    """Send each request to the replica with the highest weighted sum of three scores.
+
+    The prefix score is the matched share of the prompt's first max_prefix_blocks full engine
+    blocks, by an LRU list per replica of the blocks sent to it, as long as its cache. A request
+    touches its head first, so heads leave first, unlike in an engine; a replica is credited for
+    each block that it has until the first that none has. Scores of queue and KV usage are as of the
+    last scrape. Characters are taken to be four a token, and two prompts that differ within one
+    block of the trace to differ from its start. Lists change at once, not after the pick.
+    Source: llm-d-inference-scheduler 0.8.0 with gateway-api-inference-extension 1.5.0,
+    pkg/epp/framework/plugins (approximateprefix, queuedepth, kvcacheutilization, picker/maxscore);
+    weights of its Helm chart, config/charts/epplib/templates/_config.yaml.
+    """
+
+    name = "llm-d@0.8"
+    aliases = ("llm-d",)
+    summary = "llm-d's picker: queue, KV usage and a guess of the cached prefix, weighted"
+    source = "llm-d-inference-scheduler 0.8.0"
+    sees = "load"
+    draws = True
+    counts_blocks = True
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        *weights(prefix=3, queue=2, kv=2),
+        Parameter("max_prefix_blocks", 256, "engine blocks of a prompt that are compared", low=1),
+        Parameter("engine_block_tokens", 16, "tokens of a block of the engine", low=1),
+    )
+
+    def memory(self, sizes: Sizes, seed: int) -> PickerMemory:
+        """Return empty lists, each as long as a replica's cache."""
+        capacity = max(1, min(sizes.capacity_blocks, sizes.blocks))
+        sent = empty_index(sizes.replicas, capacity)
+        return PickerMemory(sent, np.zeros(sizes.replicas), new_dice(seed))
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: PickerMemory, p: Floats) -> int:
+        """Return the replica of the highest score, and note what is sent to it."""
+        scores, block_tokens = memory.scores, int(p[_BLOCK])
+        total = min(prompt.input_tokens // block_tokens, int(p[_LIMIT]))
+        depths = min(-(-total * block_tokens // view.block_size), prompt.blocks)
+        scores[:] = 0.0
+        for depth in range(depths):
+            anywhere = False
+            for replica in range(view.replicas):
+                if holds(memory.sent, replica, path[depth]):
+                    anywhere = True
+                    scores[replica] += 1.0
+            if not anywhere:
+                break
+        for replica in range(view.replicas):
+            matched = scores[replica] * view.block_size / block_tokens
+            scores[replica] = min(matched / total, 1.0) if total > 0 else 0.0
+        chosen = pick(scores, view, p, memory.dice)
+        for depth in range(depths):
+            touch(memory.sent, chosen, path[depth])
+        return chosen
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the picker's configuration and its option."""
+        refresh = f"--refresh-metrics-interval {self.values['scrape_s']:g}s"
+        producer = (
+            "plugins: [{type: approx-prefix-cache-producer, parameters: {maxPrefixBlocksToMatch: "
+            f"{self.values['max_prefix_blocks']:.0f}}}}}]"
+        )
+        return (plugin_config("prefix-cache-scorer", self.values), producer, refresh)

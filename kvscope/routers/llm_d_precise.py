@@ -1,0 +1,66 @@
+"""llm-d's endpoint picker with KV events: queue, KV usage and the cached prefix, weighted."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.policies.base import Floats, Parameter
+from kvscope.routers.base import Prompt, Router, Sizes, View, new_dice
+from kvscope.routers.llm_d import pick, plugin_config, weights
+
+
+class ScoreMemory(NamedTuple):
+    """The prefix score of each of N replicas for one request, and dice."""
+
+    scores: Float64s
+    dice: Int64s
+
+
+class LlmDPrecise(Router):
+    """`llm-d@0.8` that knows from KV events what replicas hold.
+
+    The prefix score is normalized over the replicas that hold any block of the prompt: 1 for the
+    longest prefix, 0 for the shortest, as for those that hold none; 1 for all of them if they hold
+    as much. Left out: the lag of events, and that an index remembers ten replicas a block.
+    Source: llm-d-inference-scheduler 0.8.0, pkg/epp/framework/plugins/scheduling/scorer/
+    preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods); llm-d-kv-cache,
+    pkg/kvcache/kvblock_scorer.go; weights of deploy/config/epp-precise-prefix-cache-config.yaml.
+    """
+
+    name = "llm-d-precise@0.8"
+    aliases = ("llm-d-precise",)
+    summary = "llm-d's picker with KV events: queue, KV usage and the cached prefix, weighted"
+    source = "llm-d-inference-scheduler 0.8.0"
+    sees = "truth"
+    draws = True
+    counts_blocks = True
+    parameters: ClassVar[tuple[Parameter, ...]] = weights(prefix=2, queue=1, kv=1)
+
+    def memory(self, sizes: Sizes, seed: int) -> ScoreMemory:
+        """Return room for the scores of one request, and dice."""
+        return ScoreMemory(np.zeros(sizes.replicas), new_dice(seed))
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: ScoreMemory, p: Floats) -> int:
+        """Return the replica of the highest score."""
+        cached, scores = view.truth.cached_blocks, memory.scores
+        shortest, longest = 0, 0
+        for replica in range(view.replicas):
+            if cached[replica] > 0 and (shortest == 0 or cached[replica] < shortest):
+                shortest = cached[replica]
+            longest = max(longest, cached[replica])
+        for replica in range(view.replicas):
+            scores[replica] = 0.0
+            if cached[replica] > 0:
+                scores[replica] = 1.0
+                if longest > shortest:
+                    scores[replica] = (cached[replica] - shortest) / (longest - shortest)
+        return pick(scores, view, p, memory.dice)
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the picker's configuration and its option."""
+        refresh = f"--refresh-metrics-interval {self.values['scrape_s']:g}s"
+        return (plugin_config("precise-prefix-cache-scorer", self.values), refresh)

@@ -1,0 +1,109 @@
+"""A router's guess of N caches: for each replica the blocks sent to it last, as an LRU list."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s, Int64s
+from kvscope.routers.base import mix32
+
+_FREE = -1
+
+
+class LruIndex(NamedTuple):
+    """N lists of up to C blocks each, and a hash table that finds a block's place in them.
+
+    List `replica` has the places from replica * (C + 1) on; the last of them is its sentinel, whose
+    `older` is the most recent block and whose `newer` the least recent one. `table` has the place
+    of each (block, replica), at the hash of both or behind it; its size is a power of 2.
+    """
+
+    table: Int32s
+    blocks: Int32s
+    newer: Int32s
+    older: Int32s
+    sizes: Int64s
+
+
+def empty_index(replicas: int, capacity: int) -> LruIndex:
+    """Return `replicas` empty lists with room for `capacity` blocks each."""
+    places = replicas * (capacity + 1)
+    own = np.arange(places, dtype=np.int32)
+    table = np.full(1 << (2 * places).bit_length(), _FREE, dtype=np.int32)
+    blocks = np.full(places, _FREE, dtype=np.int32)
+    return LruIndex(table, blocks, own, own.copy(), np.zeros(replicas, dtype=np.int64))
+
+
+def find(index: LruIndex, replica: int, block: int) -> int:
+    """Return where in `table` this block of this replica is, or would be."""
+    places = len(index.blocks) // len(index.sizes)
+    last = len(index.table) - 1
+    at = mix32(block * len(index.sizes) + replica) & last
+    while index.table[at] != _FREE:
+        place = index.table[at]
+        if index.blocks[place] == block and place // places == replica:
+            break
+        at = (at + 1) & last
+    return at
+
+
+def holds(index: LruIndex, replica: int, block: int) -> bool:
+    """Return whether the list of a replica has a block."""
+    return bool(index.table[find(index, replica, block)] != _FREE)
+
+
+def touch(index: LruIndex, replica: int, block: int) -> None:
+    """Make a block a replica's most recent one; drop the least recent one if there is no room."""
+    capacity = len(index.blocks) // len(index.sizes) - 1
+    first = replica * (capacity + 1)
+    sentinel = first + capacity
+    at = find(index, replica, block)
+    place = int(index.table[at])
+    if place != _FREE:
+        _unlink(index, place)
+    else:
+        if index.sizes[replica] < capacity:
+            place = first + int(index.sizes[replica])
+            index.sizes[replica] += 1
+        else:
+            place = int(index.newer[sentinel])
+            _unlink(index, place)
+            _forget(index, find(index, replica, int(index.blocks[place])))
+            at = find(index, replica, block)
+        index.blocks[place] = block
+        index.table[at] = place
+    latest = index.older[sentinel]
+    index.older[sentinel] = place
+    index.newer[place] = sentinel
+    index.older[place] = latest
+    index.newer[latest] = place
+
+
+def _unlink(index: LruIndex, place: int) -> None:
+    """Take a place out of its list."""
+    newer, older = index.newer[place], index.older[place]
+    index.older[newer] = older
+    index.newer[older] = newer
+
+
+def _forget(index: LruIndex, at: int) -> None:
+    """Free an entry of the table and move up those behind it that its place had pushed away.
+
+    Source: Knuth, The Art of Computer Programming 3, section 6.4, algorithm R.
+    """
+    places = len(index.blocks) // len(index.sizes)
+    last = len(index.table) - 1
+    free = at
+    while True:
+        at = (at + 1) & last
+        place = index.table[at]
+        if place == _FREE:
+            break
+        block, replica = int(index.blocks[place]), place // places
+        home = mix32(block * len(index.sizes) + replica) & last
+        if ((at - home) & last) >= ((at - free) & last):
+            index.table[free] = place
+            free = at
+    index.table[free] = _FREE

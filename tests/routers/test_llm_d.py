@@ -1,0 +1,142 @@
+"""llm-d's scores, by hand from its scorers: prefix, queue and KV usage, weighted 3, 2 and 2."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s
+from kvscope.routers.base import View
+from kvscope.routers.llm_d import LlmD, PickerMemory
+from kvscope.routers.llm_d_precise import LlmDPrecise
+from kvscope.routers.lru_index import holds, touch
+from tests.routers.views import choices, load, path, prompt_of, sizes, view
+
+
+def chosen(router: LlmD | LlmDPrecise, blocks: Int32s, seen: View) -> set[int]:
+    """Return all replicas that 60 choices with one memory each draw."""
+    found = set()
+    for seed in range(60):
+        memory = router.memory(sizes(seen.replicas), seed)
+        found.add(type(router).choose(prompt_of(blocks), blocks, seen, memory, router.settings()))
+    return found
+
+
+def after(router: LlmD, sent: dict[int, list[int]], capacity_blocks: int = 100) -> PickerMemory:
+    """Return the memory after these blocks were sent to replicas of three."""
+    memory = router.memory(sizes(3, capacity_blocks=capacity_blocks), seed=1)
+    for replica, blocks in sent.items():
+        for block in blocks:
+            touch(memory.sent, replica, block)
+    return memory
+
+
+def prefix_scores(router: LlmD, memory: PickerMemory, blocks: Int32s, tail: int = 0) -> list[float]:
+    """Return the prefix score of each replica for a prompt."""
+    prompt = prompt_of(blocks, tail_tokens=tail)
+    LlmD.choose(prompt, blocks, view(3), memory, router.settings())
+    return memory.scores.tolist()
+
+
+def test_queue_and_kv_usage_are_weighed() -> None:
+    """Waiting 0, 5, 10 score 1, 0.5, 0; with half of the memory of replica 0 used: 3, 3 and 2."""
+    seen = view(3, own=load(3, waiting=[0, 5, 10], used_blocks=[50, 0, 0]))
+    assert chosen(LlmD(), path(1), seen) == {0, 1}
+    assert chosen(LlmD({"queue_weight": 2.1}), path(1), seen) == {0}
+    assert chosen(LlmD({"kv_weight": 2.1}), path(1), seen) == {1}
+
+
+def test_one_waiting_request_counts_as_much_as_a_hundred() -> None:
+    for longest in (1, 100):
+        seen = view(2, own=load(2, waiting=[longest, 0], used_blocks=[0, 99]))
+        assert chosen(LlmD(), path(1), seen) == {1}  # 0 + 2 against 2 + 0.02
+        assert chosen(LlmD({"kv_weight": 2.1}), path(1), seen) == {0}
+
+
+def test_load_is_as_of_the_last_scrape() -> None:
+    seen = view(2, own=load(2, waiting=[9, 0]), scraped=load(2, waiting=[0, 9]))
+    assert chosen(LlmD(), path(1), seen) == {0}
+
+
+def test_the_prefix_outweighs_a_queue() -> None:
+    """Half a prompt (1.5) loses to the shortest queue (2), a whole one (3) wins."""
+    seen = view(3, own=load(3, waiting=[0, 7, 7]))
+    for blocks, winner in (([1], 0), ([1, 2], 2)):
+        memory = after(LlmD(), {2: blocks})
+        choice = LlmD.choose(prompt_of(path(1, 2)), path(1, 2), seen, memory, LlmD().settings())
+        assert choice == winner
+
+
+def test_the_prefix_score_is_the_share_of_full_blocks() -> None:
+    memory = after(LlmD(), {0: [1, 2], 1: [1]})
+    assert prefix_scores(LlmD(), memory, path(1, 2, 3, 4), tail=15) == [0.5, 0.25, 0.0]
+
+
+def test_only_the_first_blocks_are_compared() -> None:
+    """With 2 blocks of 32 the first 2 of the trace's 16-token blocks each make one."""
+    router = LlmD({"max_prefix_blocks": 2, "engine_block_tokens": 32})
+    memory = after(router, {0: [1, 2, 3, 4], 1: [1, 2]})
+    assert prefix_scores(router, memory, path(1, 2, 3, 4, 5, 6, 7, 8)) == [1.0, 0.5, 0.0]
+    assert not any(holds(memory.sent, replica, 5) for replica in range(3))
+
+
+def test_a_prompt_shorter_than_an_engine_block_has_no_prefix() -> None:
+    router = LlmD({"engine_block_tokens": 64})
+    memory = after(router, {0: [1, 2, 3]})
+    assert prefix_scores(router, memory, path(1, 2, 3)) == [0.0, 0.0, 0.0]
+
+
+def test_blocks_behind_a_gap_count_until_no_replica_has_one() -> None:
+    memory = after(LlmD(), {0: [1], 1: [2, 4], 2: [2]})
+    assert prefix_scores(LlmD(), memory, path(1, 2, 3, 4)) == [0.25, 0.25, 0.25]
+
+
+def test_heads_leave_the_list_first() -> None:
+    """Three blocks on a list of two: the head is gone, and with it the whole prefix."""
+    memory = LlmD().memory(sizes(1, capacity_blocks=2), seed=1)
+    LlmD.choose(prompt_of(path(1, 2, 3)), path(1, 2, 3), view(1), memory, LlmD().settings())
+    assert [holds(memory.sent, 0, block) for block in (1, 2, 3)] == [False, True, True]
+    LlmD.choose(prompt_of(path(1, 2, 3)), path(1, 2, 3), view(1), memory, LlmD().settings())
+    assert memory.scores.tolist() == [0.0]
+
+
+def test_a_conversation_stays_where_it_began() -> None:
+    assert len(set(choices(LlmD(), path(1, 2, 3), view(4), 50))) == 1
+
+
+def precise_scores(*cached: int) -> list[float]:
+    """Return the prefix scores of replicas that hold so many blocks."""
+    router = LlmDPrecise()
+    memory = router.memory(sizes(len(cached)), seed=1)
+    blocks = path(*range(1, 11))
+    seen = view(len(cached), cached=cached)
+    LlmDPrecise.choose(prompt_of(blocks), blocks, seen, memory, router.settings())
+    return memory.scores.tolist()
+
+
+def test_precise_scores_are_normalized_over_replicas_with_a_match() -> None:
+    assert precise_scores(3, 7, 0) == [0.0, 1.0, 0.0]
+    assert precise_scores(4, 6, 8) == [0.0, 0.5, 1.0]
+    assert precise_scores(5, 0, 5) == [1.0, 0.0, 1.0]
+    assert precise_scores(0, 1, 0) == [0.0, 1.0, 0.0]
+    assert precise_scores(0, 0, 0) == [0.0, 0.0, 0.0]
+
+
+def test_precise_weighs_the_prefix_2_and_load_1_each() -> None:
+    """The longest prefix ties with the shortest queue and an unused cache: 2 + 0 + 0, 0 + 1 + 1."""
+    seen = view(2, own=load(2, waiting=[1, 0], used_blocks=[100, 0]), cached=[9, 0])
+    assert chosen(LlmDPrecise(), path(1), seen) == {0, 1}
+    assert chosen(LlmDPrecise({"prefix_weight": 2.5}), path(1), seen) == {0}
+    assert chosen(LlmDPrecise({"kv_weight": 1.5}), path(1), seen) == {1}
+    assert chosen(LlmDPrecise({"queue_weight": 1.5}), path(1), seen) == {1}
+
+
+def test_equal_scores_are_drawn_evenly() -> None:
+    counts = np.bincount(choices(LlmDPrecise(), path(1), view(4), 4000), minlength=4)
+    assert np.all(np.abs(counts - 1000) < 5 * np.sqrt(750))
+
+
+def test_the_configuration_has_the_weights() -> None:
+    config, _, refresh = LlmD({"prefix_weight": 5, "scrape_s": 0.2}).flags()
+    assert "{pluginRef: prefix-cache-scorer, weight: 5}" in config
+    assert refresh == "--refresh-metrics-interval 0.2s"
+    assert "precise-prefix-cache-scorer, weight: 2" in LlmDPrecise().flags()[0]
