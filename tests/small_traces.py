@@ -70,7 +70,7 @@ def prompts(made: Built) -> Prompts:
         if name in made.requests
     }
     named = [
-        (made.types[kind], _turn_bucket(turn))
+        (made.names["type"][kind], _turn_bucket(turn))
         for kind, turn in zip(made.requests["type"], made.requests["turn"], strict=True)
     ]
     categories = sorted(set(named))

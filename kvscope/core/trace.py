@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
-    from kvscope.core.arrays import Float64s, Int32s
+    from kvscope.core.arrays import Float64s, Int32s, Int64s
 
 Lineage = Literal["given", "inferred", "none"]
 
@@ -24,7 +24,9 @@ class Trace:
     """One trace in a store. `trace_id` is the store's key, `name` the user's.
 
     Both may be used again once the trace is removed. `content_hash` is not: it digests what was
-    read, and how.
+    read, and how. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones
+    that requests name, `tenants` the combinations of the first three, which share no blocks.
+    `measured_requests` have a measured TTFT or another of `Measurements`.
     """
 
     trace_id: int
@@ -45,6 +47,12 @@ class Trace:
     out_of_order: int
     notes: tuple[str, ...]
     content_hash: str = ""
+    models: int | None = None
+    adapters: int | None = None
+    salts: int | None = None
+    tenants: int | None = None
+    workers: int | None = None
+    measured_requests: int | None = None
 
     @property
     def has_hashes(self) -> bool:
@@ -74,11 +82,40 @@ class PromptPaths:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurements:
+    """How each request was served when the trace was recorded, R entries an array.
+
+    `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
+    say. Times count from the request's arrival: until its first token, until it was admitted, until
+    its last token; NaN where not measured. `cached_tokens` of the prompt were hit; -1: unknown.
+    """
+
+    worker: Int32s
+    ttft_s: Float64s
+    queue_s: Float64s
+    duration_s: Float64s
+    cached_tokens: Int32s
+    workers: tuple[str, ...]
+
+    def select(self, requests: Int64s) -> Measurements:
+        """Return those of the requests with these numbers."""
+        return Measurements(
+            worker=self.worker[requests],
+            ttft_s=self.ttft_s[requests],
+            queue_s=self.queue_s[requests],
+            duration_s=self.duration_s[requests],
+            cached_tokens=self.cached_tokens[requests],
+            workers=self.workers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Prompts(PromptPaths):
     """The same with arrivals, outputs, conversations, users and categories.
 
     `user` numbers the users from 0, -1 where the trace has none; `category` is an index into
     `categories`, the names of (type, turn bucket), which are ordered by type and turn.
+    `measurements` are None where the trace has none.
     """
 
     arrival_s: Float64s
@@ -87,3 +124,4 @@ class Prompts(PromptPaths):
     user: Int32s
     category: Int32s
     categories: tuple[str, ...]
+    measurements: Measurements | None = None

@@ -22,12 +22,14 @@ from kvscope.ingest.trie import Trie
 class Built:
     """A trace ready for the store: `requests` has a column per field, in order of arrival.
 
-    The column `type` holds positions in `types`; missing ids are NO_ID, missing parents -1.
+    `names` are those that a column of the same name numbers. Missing ids are NO_ID, missing names,
+    parents and measured values NONE. `tenants` differ in model, adapter or salt.
     """
 
     block_size: int
     requests: dict[str, NDArray[Any]]
-    types: tuple[str, ...]
+    names: dict[str, tuple[str, ...]]
+    tenants: int
     trie: Trie
     reuse: TraceReuse
     lineage: Lineage
@@ -83,7 +85,8 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
     return Built(
         block_size=size,
         requests=requests,
-        types=tuple(columns.types),
+        names={name: tuple(names) for name, names in columns.names.items()},
+        tenants=len(columns.tenants),
         trie=trie,
         reuse=reuse,
         lineage=kind,
@@ -139,6 +142,8 @@ def _notes(columns: Columns, kind: Lineage) -> list[str]:
         )
     if kind == "inferred":
         notes.append("conversations are inferred from shared prefixes")
-    if list(columns.types) == [UNKNOWN_TYPE]:
+    if columns.impossible:
+        notes.append(f"{columns.impossible:,} measured values are impossible and left out")
+    if list(columns.names["type"]) == [UNKNOWN_TYPE]:
         notes.append("no request types: categories are by turn alone")
     return notes

@@ -6,6 +6,8 @@ Only the trie grows with the number of accesses: of a path, just its last block 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from numpy.typing import NDArray
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import (
     BadLine,
-    Identifier,
     ReadOptions,
     Records,
     Rejects,
@@ -27,11 +28,8 @@ INT32_MAX = 2**31 - 1
 LONGEST_S = 1e12
 """Beyond any clock: some 30,000 years, in whole microseconds less than 2^63 of them."""
 UNKNOWN_TYPE = "unknown"
-Tenant = tuple[str | None, Identifier | None, str | None]
-"""Model, adapter and cache salt, none where they are 0 or empty: tenants share no blocks.
-
-Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
-"""
+NONE = -1
+"""Stands for no name, no request and nothing measured in columns of numbers."""
 TOO_MANY_IDS = "more hash ids than the prompt has blocks"
 
 _TYPECODES = {
@@ -40,7 +38,15 @@ _TYPECODES = {
     "output_tokens": "i",
     "blocks": "i",
     "turn": "i",  # 0: the trace has none
-    "type": "i",  # an index into `types`
+    "type": "i",  # an index into `names`, as the next
+    "model": "i",
+    "adapter": "i",
+    "salt": "i",
+    "worker": "i",
+    "ttft_s": "d",
+    "queue_s": "d",
+    "duration_s": "d",
+    "cached_tokens": "i",
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
@@ -49,6 +55,16 @@ _TYPECODES = {
     "leaf": "i",  # last block of the prompt
     "tenant": "i",
 }
+
+
+_NAMED = ("type", "model", "adapter", "salt", "worker")
+_TENANT = ("model", "adapter", "salt")
+MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens")
+Tenant = tuple[int, int, int]
+"""The numbers of a model, an adapter and a cache salt: tenants share no blocks.
+
+Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
+"""
 
 
 class RequestBatch:
@@ -124,10 +140,12 @@ class Columns:
 
     def __init__(self, default_block_size: int, options: ReadOptions, rejects: Rejects) -> None:
         self.trie = Trie()
-        self.types: dict[str, int] = {}
+        self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
+        self.tenants: dict[Tenant, int] = {}
         self.untimed = 0
         self.unhashed = 0
         self.short = 0  # hash ids for a part of the prompt only
+        self.impossible = 0  # measured values
         self._columns: dict[str, array[Any]] = {
             name: array(code) for name, code in _TYPECODES.items()
         }
@@ -135,7 +153,6 @@ class Columns:
         self._settled_block_size = 0  # not yet
         self._fallback_block_size = options.block_size or default_block_size
         self._waited_s = 0.0  # all delays together
-        self._tenants: dict[Tenant, int] = {}
         self._rejects = rejects
 
     def __len__(self) -> int:
@@ -214,10 +231,7 @@ class Columns:
     def _append(self, batch: RequestBatch) -> None:
         rows = batch.requests
         self._append_times(batch)
-        types = [row.type or UNKNOWN_TYPE for row in rows]
-        for name in dict.fromkeys(types):
-            self.types.setdefault(name, len(self.types))
-        self._extend("type", np.array([self.types[name] for name in types]))
+        self._append_service(rows)
         self._extend("input_tokens", batch.input_tokens)
         self._extend("output_tokens", batch.output_tokens)
         self._extend("turn", batch.turn)
@@ -225,6 +239,41 @@ class Columns:
         self._extend("parent_chat_id", keys([row.parent_chat_id for row in rows]))
         self._extend("user_id", keys([row.user_id for row in rows]))
         self._append_paths(batch)
+
+    def _append_service(self, rows: list[Request]) -> None:
+        """Append what each request is, who served it and how fast, as far as the trace says so."""
+        self._extend_named("type", [row.type or UNKNOWN_TYPE for row in rows])
+        self._extend_named("model", [row.model or None for row in rows])
+        self._extend_named("adapter", [str(row.adapter or "") or None for row in rows])
+        self._extend_named("salt", [row.cache_salt or None for row in rows])
+        workers = ["" if row.worker is None else str(row.worker) for row in rows]
+        self._extend_named("worker", [worker or None for worker in workers])
+        self._extend_measured("ttft_s", [row.ttft_s or None for row in rows])  # 0: not measured
+        self._extend_measured("queue_s", [row.queue_s for row in rows])
+        self._extend_measured("duration_s", [row.duration_s or None for row in rows])
+        cached = [row.cached_tokens for row in rows]
+        self._extend_measured("cached_tokens", cached, [row.input_tokens for row in rows])
+
+    def _extend_named(self, name: str, values: list[str | None]) -> None:
+        """Append names as numbers, in order of first appearance."""
+        known = self.names[name]
+        for value in dict.fromkeys(values):
+            if value is not None:
+                known.setdefault(value, len(known))
+        self._extend(name, np.array([NONE if value is None else known[value] for value in values]))
+
+    def _extend_measured(
+        self, name: str, values: Sequence[float | None], most: Iterable[float] = repeat(LONGEST_S)
+    ) -> None:
+        """Append values from 0 to `most`, and none for others, which are counted."""
+        # Not a reason to refuse a request: nothing of its replay depends on them.
+        pairs = zip(values, most, strict=False)
+        possible = [
+            NONE if value is None or not 0 <= value <= limit else value for value, limit in pairs
+        ]
+        missing = sum(value is None for value in values)
+        self.impossible += possible.count(NONE) - missing
+        self._extend(name, np.array(possible))
 
     def _append_paths(self, batch: RequestBatch) -> None:
         """Hand the paths to the trie, and keep the last block of each."""
@@ -246,19 +295,17 @@ class Columns:
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
         """Rename the first blocks of all tenants but the first, and append their numbers."""
-        tenants = [
-            (row.model or None, row.adapter or None, row.cache_salt or None)
-            for row in batch.requests
-        ]
+        columns = (self._columns[name][-len(batch.requests) :] for name in _TENANT)
+        tenants: list[Tenant] = list(zip(*columns, strict=True))
         for tenant in dict.fromkeys(tenants):
-            self._tenants.setdefault(tenant, len(self._tenants))
-        if len(self._tenants) > 1:
-            first = next(iter(self._tenants))
+            self.tenants.setdefault(tenant, len(self.tenants))
+        if len(self.tenants) > 1:
+            first = next(iter(self.tenants))
             for row, tenant in enumerate(tenants):
                 if tenant != first and batch.blocks[row]:
                     at = batch.starts[row]
                     batch.ids[at] = key(f"{tenant}/{batch.ids[at]}")
-        self._extend("tenant", np.array([self._tenants[tenant] for tenant in tenants]))
+        self._extend("tenant", np.array([self.tenants[tenant] for tenant in tenants]))
 
     def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and its predecessor in its session."""

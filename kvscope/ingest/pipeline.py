@@ -16,7 +16,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
-from kvscope.ingest.columns import TOO_MANY_IDS, Columns
+from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import ReadOptions, Rejects, TraceFormat
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
@@ -24,9 +24,6 @@ from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.source import Source
 from kvscope.store import traces
 from kvscope.store.db import Store
-
-NONE = -1
-"""Stands for no request in the columns of parents and of first and last touches."""
 
 Advance = Callable[[int], None]
 Foresee = Callable[[PromptPaths], None]
@@ -122,7 +119,8 @@ def ingest(
 
 def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace:
     """Write the trace; the caller holds a transaction."""
-    requests, trie, reuse = built.requests, built.trie, built.reuse
+    requests, names, trie, reuse = built.requests, built.names, built.trie, built.reuse
+    measured = np.any([requests[name] != NONE for name in MEASURED], axis=0)
     trace = traces.add(
         store,
         **asdict(origin),
@@ -139,15 +137,24 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         bad_lines=rejects.count,
         out_of_order=built.out_of_order,
         notes=list(built.notes),
+        models=len(names["model"]),
+        adapters=len(names["adapter"]),
+        salts=len(names["salt"]),
+        tenants=built.tenants,
+        workers=len(names["worker"]),
+        measured_requests=int(np.count_nonzero(measured)),
     )
     number = trace.trace_id
     store.append(
         "ingest/add_requests",
         requests,
         trace_id=number,
-        types=list(built.types),
+        types=list(names["type"]),
+        model_names=list(names["model"]),
+        adapter_names=list(names["adapter"]),
+        worker_names=list(names["worker"]),
         no_id=NO_ID,
-        no_parent=NONE,
+        none=NONE,
     )
     blocks: dict[str, NDArray[Any]] = {
         "block": np.arange(1, trie.count, dtype=np.int32),

@@ -21,8 +21,8 @@ _LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")
 def select(prompts: Prompts, requests: Int64s) -> Prompts:
     """Return the requests with these numbers (ascending), over the blocks that they need.
 
-    Blocks, requests and conversations are numbered anew, in the same order; times, users and
-    categories stay. A parent that was not selected is none.
+    Blocks, requests and conversations are numbered anew, in the same order; times, users,
+    categories and measurements stay. A parent that was not selected is none.
     """
     needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
     needed[0] = True
@@ -42,6 +42,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
         leaf=block[prompts.leaf[requests]],
         carried_leaf=block[prompts.carried_leaf[requests]],
         block_parent=block[prompts.block_parent[needed]],
+        measurements=prompts.measurements and prompts.measurements.select(requests),
         **columns,
     )
 

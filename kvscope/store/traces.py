@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
-from kvscope.core.trace import Prompts, Trace
+from kvscope.core.trace import Measurements, Prompts, Trace
 from kvscope.store.db import Store
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
@@ -114,7 +114,18 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
         block_size=trace.block_size,
         categories=tuple(row["category"] for row in names),
         block_parent=load_block_parents(store, trace),
+        measurements=_load_measurements(store, trace),
         **requests,
+    )
+
+
+def _load_measurements(store: Store, trace: Trace) -> Measurements | None:
+    if not (trace.workers or trace.measured_requests):  # most traces: spare them the query
+        return None
+    workers = store.rows("ingest/workers", trace_id=trace.trace_id)
+    return Measurements(
+        workers=tuple(row["worker"] for row in workers),
+        **store.columns("ingest/measurements", trace_id=trace.trace_id),
     )
 
 

@@ -17,18 +17,26 @@
 -- $bad_lines: see the schema
 -- $out_of_order: see the schema
 -- $notes: see the schema
--- columns: trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes, content_hash
+-- $models: see the schema
+-- $adapters: see the schema
+-- $salts: see the schema
+-- $tenants: see the schema
+-- $workers: see the schema
+-- $measured_requests: see the schema
+-- columns: trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes, content_hash, models, adapters, salts, tenants, workers, measured_requests
 INSERT INTO traces (
     name, content_hash, source, source_bytes, format, block_size, requests, accesses,
     distinct_blocks, span_s, input_tokens, output_tokens, lineage, has_users, lines, bad_lines,
-    out_of_order, notes, ingested_at, used_at
+    out_of_order, notes, models, adapters, salts, tenants, workers, measured_requests,
+    ingested_at, used_at
 )
 VALUES (
     $name, $content_hash, $source, $source_bytes, $format, $block_size, $requests, $accesses,
     $distinct_blocks, $span_s, $input_tokens, $output_tokens, $lineage, $has_users, $lines,
-    $bad_lines, $out_of_order, $notes, now()::TIMESTAMP, now()::TIMESTAMP
+    $bad_lines, $out_of_order, $notes, $models, $adapters, $salts, $tenants, $workers,
+    $measured_requests, now()::TIMESTAMP, now()::TIMESTAMP
 )
 RETURNING
     trace_id, name, source, format, block_size, requests, accesses, distinct_blocks, span_s,
     input_tokens, output_tokens, lineage, has_users, lines, bad_lines, out_of_order, notes,
-    content_hash
+    content_hash, models, adapters, salts, tenants, workers, measured_requests

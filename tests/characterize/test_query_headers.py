@@ -23,6 +23,9 @@ QUERIES = sorted(
 # parameters that are no columns
 GIVEN: dict[str, Any] = {
     "types": ["x"],
+    "model_names": ["x"],
+    "adapter_names": ["x"],
+    "worker_names": ["x"],
     "categories": ["x"],
     "numbers": [1],
     "reasons": ["x"],

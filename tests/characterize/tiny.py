@@ -157,6 +157,12 @@ def _insert(
         "bad_lines": 0,
         "out_of_order": 0,
         "notes": [],
+        "models": 0,
+        "adapters": 0,
+        "salts": 0,
+        "tenants": 1,
+        "workers": 0,
+        "measured_requests": 0,
     }
     trace = add(store, **{**about, **facts})
     for table, columns in (("requests", requests), ("blocks", blocks), ("reuses", reuses)):

@@ -77,7 +77,7 @@ def _analyzed(made: Built) -> dict[str, Any]:
     return requests | {
         "leaf": [small_traces.path(made, leaf) for leaf in requests["leaf"]],
         "carried_leaf": [small_traces.path(made, leaf) for leaf in requests["carried_leaf"]],
-        "type": [made.types[code] for code in requests["type"]],
+        "type": [made.names["type"][code] for code in requests["type"]],
         "lineage": made.lineage,
         "runs": np.stack(
             [made.reuse.request, made.reuse.prev, made.reuse.depth, made.reuse.blocks]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import duckdb
 import pytest
 
 from kvscope import __version__
@@ -91,23 +89,6 @@ def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
     bare = replace(bare, preemptions=None, turned_away=None, setting=engine)
     again = results.add_run(store, trace, bare, "code")
     assert again in [one.run for one in results.all_runs(store, trace)]
-
-
-def test_runs_of_an_older_schema_are_read(tmp_path: Path) -> None:
-    """A store from before the times of steps gets their column, and its runs have none."""
-    path = str(tmp_path / "old.duckdb")
-    with open_store(path) as store:
-        small_traces.stored(store, [Request(input_tokens=16, output_tokens=1)], 16)
-        kept = results.add_run(store, traces.find(store, "trace-0"), RUN, "code")
-    with duckdb.connect(path) as connection:
-        connection.execute("ALTER TABLE runs DROP COLUMN steps")
-        connection.execute("UPDATE schema_version SET version = 4")
-    with open_store(path) as store:
-        (stored,) = results.with_parts(
-            store, results.all_runs(store, traces.find(store, "trace-0"))
-        )
-        assert stored.run == kept
-        assert stored.request == results.digest_of(RUN)
 
 
 def test_the_same_question_has_one_answer(store: Store) -> None:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from kvscope.ingest.formats.base import ROOT, Identifier, Request, TraceFormat
-from kvscope.ingest.formats.exporter import LineExporter, Row
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
+from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
 
 _ROOT = str(ROOT)
 _SPELLED = {
@@ -18,7 +18,7 @@ _SPELLED = {
 }
 
 
-class _BailianRow(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
+class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     """A line as it is written; unknown fields are ignored.
 
     It has all fields of a `Request` and stands in for one: to make another of each takes as long
@@ -35,18 +35,9 @@ class _BailianRow(msgspec.Struct, gc=False, kw_only=True, rename=_SPELLED):
     hash_ids: msgspec.Raw = msgspec.Raw()
     user_id: Identifier | None = None
     block_size: int | None = None
-    model: str | None = None
-    lora_id: Identifier | None = None
-    lora_name: str | None = None
-    cache_salt: str | None = None
     session_id: ClassVar[None] = None
     delay_s: ClassVar[None] = None
     scope: ClassVar[None] = None
-
-    @property
-    def adapter(self) -> Identifier | None:
-        """The LoRA adapter; 0 and "" are the model itself."""
-        return self.lora_name or self.lora_id
 
 
 class _BailianReader(RowReader):
@@ -86,13 +77,21 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     turn: int
     hash_ids: list[int] | None = None
     block_size: int | None = None
+    model: str | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    worker: str | None = None
+    ttft_ms: int | float | None = None
+    queue_ms: int | float | None = None
+    duration_ms: int | float | None = None
+    cached_tokens: int | None = None
 
 
 class BailianExport(LineExporter):
     """Everything but how conversations are known: an inferred parent is written as a given one.
 
-    Also lost: ids that were strings (their digests are written), what the original block hashes
-    were, and whether a parent that the trace names was missing from it.
+    Also lost: ids that were strings (their digests are written), cache salts (numbers are), what
+    the original block hashes were, and whether a parent that the trace names was missing from it.
     """
 
     name = Bailian.name
@@ -111,4 +110,12 @@ class BailianExport(LineExporter):
             turn=row.turn,
             hash_ids=row.hash_ids or None,
             block_size=None if block_size == Bailian.default_block_size else block_size,
+            model=row.model,
+            lora_name=row.adapter,
+            cache_salt=row.cache_salt,
+            worker=row.worker,
+            ttft_ms=milliseconds(row.ttft_s),
+            queue_ms=milliseconds(row.queue_s),
+            duration_ms=milliseconds(row.duration_s),
+            cached_tokens=row.cached_tokens,
         )

@@ -38,6 +38,10 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     nothing. `scope` marks ids that mean something only inside one session. Requests that differ in
     `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
     `delay_s` after its predecessor in its session, or with the line before it.
+
+    The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
+    its first token, the time until it was admitted and until its last token, all since its arrival,
+    and the prompt's tokens found in the cache.
     """
 
     input_tokens: int
@@ -56,6 +60,11 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     model: str | None = None
     adapter: Identifier | None = None
     cache_salt: str | None = None
+    worker: Identifier | None = None
+    ttft_s: float | None = None
+    queue_s: float | None = None
+    duration_s: float | None = None
+    cached_tokens: int | None = None
 
 
 class BadLine(Exception):

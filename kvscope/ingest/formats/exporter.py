@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, overload
 
 import msgspec
 import numpy as np
@@ -25,7 +26,8 @@ Advance = Callable[[int], None]
 class Row:
     """One request; its blocks are named by their numbers in the trie, unique in the trace.
 
-    Chat ids are the trace's own if every request has one, otherwise request numbers.
+    Chat ids are the trace's own if every request has one, otherwise request numbers. `cache_salt`
+    is the salt's number.
     """
 
     arrival_s: float
@@ -36,6 +38,14 @@ class Row:
     turn: int
     input_tokens: int
     output_tokens: int
+    model: str | None
+    adapter: str | None
+    cache_salt: str | None
+    worker: str | None
+    ttft_s: float | None
+    queue_s: float | None
+    duration_s: float | None
+    cached_tokens: int | None
     hash_ids: list[int]
 
 
@@ -95,3 +105,23 @@ class LineExporter(Exporter):
             lines = [encode(self.line(row, trace.block_size)) for row in chunk]
             stream.write(b"\n".join([*lines, b""]))
             advance(len(chunk))
+
+
+@overload
+def milliseconds(seconds: float) -> int | float: ...
+
+
+@overload
+def milliseconds(seconds: float | None) -> int | float | None: ...
+
+
+def milliseconds(seconds: float | None) -> int | float | None:
+    """Return the number of ms that divided by 1,000 is exactly `seconds`, if there is one."""
+    if seconds is None:
+        return None
+    nearest = round(seconds * 1000)
+    if nearest / 1000 == seconds:
+        return nearest
+    scaled = seconds * 1000
+    around = (scaled, math.nextafter(scaled, 0), math.nextafter(scaled, math.inf))
+    return next((each for each in around if each / 1000 == seconds), scaled)

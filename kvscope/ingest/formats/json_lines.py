@@ -11,12 +11,46 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from kvscope.ingest.formats.base import BadLine, LineReader, ReadOptions, Request
+from kvscope.ingest.formats.base import BadLine, Identifier, LineReader, ReadOptions, Request
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 _OPEN, _CLOSE, _LINE_FEED = b"{}\n"
+
+
+class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
+    """The keys that say how a request was served, in all formats of one JSON object per request."""
+
+    model: str | None = None
+    lora_id: Identifier | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    worker: Identifier | None = None
+    ttft_ms: float | None = None
+    queue_ms: float | None = None
+    duration_ms: float | None = None
+    cached_tokens: int | None = None
+
+    @property
+    def adapter(self) -> Identifier | None:
+        """The LoRA adapter; 0 and "" are the model itself."""
+        return self.lora_name or self.lora_id
+
+    @property
+    def ttft_s(self) -> float | None:
+        """The time to first token."""
+        return None if self.ttft_ms is None else self.ttft_ms / 1000
+
+    @property
+    def queue_s(self) -> float | None:
+        """The time from arrival until admitted."""
+        return None if self.queue_ms is None else self.queue_ms / 1000
+
+    @property
+    def duration_s(self) -> float | None:
+        """The time from arrival to the last token."""
+        return None if self.duration_ms is None else self.duration_ms / 1000
 
 
 class RowReader(LineReader):

@@ -26,6 +26,7 @@ _INPUTS = ("contexttokens", "request tokens", "num_prefill_tokens")
 _OUTPUTS = ("generatedtokens", "response tokens", "num_decode_tokens")
 _TYPE = ("log type",)
 _SESSION = ("session id",)
+_MODEL = ("model",)
 
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -66,6 +67,7 @@ class _LengthsReader(LineReader):
                 arrival_s=None if self._time is None else self._arrival_s(fields[self._time]),
                 type=None if self._type is None else fields[self._type] or None,
                 session_id=None if self._session is None else fields[self._session] or None,
+                model=None if self._model is None else fields[self._model] or None,
             ),
         )
 
@@ -82,6 +84,7 @@ class _LengthsReader(LineReader):
         self._time = _column(header, _TIME)
         self._type = _column(header, _TYPE)
         self._session = _column(header, _SESSION)
+        self._model = _column(header, _MODEL)
         self._header = header
 
     def _arrival_s(self, text: str) -> float:

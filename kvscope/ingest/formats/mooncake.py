@@ -6,15 +6,14 @@ with delays; this reader takes them all.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from typing import TypeVar
 
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, Identifier, Request, TraceFormat
-from kvscope.ingest.formats.exporter import LineExporter, Row
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
+from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
 from kvscope.ingest.hash_ids import decoded
 
 TEXT_PROMPTS = "prompts as text, without input_length"
@@ -29,7 +28,7 @@ _ABSENT = msgspec.Raw()
 _Number = TypeVar("_Number", int, float)
 
 
-class _MooncakeRow(msgspec.Struct, gc=False):
+class _MooncakeRow(ServiceRow, gc=False):
     """A line as it is written, with the names that the relatives use instead."""
 
     input_length: int | None = None
@@ -47,10 +46,6 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     user_id: Identifier | None = None
     type: str | None = None
     turn: int | None = None
-    model: str | None = None
-    lora_id: Identifier | None = None
-    lora_name: str | None = None
-    cache_salt: str | None = None
     messages: msgspec.Raw = _ABSENT
     text_input: msgspec.Raw = _ABSENT
     text_inputs: msgspec.Raw = _ABSENT
@@ -87,8 +82,13 @@ class _MooncakeReader(RowReader):
             turn=row.turn,
             block_size=row.block_size,
             model=row.model,
-            adapter=row.lora_name or row.lora_id,
+            adapter=row.adapter,
             cache_salt=row.cache_salt,
+            worker=row.worker,
+            ttft_s=row.ttft_s,
+            queue_s=row.queue_s,
+            duration_s=row.duration_s,
+            cached_tokens=row.cached_tokens,
         )
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
@@ -150,7 +150,7 @@ class _MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class MooncakeExport(LineExporter):
-    """Times, lengths and blocks: no conversations, turns, users or types.
+    """Times, lengths and blocks: no conversations, turns, users, types, models or measured times.
 
     Conversations can be inferred again from the prompts. Times that are no whole milliseconds are
     written as fractions of one, exact to a float's last place.
@@ -168,13 +168,3 @@ class MooncakeExport(LineExporter):
             hash_ids=row.hash_ids or None,
             block_size=None if block_size == Mooncake.default_block_size else block_size,
         )
-
-
-def milliseconds(seconds: float) -> int | float:
-    """Return the number of ms that divided by 1,000 is exactly `seconds`, if there is one."""
-    nearest = round(seconds * 1000)
-    if nearest / 1000 == seconds:
-        return nearest
-    scaled = seconds * 1000
-    around = (scaled, math.nextafter(scaled, 0), math.nextafter(scaled, math.inf))
-    return next((each for each in around if each / 1000 == seconds), scaled)

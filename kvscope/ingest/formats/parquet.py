@@ -123,7 +123,8 @@ class Parquet(TraceFormat):
 class ParquetExport(Exporter):
     """Every canonical column; conversations that were inferred are left to be inferred again.
 
-    Lost: ids that were strings (their digests are written) and the original block hashes.
+    Lost: ids that were strings (their digests are written), cache salts (numbers are) and the
+    original block hashes.
     """
 
     name = Parquet.name
@@ -144,6 +145,14 @@ class ParquetExport(Exporter):
             "turn": pl.Int32(),
             "input_tokens": pl.Int32(),
             "output_tokens": pl.Int32(),
+            "model": pl.String(),
+            "adapter": pl.String(),
+            "cache_salt": pl.String(),
+            "worker": pl.String(),
+            "ttft_s": pl.Float64(),
+            "queue_s": pl.Float64(),
+            "duration_s": pl.Float64(),
+            "cached_tokens": pl.Int32(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
         }

@@ -36,7 +36,7 @@ _ABSOLUTE = "times of sub-agents count from the start of their session where non
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """A request, or a sub-agent with its requests; `t` is in s."""
+    """A request, or a sub-agent with its requests; times are in s."""
 
     t: float
     type: str | None = None
@@ -44,6 +44,8 @@ class _Entry(msgspec.Struct, gc=False):
     inputs: int | None = msgspec.field(name="in", default=None)
     outputs: int | None = msgspec.field(name="out", default=None)
     hash_ids: list[int | str] | None = None
+    ttft: float | None = None
+    api_time: float | None = None
     agent_id: Identifier | None = None
     requests: list[_Entry] | None = None
 
@@ -142,18 +144,19 @@ class _Unfolded:
             missing = "in" if entry.inputs is None else "out"
             raise BadLine(f"Object missing required field `{missing}` - at `{here}`")
         session = self._session
-        model = entry.model or self._only_model or "unknown"
-        local = session.hash_id_scope == "local"
+        model = entry.model or self._only_model
         return Request(
             input_tokens=entry.inputs,
             output_tokens=entry.outputs,
             arrival_s=arrival_s,
             hash_ids=entry.hash_ids,
-            # A block belongs to one model: the same ids under another model are other blocks.
-            scope=f"{session.id}/{model}" if local else model,
-            session_id=f"{session.id}/{agent}/{model}",
+            scope=str(session.id) if session.hash_id_scope == "local" else None,
+            session_id=f"{session.id}/{agent}/{model or 'unknown'}",
             type="agent" if agent == _MAIN else "subagent",
             block_size=session.block_size,
+            model=model,
+            ttft_s=entry.ttft,
+            duration_s=entry.api_time,
         )
 
     def _name(self, parent: str, entry: _Entry) -> str:

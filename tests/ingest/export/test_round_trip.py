@@ -15,8 +15,7 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.base import Request
-from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, rows
-from kvscope.ingest.formats.mooncake import milliseconds
+from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, milliseconds, rows
 from kvscope.ingest.formats.registry import EXPORTERS, export
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.curve import lru_curve

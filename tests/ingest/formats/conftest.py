@@ -134,7 +134,7 @@ def _weka() -> Sample:
         b'{"t":0,"in":64,"out":4,"hash_ids":[1],"model":"big"}]}'
     )
     main = {"block_size": 64, "type": "agent"}
-    big = {"scope": "s1/big", "session_id": "s1/main/big", **main}
+    big = {"scope": "s1", "model": "big", "session_id": "s1/main/big", **main}
     requests = (
         Request(input_tokens=130, output_tokens=4, arrival_s=0.0, hash_ids=[1, 2], **big),
         Request(
@@ -142,7 +142,8 @@ def _weka() -> Sample:
             output_tokens=1,
             arrival_s=2.0,
             hash_ids=[1],
-            scope="s1/small",
+            scope="s1",
+            model="small",
             session_id="s1/main/a1/small",
             block_size=64,
             type="subagent",
@@ -154,7 +155,8 @@ def _weka() -> Sample:
         output_tokens=4,
         arrival_s=2.0,
         hash_ids=[1],
-        scope="s2/big",
+        scope="s2",
+        model="big",
         session_id="s2/main/big",
         **main,
     )

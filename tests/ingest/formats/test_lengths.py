@@ -17,7 +17,7 @@ AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
 def test_burstgpt_columns(read: Any) -> None:
-    """Seconds, the log's type, and the session where a newer file tells it; failures have 0."""
+    """Seconds, type, model, and the session where a newer file has it; failures have 0."""
     data = (
         b"Timestamp,Session ID,Elapsed time,Model,"
         b"Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -31,8 +31,9 @@ def test_burstgpt_columns(read: Any) -> None:
             arrival_s=5.0,
             session_id="12",
             type="Conversation log",
+            model="ChatGPT",
         ),
-        Request(input_tokens=1087, output_tokens=0, arrival_s=45.25, type="API log"),
+        Request(input_tokens=1087, output_tokens=0, arrival_s=45.25, type="API log", model="GPT-4"),
     ]
 
 

@@ -60,6 +60,14 @@ def test_every_field_of_a_request_is_a_column(read: Any) -> None:
         "turn": 2,
         "block_size": 16,
         "scope": "x",
+        "model": "m",
+        "adapter": "french",
+        "cache_salt": "0",
+        "worker": "w",
+        "ttft_s": 0.5,
+        "queue_s": 0.25,
+        "duration_s": 2.0,
+        "cached_tokens": 4,
     }
     frame = LENGTHS.head(1).with_columns(
         pl.Series("user_id", [row["user_id"]], dtype=pl.UInt64),

@@ -71,9 +71,15 @@ def test_agents_of_one_name_are_told_apart(read: Any) -> None:
 
 
 def test_blocks_are_shared_within_a_session_and_a_model_only(read: Any) -> None:
-    """Local ids carry their session and model; agents of one model share blocks."""
+    """Local ids carry their session, requests their model; agents of one model share blocks."""
     data = session("s", entry(0), entry(1, model="n"), agent(2, entry(0))) + session(5, entry(0))
-    assert [r.scope for r in read(data).requests] == ["s/m", "s/n", "s/m", "5/m"]
+    requests = read(data).requests
+    assert [(r.scope, r.model) for r in requests] == [
+        ("s", "m"),
+        ("s", "n"),
+        ("s", "m"),
+        ("5", "m"),
+    ]
 
 
 def test_global_ids_carry_their_model_alone(read: Any) -> None:
@@ -81,14 +87,25 @@ def test_global_ids_carry_their_model_alone(read: Any) -> None:
     data = session("s", entry(0), hash_id_scope="global") + session(
         "t", entry(0), hash_id_scope=None
     )
-    assert [r.scope for r in read(data).requests] == ["m", "m"]
+    assert [(r.scope, r.model) for r in read(data).requests] == [(None, "m"), (None, "m")]
 
 
 def test_a_session_of_one_model_need_not_repeat_it(read: Any) -> None:
     """A request without a model has the session's only one; else the model is unknown."""
     data = session("s", entry(0, model=None), models=["m"])
     data += session("t", entry(0, model=None), models=["m", "n"])
-    assert [r.session_id for r in read(data).requests] == ["s/main/m", "t/main/unknown"]
+    requests = read(data).requests
+    assert [(r.model, r.session_id) for r in requests] == [
+        ("m", "s/main/m"),
+        (None, "t/main/unknown"),
+    ]
+
+
+def test_measured_times_are_kept(read: Any) -> None:
+    """Seconds to the first token and to the last, where the session was recorded with them."""
+    data = session("s", entry(0, ttft=0.5, api_time=2.5), entry(1, api_time=3))
+    requests = read(data).requests
+    assert [(r.ttft_s, r.duration_s) for r in requests] == [(0.5, 2.5), (None, 3.0)]
 
 
 def test_sessions_are_placed_back_to_back(read: Any) -> None:

@@ -1,0 +1,7 @@
+-- workers: the workers of a trace, in the order in which `measurements` numbers them
+-- $trace_id: the trace
+-- columns: worker
+SELECT DISTINCT worker
+FROM requests
+WHERE trace_id = $trace_id AND worker IS NOT NULL
+ORDER BY worker

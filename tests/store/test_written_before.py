@@ -1,0 +1,81 @@
+"""Stores that older versions wrote: of schema version N, with a trace and a run of LRU."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvscope.characterize.history import load_history
+from kvscope.core.errors import StoreVersionError
+from kvscope.core.trace import Prompts
+from kvscope.ingest.pipeline import ingest
+from kvscope.store import results, traces
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
+
+WRITTEN = Path(__file__).parents[1] / "written_before"
+TRACE = str(WRITTEN / "trace.jsonl")
+
+
+@pytest.fixture(params=[4, 5])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the path of a copy of an old store."""
+    path = tmp_path / "old.duckdb"
+    path.write_bytes(gzip.decompress((WRITTEN / f"store-{request.param}.duckdb.gz").read_bytes()))
+    return str(path)
+
+
+def test_nothing_is_lost(old: str) -> None:
+    """Traces and runs are there, now and after the next opening; what is new is unknown."""
+    with pytest.raises(StoreVersionError, match="open it once for writing"):
+        open_store(old, read_only=True)
+    for read_only in (False, True):
+        with open_store(old, read_only=read_only) as store:
+            (trace,) = traces.all_traces(store)
+            assert (trace.name, trace.requests, trace.accesses) == ("before", 12, 60)
+            assert (trace.models, trace.tenants, trace.measured_requests) == (None, None, None)
+            prompts = load_prompts(store, trace)
+            assert prompts.measurements is None
+            assert prompts.categories == load_history(store, trace).categories
+            (known,) = results.with_parts(store, results.all_runs(store, trace))
+            assert (known.run.policy, known.run.capacity_blocks) == ("lru", 6)
+            assert known.request == results.digest_of(known.run)
+
+
+def test_the_same_content_is_the_same_trace(old: str) -> None:
+    """Digests of traces stay; ingested anew, it has what the older version left out."""
+    with open_store(old) as store:
+        before = ingest(store, TRACE)
+        was = load_prompts(store, before.trace)
+        assert not before.created
+        traces.remove(store, before.trace)
+        anew = ingest(store, TRACE)
+        now = load_prompts(store, anew.trace)
+    assert anew.created
+    trace = anew.trace
+    assert trace.content_hash == before.trace.content_hash
+    assert (trace.models, trace.adapters, trace.salts, trace.workers) == (2, 0, 1, 0)
+    assert (trace.tenants, trace.measured_requests) == (3, 4)
+    assert now.measurements is not None
+    assert np.nansum(now.measurements.ttft_s) == pytest.approx(4 * 0.125)
+    if len(was.block_parent) == len(now.block_parent):  # the oldest took tenants for one
+        for name in {each.name for each in fields(Prompts)} - {"measurements"}:
+            assert np.array_equal(getattr(was, name), getattr(now, name)), name
+
+
+def test_a_cache_salt_is_not_stored(tmp_path: Path) -> None:
+    """Neither in the clear nor as a digest that a guess confirms."""
+    guess = (WRITTEN / "trace.jsonl").read_text().replace("Kolibri", "another")
+    other = tmp_path / "other.jsonl"
+    other.write_text(guess)
+    hashes = []
+    for path in (TRACE, str(other)):
+        with open_store(MEMORY) as store:
+            ingest(store, path)
+            hashes.append(store._connection.execute("SELECT * FROM blocks").fetchall())
+            assert store._connection.execute("SELECT max(salt) FROM requests").fetchall() == [(0,)]
+    assert hashes[0] == hashes[1]
