@@ -61,7 +61,11 @@ def latency_for(
     except InputError as error:
         if named:
             raise
-        return TraceLatency(profile, deployment, note=f"TTFT is a roofline's, since {error}.")
+        remedy = str(error.remedy)
+        why = f"{error.what}. {remedy[:1].upper()}{remedy[1:]}."
+        return TraceLatency(
+            profile, deployment, note=f"TTFT is a roofline's, not fitted to the trace: {why}"
+        )
     if deployment is not None:
         deployment = resolve(deployment.stated, fitted=fitted)
     timed = deployment.latency if deployment else fitted.profile

@@ -96,8 +96,8 @@ def fit_trace(
         logged = "" if np.isfinite(queue_s).any() else "log queue times too, or "
         raise _refused(
             name,
-            f"{len(lone):,} of {stated:,} TTFTs were measured without another prefill at the same"
-            f" time; a fit needs {ENOUGH}",
+            f"only {len(lone):,} of {stated:,} TTFTs were measured without another prefill at the"
+            f" same time, and a fit needs {ENOUGH}",
             logged + _REMEDY,
         )
     uncached = (input_tokens - cached_tokens)[lone].astype(np.int64)
@@ -119,7 +119,7 @@ def fit_trace(
         fitted = fit(_groups(*to_fit, rough), seed=seed)
     except EngineError as error:
         raise _refused(name, f"no profile fits its TTFTs: {error.what}", _REMEDY) from error
-    model = fitted.profile(f"TTFTs of {name}", "", longest)
+    model = fitted.profile(f"trace {name}", "", longest)
     predicted_s = model.ttft_s(uncached[held_out], cached[held_out])
     ratios = service_s[held_out] / predicted_s
     median_error, p90_error = np.quantile(np.abs(1 / ratios - 1), (0.5, 0.9)).tolist()

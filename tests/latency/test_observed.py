@@ -7,95 +7,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import InputError
-from kvscope.core.trace import Measurements
-from kvscope.latency.observed import TraceFit, fit_trace
+from kvscope.latency.observed import fit_trace
 from kvscope.latency.profile import LatencyProfile
+from tests.served import TRUE, Served, served, without_queue_times
 
-TRUE = LatencyProfile("true", "", 20e-3, 1e-4, 4e-9)
 SEEDS = range(20)
 PROMPTS = ((100, 0), (1000, 0), (1000, 4000), (4000, 0), (4000, 2000))
 """Uncached and cached tokens in the range of the traces."""
-
-
-@dataclass(frozen=True, eq=False)
-class Served:
-    """Requests and how they were served; `alone_s` is the TTFT on an idle engine."""
-
-    arrival_s: Float64s
-    input_tokens: Int32s
-    alone_s: Float64s
-    measured: Measurements
-
-    def fit(self) -> TraceFit:
-        """Fit a profile to what was measured."""
-        return fit_trace("made", self.arrival_s, self.input_tokens, self.measured)
-
-    def measuring(self, **columns: object) -> Served:
-        """Return the requests with other measurements."""
-        return replace(self, measured=replace(self.measured, **columns))  # type: ignore[arg-type]
-
-    def only(self, kept: Bools) -> Served:
-        """Return some of the requests."""
-        numbers = np.flatnonzero(kept)
-        return Served(
-            self.arrival_s[numbers],
-            self.input_tokens[numbers],
-            self.alone_s[numbers],
-            self.measured.select(numbers),
-        )
-
-
-@cache
-def served(
-    seed: int,
-    load: float,
-    *,
-    requests: int = 2000,
-    noise: float = 0.0,
-    workers: int = 1,
-    spread: float = 1.0,
-) -> Served:
-    """Return Poisson arrivals at a share of the workers' capacity, first come, first served."""
-    rng = np.random.default_rng(seed)
-    tokens = np.clip(rng.lognormal(7.5, spread, requests), 32, 30_000).astype(np.int32)
-    reused = (tokens * rng.random(requests)).astype(np.int32) // 16 * 16
-    cached = np.where(rng.random(requests) < 0.5, reused, 0).astype(np.int32)
-    cached = np.minimum(cached, tokens - 1)
-    alone_s = TRUE.ttft_s(tokens - cached, cached)
-    service_s = alone_s * np.exp(noise * rng.standard_normal(requests))
-    arrival_s = np.cumsum(rng.exponential(service_s.mean() / load / workers, requests))
-    worker = rng.integers(workers, size=requests).astype(np.int32)
-    free_s, queue_s = np.zeros(workers), np.empty(requests)
-    for number in range(requests):
-        at = worker[number]
-        queue_s[number] = max(free_s[at] - arrival_s[number], 0.0)
-        free_s[at] = arrival_s[number] + queue_s[number] + service_s[number]
-    unknown = np.full(requests, np.nan)
-    return Served(
-        arrival_s,
-        tokens,
-        alone_s,
-        Measurements(
-            worker=worker,
-            ttft_s=queue_s + service_s,
-            queue_s=queue_s,
-            duration_s=unknown,
-            cached_tokens=cached,
-            workers=tuple(map(str, range(workers))),
-        ),
-    )
-
-
-def without_queue_times(made: Served) -> Served:
-    return made.measuring(queue_s=np.full(len(made.arrival_s), np.nan))
 
 
 def off(profile: LatencyProfile) -> float:
@@ -264,7 +188,7 @@ def test_the_range_is_the_uncached_tokens_of_lone_requests() -> None:
             served(1, 0.5).measuring(cached_tokens=np.full(2000, -1, dtype=np.int32)),
             "no cached tokens, so how many were computed is unknown",
         ),
-        (served(1, 0.5, requests=80), "80 of 80 TTFTs were measured without another prefill"),
+        (served(1, 0.5, requests=80), "only 80 of 80 TTFTs were measured without another prefill"),
         (served(1, 0.5, spread=0.1).measuring(cached_tokens=np.zeros(2000)), "too narrow a range"),
         (
             served(1, 0.5).measuring(ttft_s=np.full(2000, 0.1), queue_s=np.zeros(2000)),
