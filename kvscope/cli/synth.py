@@ -21,7 +21,7 @@ ProfileName = Annotated[
     str,
     typer.Argument(
         metavar="PROFILE",
-        help="to-c, to-b, agent, birth-death or regime-change.",
+        help="to-c, to-b, agent, birth-death, regime-change or shared-prefix-groups.",
         show_default=False,
     ),
 ]

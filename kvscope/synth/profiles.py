@@ -18,11 +18,13 @@ from kvscope.synth.agent import Agent
 from kvscope.synth.base import Profile, Record
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.regime_change import RegimeChange
+from kvscope.synth.shared_prefix_groups import SharedPrefixGroups
 from kvscope.synth.to_b import ToB
 from kvscope.synth.to_c import ToC
 
 PROFILES: dict[str, Profile] = {
-    profile.name: profile for profile in (ToC(), ToB(), Agent(), BirthDeath(), RegimeChange())
+    profile.name: profile
+    for profile in (ToC(), ToB(), Agent(), BirthDeath(), RegimeChange(), SharedPrefixGroups())
 }
 
 
