@@ -8,7 +8,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.latency import fit_to, latency_for
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
@@ -164,7 +164,7 @@ def _timed(
     if deployment is None:
         return None
     latency = latency_for(
-        trace, deployment.latency, deployment, lambda: fit_to(trace, load_prompts(store, trace))
+        trace, deployment.latency, deployment, partial(load_prompts, store, trace)
     )
     return latency.deployment
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment, resolve
@@ -45,19 +47,23 @@ def latency_for(
     trace: Trace,
     profile: LatencyProfile,
     deployment: ResolvedDeployment | None,
-    fit: Callable[[], TraceFit],
+    prompts: Callable[[], Prompts],
 ) -> TraceLatency:
-    """Return the latency for a trace: what `fit` returns in place of TO_FIT or of a roofline.
+    """Return the latency for a trace: the one fitted to it in place of TO_FIT or of a roofline.
 
     A roofline stays where the trace's TTFTs do not determine a profile. Raises InputError where
-    they do not but have to.
+    they do not but have to. `prompts` loads the trace's.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
     derived = deployment is not None and deployment.latency_origin == "derived"
     if not named and not (derived and trace.measured_requests):
         return TraceLatency(profile, deployment)
+    loaded = prompts()
+    measured = loaded.measurements
+    if not named and (measured is None or np.isnan(measured.ttft_s).all()):
+        return TraceLatency(profile, deployment)
     try:
-        fitted = fit()
+        fitted = fit_to(trace, loaded)
     except InputError as error:
         if named:
             raise

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.latency import fit_to, latency_for
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
@@ -142,7 +141,7 @@ def _timed(
         trace,
         setting_profile(request.setting),
         request.deployment,
-        partial(fit_to, trace, prompts),
+        lambda: prompts,
     )
     if latency.note:
         monitor.note(latency.note)

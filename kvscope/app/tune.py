@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.app.latency import TraceLatency, fit_to, latency_for
+from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
 from kvscope.characterize.windows import round_windows
@@ -172,9 +171,7 @@ def tune(
     cannot split it and for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    latency = latency_for(
-        trace, request.profile, request.deployment, partial(fit_to, trace, prompts)
-    )
+    latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     where, profile = latency.deployment, latency.profile
     setting = timed_by(request.setting, profile)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from kvscope.app.engine_options import (
     TargetOptions,
     ValidateOptions,
 )
-from kvscope.app.latency import fit_to, latency_for
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
@@ -98,9 +97,7 @@ def validate(
     if slo is None and options.slo is not None:
         slo = Target(options.slo)
     slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
-    latency = latency_for(
-        trace, _profile(options.latency, advice, monitor), None, partial(fit_to, trace, prompts)
-    )
+    latency = latency_for(trace, _profile(options.latency, advice, monitor), None, lambda: prompts)
     if latency.note:
         monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"

@@ -1,8 +1,8 @@
 """Requests as an engine serves them, written as a trace: hashes, lengths and times, never content.
 
-One line of the Qwen-Bailian format a finished request, with three keys more: `block_size`,
-`cached_tokens` and `ttft_ms`. Hashes are keyed by a random salt, one a recording and stored
-nowhere, so that a known prompt cannot be found in it.
+One line of the Qwen-Bailian format a finished request, with four keys more: `block_size`,
+`cached_tokens`, `queue_ms` and `ttft_ms`. Hashes are keyed by a random salt, one a recording and
+stored nowhere, so that a known prompt cannot be found in it.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ class _RecordedRequest:
     turn: int | None
     parent: int | None = None  # -1: it begins a session; None: unknown
     cached_tokens: int = -1
+    queue_s: float | None = None
     ttft_s: float | None = None
 
 
@@ -169,10 +170,11 @@ class Recording(Observer):
         self._requests[request.request_id] = recorded
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note the tokens found in the cache."""
+        """Note the tokens found in the cache, and the time in the queue."""
         recorded = self._requests.get(request_id)
         if recorded is not None and recorded.cached_tokens < 0:
             recorded.cached_tokens = hit_tokens
+            recorded.queue_s = max(self.clock() - recorded.request.arrival_time, 0.0)
             self._awaiting_token[request_id] = recorded
 
     def updated(self) -> None:
@@ -200,7 +202,7 @@ class Recording(Observer):
         arrival_s = max(request.arrival_time - self._start_s, 0.0)
 
         def line() -> TraceLine:
-            ttft_s = recorded.ttft_s
+            queue_s, ttft_s = recorded.queue_s, recorded.ttft_s
             return {
                 "chat_id": recorded.number,
                 "parent_chat_id": recorded.parent,
@@ -212,6 +214,7 @@ class Recording(Observer):
                 "hash_ids": self._hashes.of(keys),
                 "block_size": self.block_size,
                 "cached_tokens": recorded.cached_tokens,
+                "queue_ms": round(queue_s * 1e3, 3) if queue_s is not None else None,
                 "ttft_ms": round(ttft_s * 1e3, 3) if ttft_s is not None else None,
             }
 

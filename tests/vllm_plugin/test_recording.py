@@ -34,6 +34,7 @@ def recorded(folder: Path, requests: list[FakeRequest], **lines: int) -> Recordi
     made = Recording(folder, SIZE, lambda: 1000.0, LineWriter(folder, "made", **lines))
     for one in requests:
         made.tell("arrived", one)
+        made.clock = lambda one=one: one.arrival_time + 0.1  # type: ignore[misc]
         made.tell("admitted", one.request_id, SIZE)
         made.clock = lambda one=one: one.arrival_time + 0.25  # type: ignore[misc]
         made.tell("updated")
@@ -67,6 +68,7 @@ def test_a_line_says_all_but_the_content(tmp_path: Path) -> None:
         "hash_ids": None,
         "block_size": 16,
         "cached_tokens": 16,
+        "queue_ms": 100.0,
         "ttft_ms": 250.0,
     }
     assert (two["parent_chat_id"], two["turn"], two["timestamp"]) == (0, 2, 2.5)
