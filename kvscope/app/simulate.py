@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from kvscope.replay.policy_options import format_value
 from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.store import results
 
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
@@ -99,10 +100,10 @@ def simulate(
             more = workload.curve.capacities(request.points or DEFAULT_POINTS)
             capacities = sorted({*named, *more})
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
-    simulation = replay(stores, trace, workload, wanted, monitor)
-    return replace(
-        simulation, model=request.model, deployment=request.deployment, estimates=estimates
-    )
+    where = request.deployment
+    stated = None if where is None else where.stated.as_table
+    simulation = replay(stores, trace, workload, wanted, monitor, deployment=stated)
+    return replace(simulation, model=request.model, deployment=where, estimates=estimates)
 
 
 def simulate_over_xi(
@@ -176,10 +177,13 @@ def replay(
     workload: Workload,
     wanted: Sequence[ReplayRequest],
     monitor: Monitor,
+    *,
+    deployment: Mapping[str, Any] | None = None,
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as each one finishes.
 
-    A run that cannot be stored, since another process writes the store, is returned all the same.
+    Each is of `deployment` from now on, if there is one. A run that cannot be stored, since another
+    process writes the store, is returned all the same.
     """
     setting = workload.setting
     with stores.reading() as store:
@@ -187,11 +191,19 @@ def replay(
     runs = list(pending.known)
     if runs:
         monitor.note(f"{len(runs):,} of {pending.count:,} runs were in the store already")
+    busy: StoreBusyError | None = None
+    if deployment is not None and (older := [run for run in runs if run.deployment != deployment]):
+        runs = [replace(run, deployment=deployment) for run in runs]
+        try:
+            with stores.writing() as store:
+                results.set_deployment(store, trace, map(results.digest_of, older), deployment)
+        except StoreBusyError as error:
+            busy = error
     with monitor.steps("compiling and preparing"):
         workload.prepare([request.policy for request in pending.missing])
-    busy: StoreBusyError | None = None
     with monitor.steps("replaying", len(pending.missing)) as advance:
-        for run in sweep(workload, pending.missing, stop=monitor.stop):
+        for replayed in sweep(workload, pending.missing, stop=monitor.stop):
+            run = replace(replayed, deployment=deployment)
             try:
                 with stores.writing() as store:
                     runs.append(run_cache.save_run(store, trace, run))

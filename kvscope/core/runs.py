@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from kvscope.core.hits import HitDefinition
 from kvscope.core.percentiles import Percentiles
@@ -148,8 +148,9 @@ class Run:
     the definition's weight with 95 % confidence. `misses` is None where blocks are objects of their
     own (flat). `tiers` are there where the cache has several; `capacity_blocks` is then the sum of
     theirs. Only an engine has `preemptions` (every one counted) and requests that it `turned_away`
-    (rejected) because they need more than all its blocks. `created_at` (UTC) is None until the run
-    is stored.
+    (rejected) because they need more than all its blocks. `deployment` has what is stated of the
+    one that was replayed, by the keys of kvscope.toml; None for a cache study. `created_at` (UTC)
+    is None until the run is stored.
     """
 
     policy: str
@@ -166,5 +167,6 @@ class Run:
     tiers: tuple[TierOutcome, ...] = ()
     preemptions: int | None = None
     turned_away: int | None = None
+    deployment: Mapping[str, Any] | None = None
     kvscope: str = ""
     created_at: datetime | None = None

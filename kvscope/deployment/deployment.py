@@ -7,9 +7,9 @@ of a trace) wins over stated, stated over derived (the pool's terms, the rooflin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.architecture import WeightDtype
@@ -70,6 +70,22 @@ class Deployment:
             raise UsageError(
                 f"{self.gpu_hour} is no price", where=option("gpu_hour"), remedy="try 2.5"
             )
+
+    @property
+    def as_table(self) -> dict[str, Any]:
+        """The fields that are not their defaults, as kvscope.toml has them; the engine always."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        default = {field.name: field.default for field in fields(self) if field.name != "engine"}
+        return {name: value for name, value in values.items() if value != default.get(name)}
+
+    @property
+    def in_words(self) -> str:
+        """The deployment in one line, as it was stated."""
+        replica = f"{self.tp} x {self.gpu}" if self.gpu else "one engine"
+        fleet = f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
+        dtype = f" in {self.weight_dtype}" if self.weight_dtype else ""
+        model = f", {self.model}{dtype}" if self.model else ""
+        return f"{fleet}{model}, {self.engine}"
 
 
 def option(field: str) -> str:

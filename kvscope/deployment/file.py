@@ -23,6 +23,7 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.toml_files import SCHEMA, Finite, document_in, table_as, write_toml
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.deployment import Deployment, Traffic
+from kvscope.deployment.engines import DEFAULT_ENGINE
 from kvscope.deployment.models import KvDtype, preset_names
 from kvscope.latency.profile import FROM_TRACE, PRESETS
 
@@ -92,11 +93,7 @@ def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str]
 
     Fields with their default are left out.
     """
-    default = Deployment()
-    fields = [field for field in DeploymentTable.__struct_fields__ if field != "schema"]
-    changed = {
-        field: value
-        for field in fields
-        if (value := getattr(deployment, field)) != getattr(default, field)
-    }
-    write_toml(path, DeploymentTable(SCHEMA, **changed), comments)
+    stated = deployment.as_table
+    if deployment.engine == DEFAULT_ENGINE:
+        del stated["engine"]
+    write_toml(path, DeploymentTable(SCHEMA, **stated), comments)

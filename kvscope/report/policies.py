@@ -17,6 +17,7 @@ from kvscope.core import units
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
@@ -88,17 +89,20 @@ def sections(simulation: Simulation) -> list[Section]:
 
 
 def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Section]:
-    """Return the runs of a store: a section for each setting, a row a run."""
-    by_setting: dict[RunSetting, list[Run]] = {}
+    """Return the runs of a store: a section for each setting and deployment, a row a run."""
+    by_setting: dict[tuple[RunSetting, str], list[Run]] = {}
     for run in ordered(runs):
-        by_setting.setdefault(run.setting, []).append(run)
+        where = "" if run.deployment is None else Deployment(**run.deployment).in_words
+        by_setting.setdefault((run.setting, where), []).append(run)
     sizes = Sizes(trace.block_size, model).columns(lambda run: run.capacity_blocks)
     known = []
-    for setting, alike in by_setting.items():
+    for (setting, where), alike in by_setting.items():
         slo = "" if setting.slo_s is None else f", SLO {units.duration_in_words(setting.slo_s)}"
         columns = {"policy": names(alike), **sizes, **run_columns(alike)}
         table = tabulate("", alike, columns, _star(alike))
-        known.append(Section.of(f"{trace.name}{slo}", *setting_in_words(setting), table))
+        words = [f"Deployment: {where}."] if where else []
+        title = f"{trace.name}{slo}"
+        known.append(Section.of(title, *words, *setting_in_words(setting), table))
     return known
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -106,11 +106,24 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
             names=list(params),
             values=[float(value) for value in params.values()],
             steps=None if steps == _STEP_DEFAULTS else steps,
-            **columns | {"tiers": list(columns["tiers"]) or None},
+            **columns
+            | {
+                "tiers": list(columns["tiers"]) or None,
+                "deployment": _as_json(run.deployment),
+            },
         )["run_id"]
         if parts:
             store.run("runs/add_parts", run_id=run_id, parts=list(parts))
     return dated
+
+
+def set_deployment(
+    store: Store, trace: Trace, requests: Iterable[str], deployment: Mapping[str, Any]
+) -> None:
+    """Replace the deployment of the runs over `trace` that were made of `requests` (digests)."""
+    which = set(requests)
+    run_ids = [known.run_id for known in all_runs(store, trace) if known.request in which]
+    store.run("runs/set_deployment", run_ids=run_ids, deployment=_as_json(deployment))
 
 
 def remove_runs(store: Store, trace: Trace, which: Callable[[Run], bool]) -> int:
@@ -158,6 +171,7 @@ def add_validation(store: Store, trace: Trace, validation: Any) -> int:
             engine=asdict(engine) | {"flags": list(engine.flags)},
             **_stamp(),
             **{name: getattr(validation, name) for name in _VALIDATED},
+            deployment=_as_json(validation.deployment),
         )["validation_id"]
         rows = [_validation_run(run) for run in validation.runs]
         store.run("validate/add_runs", validation_id=validation_id, rows=rows)
@@ -166,7 +180,8 @@ def add_validation(store: Store, trace: Trace, validation: Any) -> int:
 
 def all_validations(store: Store, trace: Trace) -> list[dict[str, Any]]:
     """Return the validations of `trace`, the latest first."""
-    return store.rows("validate/validations", trace_id=trace.trace_id)
+    rows = store.rows("validate/validations", trace_id=trace.trace_id)
+    return [row | {"deployment": _from_json(row["deployment"])} for row in rows]
 
 
 def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
@@ -199,6 +214,14 @@ def _stamp() -> dict[str, Any]:
     return {"kvscope": __version__, "created_at": datetime.now(UTC).replace(tzinfo=None)}
 
 
+def _as_json(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _from_json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
 def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row with its dicts as DuckDB takes maps."""
     return {
@@ -211,7 +234,12 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stored_run(row: dict[str, Any]) -> KnownRun:
     setting = row["setting"] | (row["steps"] or {})
-    run = msgspec.convert(row | {"setting": setting, "tiers": row["tiers"] or ()}, Run)
+    whole = row | {
+        "setting": setting,
+        "tiers": row["tiers"] or (),
+        "deployment": _from_json(row["deployment"]),
+    }
+    run = msgspec.convert(whole, Run)
     return KnownRun(row["run_id"], row["asked"], row["code"], run)
 
 

@@ -95,7 +95,10 @@ class GainComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationFacts:
-    """What the store keeps of a validation too; `ended` is why it ended early, or empty."""
+    """What the store keeps of a validation too; `ended` is why it ended early, or empty.
+
+    `deployment` has what is stated of the one that the engine stands for, as in `Run`.
+    """
 
     engine: EngineFacts
     pace: str
@@ -106,6 +109,7 @@ class ValidationFacts:
     verdict: Verdict
     ended: str
     runs: tuple[RunFacts, ...]
+    deployment: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

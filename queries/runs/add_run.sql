@@ -19,15 +19,17 @@
 -- $tiers: see the schema
 -- $preemptions: see the schema
 -- $turned_away: see the schema
+-- $deployment: see the schema
 -- columns: run_id
 INSERT INTO runs (
     trace_id, asked, code, kvscope, created_at, policy, leaves, params, hindsight,
     capacity_blocks, setting, steps, outcome, evictions, misses, hit_rate_error,
-    tiers, preemptions, turned_away
+    tiers, preemptions, turned_away, deployment
 )
 VALUES (
     $trace_id, $asked, $code, $kvscope, $created_at, $policy, $leaves,
     map($names::VARCHAR[], $values::DOUBLE[]), $hindsight, $capacity_blocks, $setting, $steps,
-    $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away
+    $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away,
+    $deployment
 )
 RETURNING run_id

@@ -1,4 +1,5 @@
--- schema: which model, adapter and worker served a request, and how fast, where a trace says so
+-- schema: which model, adapter and worker served a request, and how fast, where a trace says so;
+-- and which deployment a run or a validation is of
 
 ALTER TABLE requests ADD COLUMN model VARCHAR;
 ALTER TABLE requests ADD COLUMN adapter VARCHAR;        -- LoRA
@@ -16,3 +17,7 @@ ALTER TABLE traces ADD COLUMN salts INTEGER;
 ALTER TABLE traces ADD COLUMN tenants INTEGER;          -- combinations of the three
 ALTER TABLE traces ADD COLUMN workers INTEGER;
 ALTER TABLE traces ADD COLUMN measured_requests BIGINT; -- with any of the measured columns
+
+-- the keys of kvscope.toml that are stated, as JSON; NULL: a cache study
+ALTER TABLE runs ADD COLUMN deployment VARCHAR;
+ALTER TABLE validations ADD COLUMN deployment VARCHAR;

@@ -10,13 +10,14 @@
 -- $slo_s: see the schema
 -- $verdict: see the schema
 -- $ended: see the schema
+-- $deployment: see the schema
 -- columns: validation_id
 INSERT INTO validations (
     trace_id, kvscope, created_at, engine, pace, forced_outputs, latency, tolerance, slo_s, verdict,
-    ended
+    ended, deployment
 )
 VALUES (
     $trace_id, $kvscope, $created_at, $engine, $pace, $forced_outputs, $latency, $tolerance, $slo_s,
-    $verdict, $ended
+    $verdict, $ended, $deployment
 )
 RETURNING validation_id

@@ -75,6 +75,30 @@ def test_the_table_puts_settings_apart(db: str, capsys: Streams) -> None:
     assert "0.5 GiB" in told
 
 
+def test_the_deployment_of_a_run_is_shown(db: str, capsys: Streams) -> None:
+    """What was stated, in words above the table and key by key in the document; studies apart."""
+    stated = ["--num-gpu-blocks", "99", "--latency", "llama2-7b-a100", "--tp", "2", "--gpu-hour"]
+    for price in ("2", "3"):  # the second time it is in the store already
+        code = run(["simulate", "--db", db, "--policies", "lru", *stated, price])
+        assert code == 0, capsys.readouterr().err
+    capsys.readouterr()
+    run(["runs", "--db", db, "--json"])
+    found = json.loads(capsys.readouterr().out)["runs"]
+    deployed = [one["deployment"] for one in found if one["deployment"]]
+    assert deployed == [
+        {
+            "tp": 2,
+            "engine": "vllm@0.33",
+            "num_gpu_blocks": 99,
+            "latency": "llama2-7b-a100",
+            "gpu_hour": 3.0,
+        }
+    ]
+    assert len(found) > 1
+    run(["runs", "--db", db])
+    assert capsys.readouterr().out.count("Deployment: one engine, vllm@0.33.") == 1
+
+
 def test_runs_are_removed_by_policy_or_all(db: str, capsys: Streams) -> None:
     """Which ones has to be said; the trace stays."""
     assert run(["runs", "remove", "tiny", "--db", db]) == 2

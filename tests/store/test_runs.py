@@ -53,6 +53,7 @@ RUN = Run(
     ),
     preemptions=3,
     turned_away=1,
+    deployment={"gpu": "h100", "tp": 2, "gpu_hour": 2.5, "engine": "vllm@0.33"},
 )
 
 
@@ -86,9 +87,21 @@ def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
         decode_request_s=1e-5,
         decode_context_token_s=1e-8,
     )
-    bare = replace(bare, preemptions=None, turned_away=None, setting=engine)
+    bare = replace(bare, preemptions=None, turned_away=None, setting=engine, deployment=None)
     again = results.add_run(store, trace, bare, "code")
     assert again in [one.run for one in results.all_runs(store, trace)]
+
+
+def test_a_run_takes_the_deployment_that_asks_for_it_last(store: Store) -> None:
+    """Its numbers are the same; those of other requests keep theirs."""
+    trace = traces.find(store, "trace-0")
+    study = replace(RUN, capacity_blocks=8, deployment=None)
+    for run in (RUN, study):
+        results.add_run(store, trace, run, "code")
+    results.set_deployment(store, trace, [results.digest_of(study)], {"gpu": "l4"})
+    stored = {known.run.capacity_blocks: known.run for known in results.all_runs(store, trace)}
+    assert stored[7].deployment == RUN.deployment
+    assert stored[8].deployment == {"gpu": "l4"}
 
 
 def test_the_same_question_has_one_answer(store: Store) -> None:

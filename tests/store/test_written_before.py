@@ -43,6 +43,7 @@ def test_nothing_is_lost(old: str) -> None:
             assert prompts.categories == load_history(store, trace).categories
             (known,) = results.with_parts(store, results.all_runs(store, trace))
             assert (known.run.policy, known.run.capacity_blocks) == ("lru", 6)
+            assert known.run.deployment is None
             assert known.request == results.digest_of(known.run)
 
 

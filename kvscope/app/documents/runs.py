@@ -87,7 +87,12 @@ class SimulateDocument(Document, SettingFacts):
 
 
 class StoredRun(SettingFacts, RunFigures):
-    """A run that the store keeps, with what it counts and assumes."""
+    """A run that the store keeps, with what it counts and assumes.
+
+    `deployment` has what was stated of it, by the keys of kvscope.toml; null for a cache study.
+    """
+
+    deployment: Mapping[str, str | int | float] | None
 
 
 class RunsDocument(Document):
@@ -116,7 +121,7 @@ def runs_document(trace: Trace, runs: Sequence[Run], model: Model | None) -> Run
     return RunsDocument(
         trace=TraceFacts.build(trace),
         runs=tuple(
-            StoredRun.build(setting_facts(run.setting), run_figures(run, trace, model))
+            StoredRun.build(setting_facts(run.setting), run_figures(run, trace, model), run)
             for run in ordered(runs)
         ),
     )

@@ -11,7 +11,7 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
 from kvscope.policies.base import Block, Floats, KeyPolicy
-from kvscope.replay.kernels.loop import Now, do_nothing, replay_loop, turn_of
+from kvscope.replay.kernels.loop import EvictionOrder, Now, do_nothing, replay_loop, turn_of
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.runs import (
     END,
@@ -83,7 +83,13 @@ def empty_keys(
 
 @once
 def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
-    """Return the kernel that replays a key policy; `leaf` as in `Policy.leaves`.
+    """Return the kernel that replays a key policy; `leaf` as in `Policy.leaves`."""
+    return replay_loop(keys_order(policy, leaf))
+
+
+@once
+def keys_order(policy: type[KeyPolicy], leaf: bool) -> EvictionOrder:
+    """Return the eviction order of a key policy; `leaf` as in `Policy.leaves`.
 
     An entry of the heap goes stale when a later request takes the whole run, and lags behind a key
     that grows with time.
@@ -195,7 +201,7 @@ def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
             return evict_from(state, traffic, victim, most, key, now)
         return 0
 
-    return replay_loop(
+    return EvictionOrder(
         policy.admits,
         enter=enter,
         join=join,

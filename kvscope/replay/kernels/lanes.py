@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy
-from kvscope.replay.kernels.loop import Now, observe_nothing, replay_loop, turn_of
+from kvscope.replay.kernels.loop import EvictionOrder, Now, observe_nothing, replay_loop, turn_of
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.recent import note_recent, nothing_recent, sort_recent
 from kvscope.replay.structures.runs import (
@@ -55,7 +55,19 @@ def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
 
     Policies that differ in parameters alone share one.
     """
-    return _kernel_of(
+    return _kernel_of(lanes_order(policy, leaf))
+
+
+# The tier kernel (tiers.py) with one tier takes 1.2 to 1.4 times as long as this one.
+_kernel_of = once(replay_loop)
+
+
+def lanes_order(policy: type[LanePolicy], leaf: bool) -> EvictionOrder:
+    """Return the eviction order of a lane policy; `leaf` as in `Policy.leaves`.
+
+    Policies that differ in parameters alone share one.
+    """
+    return _order_of(
         policy.admits,
         policy.place,
         policy.score,
@@ -66,9 +78,8 @@ def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
     )
 
 
-# The tier kernel (tiers.py) with one tier takes 1.2 to 1.4 times as long as this one.
 @once
-def _kernel_of(
+def _order_of(
     admits: Callable[..., bool],
     place: Callable[..., tuple[int, int, int]],
     score: Callable[..., float],
@@ -76,8 +87,8 @@ def _kernel_of(
     adapt: Callable[..., None],
     adaptive: bool,
     leaf: bool,
-) -> Callable[..., Any]:
-    """Return the kernel of these functions.
+) -> EvictionOrder:
+    """Return the order of these functions.
 
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
     the depth where its blocks do, and leaves all lanes while a child run continues from its end.
@@ -154,13 +165,13 @@ def _kernel_of(
         return int(blocks)
 
     @callable_in_kernels
-    def observe(state: Lanes, request: int, uncached_tokens: int, now: Now) -> None:
+    def observe(state: Lanes, number: int, uncached_tokens: int, now: Now) -> None:
         if adapts(now.p):
-            note_recent(state.recent, request, uncached_tokens)
-            if (request + 1) % ADAPT_EVERY == 0:
-                adapt(state.recent[RECENT : sort_recent(state.recent, request + 1)], now.p)
+            note_recent(state.recent, number, uncached_tokens)
+            if (number + 1) % ADAPT_EVERY == 0:
+                adapt(state.recent[RECENT : sort_recent(state.recent, number + 1)], now.p)
 
-    return replay_loop(
+    return EvictionOrder(
         admits,
         enter=enter,
         join=join,

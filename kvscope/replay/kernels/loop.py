@@ -6,6 +6,7 @@ A request is looked up, its path joins the cache, then blocks are evicted down t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvscope.core.arrays import Int32s, Int64s
@@ -44,32 +45,89 @@ def do_nothing(state: Any, traffic: Traffic, request: int, now: Now) -> None:
 
 
 @callable_in_kernels
-def observe_nothing(state: Any, request: int, uncached_tokens: int, now: Now) -> None:
+def observe_nothing(state: Any, number: int, uncached_tokens: int, now: Now) -> None:
     """Do nothing, for orders that do not adapt."""
 
 
-def replay_loop(
-    admits: Callable[..., bool],
-    *,
-    enter: Callable[..., None],
-    join: Callable[..., None],
-    evict: Callable[..., int],
-    expire: Callable[..., int],
-    touch: Callable[..., None] = do_nothing,
-    retable: Callable[..., None] = do_nothing,
-    observe: Callable[..., None] = observe_nothing,
-    leaf: bool,
-    climb: bool,
-) -> Callable[..., Any]:
-    """Return the kernel that replays traffic in one eviction order.
+@dataclass(frozen=True, slots=True, eq=False)
+class EvictionOrder:
+    """The functions that make an eviction order of paths, for the loops below.
 
     `admits` is that of the policy. The others are called as (state, traffic, request, now): `touch`
     before a request takes its path over, `enter` after it, `join` to queue its run, which may
     shrink, and `retable` once another table of the policy holds. `expire` evicts a whole run,
     `evict` at most as many blocks as its last argument; both return how many, 0 if nothing is
-    left. `observe` gets (state, request, uncached tokens, now) at a request's end. `leaf` is as in
-    `Policy.leaves`; `climb` keeps the tips of runs up.
+    left. `observe` gets (state, number, uncached tokens, now) at the end of the cache's so many-th
+    request, from 0 on. `leaf` is as in `Policy.leaves`; `climb` keeps the tips of runs up.
     """
+
+    admits: Callable[..., bool]
+    enter: Callable[..., None]
+    join: Callable[..., None]
+    evict: Callable[..., int]
+    expire: Callable[..., int]
+    leaf: bool
+    climb: bool
+    touch: Callable[..., None] = do_nothing
+    retable: Callable[..., None] = do_nothing
+    observe: Callable[..., None] = observe_nothing
+
+
+def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
+    """Return the function that serves one request from one cache in this order.
+
+    It returns the leading blocks that the request hits, the size of the cache afterwards, and how
+    many blocks were evicted; `size` is that before, `number` how many requests the cache served.
+    """
+    admits, leaf, climb = callable_in_kernels(order.admits), order.leaf, order.climb
+    touch, enter, join = order.touch, order.enter, order.join
+    evict, observe = order.evict, order.observe
+
+    @callable_in_kernels
+    def serve(
+        traffic: Traffic,
+        segments: Segments,
+        state: Any,
+        request: int,
+        now: Now,
+        capacity: int,
+        mandatory: bool,
+        size: int,
+        number: int,
+    ) -> tuple[int, int, int]:
+        runs: CachedRuns = state.runs
+        evicted = 0
+        touch(state, traffic, request, now)
+        leading, cached = take_over(runs, segments, request, leaf)
+        hit = min(leading, traffic.look[request])
+        end = traffic.length[request] + traffic.anonymous[request]
+        if not admits(turn_of(traffic, request), now.p):
+            if climb:
+                unused = traffic.length[request] - leading
+                runs.of[request, TIP] = ancestor(runs.parents, runs.of[request, TIP], unused)
+            end = leading
+        runs.of[request, END] = end
+        size += end - cached
+        enter(state, traffic, request, now)
+        for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
+            if step == 1 and end > 0 and may_shrink(runs, request, leaf):
+                join(state, traffic, request, now)
+            while size > capacity:
+                count = evict(state, traffic, request, now, size - capacity)
+                if count == 0:
+                    break
+                size -= count
+                evicted += count
+        hit_tokens = hit * traffic.block_size
+        observe(state, number, max(traffic.input_tokens[request] - hit_tokens, 0), now)
+        return hit, size, evicted
+
+    return serve
+
+
+def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
+    """Return the kernel that replays traffic on one cache in this order."""
+    serve, expire, retable = server(order), order.expire, order.retable
 
     @kernel
     def replay(
@@ -84,7 +142,6 @@ def replay_loop(
         mandatory: bool,
         hits: Int32s,
     ) -> int:
-        runs: CachedRuns = state.runs
         size, evictions, expired, period = 0, 0, 0, 0
         table = tables[0]
         for request in range(len(traffic.leaf)):
@@ -101,30 +158,10 @@ def replay_loop(
                 size -= count
                 evictions += count
                 expired += 1
-
-            touch(state, traffic, request, now)
-            leading, cached = take_over(runs, segments, request, leaf)
-            hits[request] = min(leading, traffic.look[request])
-            end = traffic.length[request] + traffic.anonymous[request]
-            if not admits(turn_of(traffic, request), p):
-                if climb:
-                    unused = traffic.length[request] - leading
-                    runs.of[request, TIP] = ancestor(runs.parents, runs.of[request, TIP], unused)
-                end = leading
-            runs.of[request, END] = end
-            size += end - cached
-            enter(state, traffic, request, now)
-            for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
-                if step == 1 and end > 0 and may_shrink(runs, request, leaf):
-                    join(state, traffic, request, now)
-                while size > capacity:
-                    count = evict(state, traffic, request, now, size - capacity)
-                    if count == 0:
-                        break
-                    size -= count
-                    evictions += count
-            hit_tokens = hits[request] * traffic.block_size
-            observe(state, request, max(traffic.input_tokens[request] - hit_tokens, 0), now)
+            hits[request], size, evicted = serve(
+                traffic, segments, state, request, now, capacity, mandatory, size, request
+            )
+            evictions += evicted
         return evictions
 
     return replay

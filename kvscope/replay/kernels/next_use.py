@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.policies.base import NEVER, NextUsePolicy
-from kvscope.replay.kernels.loop import Now, replay_loop, turn_of
+from kvscope.replay.kernels.loop import EvictionOrder, Now, replay_loop, turn_of
 from kvscope.replay.last_touch import NextTouches, next_touch
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.runs import (
@@ -152,5 +152,7 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
         return int(blocks)
 
     return replay_loop(
-        policy.admits, enter=enter, join=join, evict=evict, expire=expire, leaf=True, climb=True
+        EvictionOrder(
+            policy.admits, enter=enter, join=join, evict=evict, expire=expire, leaf=True, climb=True
+        )
     )

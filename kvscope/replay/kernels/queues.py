@@ -61,14 +61,69 @@ def empty_rings(rings: int, blocks: int, most: int) -> Ints:
 
 
 @once
+def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, int]]:
+    """Return the function that serves one request from one cache of a queue policy.
+
+    It returns the leading blocks that the request hits, the size of the cache afterwards, and how
+    many blocks were evicted; `size` is that before. The request's anonymous blocks get numbers from
+    `nameless` on.
+    """
+    hit = callable_in_kernels(policy.hit)
+    insert = callable_in_kernels(policy.insert)
+    evict = callable_in_kernels(policy.evict)
+
+    @callable_in_kernels
+    def serve(
+        traffic: Traffic,
+        paths: Paths,
+        queues: Queues,
+        request: int,
+        nameless: int,
+        capacity: int,
+        p: Floats,
+        mandatory: bool,
+        size: int,
+    ) -> tuple[int, int, int]:
+        starts, blocks = paths.starts, paths.blocks
+        links, numbers, cached = queues.links, queues.numbers, queues.cached
+        room = max(capacity, 1)  # for a block that has to enter
+        evictions = 0
+        start, named = starts[request], starts[request + 1]
+        leading = start
+        while leading < named and cached[blocks[leading]]:
+            hit(blocks[leading], links, numbers, capacity, p)
+            leading += 1
+        for at in range(leading, named + traffic.anonymous[request]):
+            if at < named:
+                block = int(blocks[at])
+                if cached[block]:
+                    hit(block, links, numbers, capacity, p)
+                    continue
+            else:
+                block = int(nameless + at - named)
+            if mandatory and size >= room:
+                cached[evict(links, numbers, capacity, p)] = False
+                size -= 1
+                evictions += 1
+            insert(block, links, numbers, capacity, p)
+            cached[block] = True
+            size += 1
+        while size > capacity:
+            cached[evict(links, numbers, capacity, p)] = False
+            size -= 1
+            evictions += 1
+        return min(leading - start, traffic.look[request]), size, evictions
+
+    return serve
+
+
+@once
 def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a queue policy.
 
     Anonymous blocks get numbers beyond the trie's, each its own.
     """
-    hit = callable_in_kernels(policy.hit)
-    insert = callable_in_kernels(policy.insert)
-    evict = callable_in_kernels(policy.evict)
+    serve = queues_server(policy)
 
     @kernel
     def replay(
@@ -80,37 +135,13 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
         mandatory: bool,
         hits: Int32s,
     ) -> int:
-        starts, blocks = paths.starts, paths.blocks
-        links, numbers, cached = queues.links, queues.numbers, queues.cached
-        room = max(capacity, 1)  # for a block that has to enter
         size, evictions, nameless = 0, 0, len(traffic.block_parent)
         for request in range(len(hits)):
-            start, named = starts[request], starts[request + 1]
-            leading = start
-            while leading < named and cached[blocks[leading]]:
-                hit(blocks[leading], links, numbers, capacity, p)
-                leading += 1
-            hits[request] = min(leading - start, traffic.look[request])
-            for at in range(leading, named + traffic.anonymous[request]):
-                if at < named:
-                    block = blocks[at]
-                    if cached[block]:
-                        hit(block, links, numbers, capacity, p)
-                        continue
-                else:
-                    block = nameless
-                    nameless += 1
-                if mandatory and size >= room:
-                    cached[evict(links, numbers, capacity, p)] = False
-                    size -= 1
-                    evictions += 1
-                insert(block, links, numbers, capacity, p)
-                cached[block] = True
-                size += 1
-            while size > capacity:
-                cached[evict(links, numbers, capacity, p)] = False
-                size -= 1
-                evictions += 1
+            hits[request], size, evicted = serve(
+                traffic, paths, queues, request, nameless, capacity, p, mandatory, size
+            )
+            evictions += evicted
+            nameless += traffic.anonymous[request]
         return evictions
 
     return replay

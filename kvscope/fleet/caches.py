@@ -1,0 +1,287 @@
+"""The caches of N replicas side by side, each with the same policy.
+
+A request is served by one replica alone, so what is kept by request (runs, places) is shared by
+all. What is kept by block or lane has a row a replica, and `owner` has a column a replica: which
+request there touched a block last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.errors import UsageError
+from kvscope.core.jit import callable_in_kernels, once
+from kvscope.core.prefix import Paths
+from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.replay.kernels.keys import Heap, Keys, empty_keys, keys_order
+from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_order
+from kvscope.replay.kernels.loop import EvictionOrder, Now, server
+from kvscope.replay.kernels.queues import Queues, empty_queues, queues_server
+from kvscope.replay.last_touch import Segments
+from kvscope.replay.structures.runs import END, NAMED, TIP, CachedRuns
+from kvscope.replay.traffic import Traffic
+
+
+class Touched(NamedTuple):
+    """What the replicas know of blocks, and the path of the request being served.
+
+    `owner` (N blocks + 1 x replicas) is the request of a replica that touched a block last, -1 for
+    none. `segments` and `paths` have entries for the request being served alone, from their first
+    entry on. `path` (its longest) are its blocks, head first.
+    """
+
+    owner: Int32s
+    segments: Segments
+    paths: Paths
+    path: Int32s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caches:
+    """What the kernel of a fleet calls for one kind of policy.
+
+    `begin(state, touched, traffic, request)` notes a request that has arrived. `leading(state,
+    touched, replica, look)` counts the leading blocks of the request's path that a replica holds.
+    `serve(traffic, touched, state, replica, request, now, capacity, mandatory, size, number)`
+    serves it there, and returns its hits, the replica's size and the blocks evicted; `size` and
+    `number` as in `server`. `expire(state, traffic, replica, request, now)` drops what a request
+    left, and returns how many blocks. `retable`, with the same arguments, takes another table of
+    the policy.
+    """
+
+    begin: Callable[..., None]
+    leading: Callable[..., int]
+    serve: Callable[..., tuple[int, int, int]]
+    expire: Callable[..., int]
+    retable: Callable[..., None]
+
+
+def empty_touched(traffic: Traffic, replicas: int) -> Touched:
+    """Return what is known before the first request."""
+    requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0)) + 1
+    path = np.zeros(longest, dtype=np.int32)
+    starts = np.zeros(requests + 1, dtype=np.int64)
+    end, previous, block = (np.zeros(longest, dtype=np.int32) for _ in range(3))
+    return Touched(
+        np.full((len(traffic.block_parent), replicas), -1, dtype=np.int32),
+        Segments(starts, end, previous, block, np.zeros(1, dtype=np.int32)),
+        Paths(np.zeros(requests + 1, dtype=np.int64), path),
+        path,
+    )
+
+
+def empty_caches(
+    policy: Policy, traffic: Traffic, touched: Touched, replicas: int, capacity: int, lanes: int
+) -> Any:
+    """Return the state of N empty caches; `lanes` as the policy's table says.
+
+    Raises UsageError for a policy that knows the future, which depends on the router here.
+    """
+    if policy.hindsight:
+        raise UsageError(
+            f"{policy.name} knows the future, which here depends on what the router will do",
+            where="--policy",
+            remedy="take a policy without hindsight, or a router that sees the order alone",
+        )
+    leaf = policy.evicts == "leaf"
+
+    def rows(array: Any) -> Any:
+        return np.repeat(array[None], replicas, axis=0)
+
+    if isinstance(policy, LanePolicy):
+        one = empty_lanes(traffic, lanes, leaf)
+        return one._replace(
+            runs=one.runs._replace(branches=rows(one.runs.branches)),
+            queues=rows(one.queues),
+            recent=rows(one.recent),
+        )
+    if isinstance(policy, KeyPolicy):
+        keys = empty_keys(type(policy), traffic, touched.segments, touched.paths, leaf)
+        return keys._replace(
+            runs=keys.runs._replace(branches=rows(keys.runs.branches)),
+            heap=Heap(*(rows(column) for column in keys.heap)),
+            uses=rows(keys.uses),
+            clock=rows(keys.clock),
+        )
+    if isinstance(policy, QueuePolicy):
+        queues = empty_queues(type(policy), traffic, capacity)
+        return Queues(*(rows(column) for column in queues))
+    raise TypeError(f"{policy.name} is of no known shape")
+
+
+def caches_of(policy: type[Policy], leaf: bool) -> Caches:
+    """Return the functions of a policy's caches; `leaf` as in `Policy.leaves`."""
+    if issubclass(policy, LanePolicy):
+        return _path_caches(lanes_order(policy, leaf), _lanes_at)
+    if issubclass(policy, KeyPolicy):
+        return _path_caches(keys_order(policy, leaf), _keys_at)
+    if issubclass(policy, QueuePolicy):
+        return _queue_caches(policy)
+    raise TypeError(f"{policy.name} is of no known shape")
+
+
+@callable_in_kernels
+def _runs_at(runs: CachedRuns, replica: int) -> CachedRuns:
+    return CachedRuns(runs.of, runs.branches[replica], runs.parents)
+
+
+@callable_in_kernels
+def _lanes_at(state: Lanes, replica: int) -> Lanes:
+    return Lanes(
+        _runs_at(state.runs, replica), state.queues[replica], state.places, state.recent[replica]
+    )
+
+
+@callable_in_kernels
+def _keys_at(state: Keys, replica: int) -> Keys:
+    heap = state.heap
+    return Keys(
+        _runs_at(state.runs, replica),
+        Heap(heap.keys[replica], heap.requests[replica], heap.size[replica]),
+        state.segments,
+        state.paths,
+        state.uses[replica],
+        state.clocks,
+        state.clock[replica],
+    )
+
+
+@callable_in_kernels
+def _write_segments(touched: Touched, request: int, length: int, replica: int) -> None:
+    """Write which requests of a replica touched the path before, and make `request` the last."""
+    owner, path, segments = touched.owner, touched.path, touched.segments
+    at, count = 0, 0
+    while at < length:
+        before = owner[path[at], replica]
+        while at < length and owner[path[at], replica] == before:
+            owner[path[at], replica] = request
+            at += 1
+        if before >= 0:
+            segments.end[count] = at
+            segments.previous[count] = before
+            segments.block[count] = path[at - 1]
+            count += 1
+    segments.starts[request] = 0
+    segments.starts[request + 1] = count
+    touched.paths.starts[request] = 0
+    touched.paths.starts[request + 1] = length
+
+
+@once
+def _path_caches(order: EvictionOrder, at_replica: Callable[..., Any]) -> Caches:
+    serve_one, expire_one, retable_one = server(order), order.expire, order.retable
+
+    @callable_in_kernels
+    def begin(state: Any, touched: Touched, traffic: Traffic, request: int) -> None:
+        of = state.runs.of
+        of[request, TIP] = traffic.leaf[request]
+        of[request, NAMED] = traffic.length[request]
+
+    @callable_in_kernels
+    def leading(state: Any, touched: Touched, replica: int, look: int) -> int:
+        owner, path, of = touched.owner, touched.path, state.runs.of
+        depth = 0
+        while depth < look:
+            last = owner[path[depth], replica]
+            if last < 0 or of[last, END] <= depth:
+                break
+            depth += 1
+        return depth
+
+    @callable_in_kernels
+    def serve(
+        traffic: Traffic,
+        touched: Touched,
+        state: Any,
+        replica: int,
+        request: int,
+        now: Now,
+        capacity: int,
+        mandatory: bool,
+        size: int,
+        number: int,
+    ) -> tuple[int, int, int]:
+        _write_segments(touched, request, traffic.length[request], replica)
+        return serve_one(
+            traffic,
+            touched.segments,
+            at_replica(state, replica),
+            request,
+            now,
+            capacity,
+            mandatory,
+            size,
+            number,
+        )
+
+    @callable_in_kernels
+    def expire(state: Any, traffic: Traffic, replica: int, request: int, now: Now) -> int:
+        return expire_one(at_replica(state, replica), traffic, request, now)
+
+    @callable_in_kernels
+    def retable(state: Any, traffic: Traffic, replica: int, request: int, now: Now) -> None:
+        retable_one(at_replica(state, replica), traffic, request, now)
+
+    return Caches(begin, leading, serve, expire, retable)
+
+
+@once
+def _queue_caches(policy: type[QueuePolicy]) -> Caches:
+    serve_one = queues_server(policy)
+
+    @callable_in_kernels
+    def begin(state: Queues, touched: Touched, traffic: Traffic, request: int) -> None:
+        """Give the request's anonymous blocks numbers behind those of all requests before."""
+        starts: Int64s = touched.segments.starts  # unused otherwise where there are no runs
+        starts[request + 1] = starts[request] + traffic.anonymous[request]
+
+    @callable_in_kernels
+    def leading(state: Queues, touched: Touched, replica: int, look: int) -> int:
+        depth = 0
+        while depth < look and state.cached[replica, touched.path[depth]]:
+            depth += 1
+        return depth
+
+    @callable_in_kernels
+    def serve(
+        traffic: Traffic,
+        touched: Touched,
+        state: Queues,
+        replica: int,
+        request: int,
+        now: Now,
+        capacity: int,
+        mandatory: bool,
+        size: int,
+        number: int,
+    ) -> tuple[int, int, int]:
+        touched.paths.starts[request] = 0
+        touched.paths.starts[request + 1] = traffic.length[request]
+        nameless = len(traffic.block_parent) + touched.segments.starts[request]
+        queues = Queues(state.links[replica], state.numbers[replica], state.cached[replica])
+        return serve_one(
+            traffic,
+            touched.paths,
+            queues,
+            request,
+            nameless,
+            capacity,
+            now.p,
+            mandatory,
+            size,
+        )
+
+    @callable_in_kernels
+    def expire(state: Queues, traffic: Traffic, replica: int, request: int, now: Now) -> int:
+        return 0  # queue policies have no time to live
+
+    @callable_in_kernels
+    def retable(state: Queues, traffic: Traffic, replica: int, request: int, now: Now) -> None:
+        """Do nothing: queue policies have no table."""
+
+    return Caches(begin, leading, serve, expire, retable)

@@ -1,0 +1,317 @@
+"""The kernel of a fleet: requests arrive, a router sends them to replicas, which serve in turn.
+
+Every replica is one server: prefills run first come, first served, and a request decodes after its
+first token without slowing others down. Its blocks are looked up and join the cache when it is
+sent. At equal times requests end first, then first tokens come, then prefills begin, then loads are
+scraped, then requests arrive, in the order of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.prefix import write_path
+from kvscope.fleet.caches import Touched, caches_of
+from kvscope.policies.base import Floats, Policy
+from kvscope.replay.kernels.keys import Heap, drop_lowest, put
+from kvscope.replay.kernels.loop import Now
+from kvscope.replay.traffic import Traffic
+from kvscope.routers.base import Load, Prompt, Router, View
+
+ENDS, FIRST_TOKEN, BEGINS = 0, 1, 2
+OPEN = -1.0  # in place of a think time: the request arrives at its time in the trace
+
+
+class Asked(NamedTuple):
+    """What routers are told of R requests: the path of the prompt alone, and its session's key."""
+
+    leaf: Int32s
+    blocks: Int32s
+    full_blocks: Int32s
+    key: Int64s
+
+
+class Arrivals(NamedTuple):
+    """When R requests arrive, in the order of the trace.
+
+    Request r arrives `think_s[r]` seconds after its previous turn has ended, or where that is OPEN
+    at `arrival_s[r]`. The next turns of request r are `turns[starts[r]:starts[r + 1]]`. `due` is a
+    heap of those whose time is known.
+    """
+
+    think_s: Float64s
+    starts: Int64s
+    turns: Int32s
+    due: Heap
+
+
+class Costs(NamedTuple):
+    """Seconds that serving takes: a prefill as `LatencyProfile.ttft_s`, a token as `StepCost`."""
+
+    base_s: float
+    floor_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    decode_base_s: float
+    decode_token_s: float
+    decode_context_token_s: float
+
+
+class Replicas(NamedTuple):
+    """N replicas: blocks cached, blocks evicted, and when their last prefill ends (s).
+
+    `users` (blocks + 1 x N) counts the requests in flight that use a block; one row where the
+    router does not ask. `p` has a row of the policy's parameters for each.
+    """
+
+    size: Int64s
+    evictions: Int64s
+    free_s: Float64s
+    users: Int32s
+    p: Floats
+
+
+class Served(NamedTuple):
+    """What happened to R requests, in the order in which they arrived.
+
+    `request` is the number in the trace. Times are seconds: `begin_s` when its prefill began,
+    `token_s` its first token, `end_s` its last. `hit` are the blocks that it hit, `best` the most
+    that it would have hit on any replica.
+    """
+
+    request: Int32s
+    replica: Int32s
+    hit: Int32s
+    best: Int32s
+    begin_s: Float64s
+    token_s: Float64s
+    end_s: Float64s
+
+
+class Limits(NamedTuple):
+    """Settings of a replay: blocks a replica, and as in `replay`."""
+
+    capacity: int
+    mandatory: bool
+    ttl_s: float
+    scrape_s: float
+
+
+@callable_in_kernels
+def _copy_load(source: Load, target: Load) -> None:
+    for replica in range(len(source.in_flight)):
+        target.in_flight[replica] = source.in_flight[replica]
+        target.waiting[replica] = source.waiting[replica]
+        target.running[replica] = source.running[replica]
+        target.processed[replica] = source.processed[replica]
+        target.prompt_tokens[replica] = source.prompt_tokens[replica]
+        target.uncached_tokens[replica] = source.uncached_tokens[replica]
+        target.used_blocks[replica] = source.used_blocks[replica]
+
+
+@callable_in_kernels
+def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: float) -> None:
+    """Copy what policies see of a request to row `at`: rows are in the order of arrival."""
+    served.leaf[at] = trace.leaf[request]
+    served.length[at] = trace.length[request]
+    served.look[at] = trace.look[request]
+    served.anonymous[at] = trace.anonymous[request]
+    served.arrival_s[at] = now_s
+    served.input_tokens[at] = trace.input_tokens[request]
+    served.history_tokens[at] = trace.history_tokens[request]
+    served.category[at] = trace.category[request]
+    served.next_prompt_tokens[at] = trace.next_prompt_tokens[request]
+
+
+@callable_in_kernels
+def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
+    """Return the seconds of a prefill: `LatencyProfile.ttft_s`."""
+    read = max(costs.floor_s, costs.prefill_token_s * uncached)
+    return costs.base_s + read + costs.prefill_pair_s * uncached * (cached + uncached / 2)
+
+
+@once
+def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Callable[..., Any]:
+    """Return the kernel that simulates replicas with a policy behind a router.
+
+    `leaf` is as in `Policy.leaves`.
+    """
+    caches = caches_of(policy, leaf)
+    begin, leading, serve, expire = caches.begin, caches.leading, caches.serve, caches.expire
+    retable = caches.retable
+    choose = callable_in_kernels(router.choose)
+    counts_blocks = router.counts_blocks
+
+    @callable_in_kernels
+    def use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
+        """Count a prompt's blocks as used; return how many were not."""
+        block, new = asked.leaf[request], 0
+        for _ in range(asked.blocks[request]):
+            new += users[block, replica] == 0
+            users[block, replica] += 1
+            block = trace.block_parent[block]
+        return new
+
+    @callable_in_kernels
+    def unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
+        """Count a prompt's blocks as used no longer; return how many are not any more."""
+        block, unused = asked.leaf[request], 0
+        for _ in range(asked.blocks[request]):
+            users[block, replica] -= 1
+            unused += users[block, replica] == 0
+            block = trace.block_parent[block]
+        return unused
+
+    @kernel
+    def run(
+        trace: Traffic,
+        asked: Asked,
+        arrivals: Arrivals,
+        costs: Costs,
+        limits: Limits,
+        served: Traffic,
+        touched: Touched,
+        state: Any,
+        replicas: Replicas,
+        view: View,
+        events: Heap,
+        path: Int32s,
+        memory: Any,
+        router_p: Floats,
+        tables: Floats,
+        since: Int64s,
+        done: Served,
+    ) -> None:
+        own, truth, users = view.own, view.truth, replicas.users
+        requests, count = len(trace.leaf), view.replicas
+        due, scraped_s, arrived, expired, period = arrivals.due, 0.0, 0, 0, 0
+        table = tables[0]
+        while arrived < requests:
+            first_due_s = due.keys[0] if due.size[0] > 0 else np.inf
+            if events.size[0] > 0 and events.keys[0] <= first_due_s:
+                event_s = events.keys[0]
+                kind, slot = events.requests[0] // requests, events.requests[0] % requests
+                drop_lowest(events)
+                if limits.scrape_s > 0.0 and scraped_s < event_s:
+                    _copy_load(own, view.scraped)
+                    scraped_s = np.ceil(event_s / limits.scrape_s) * limits.scrape_s
+                replica, request = done.replica[slot], done.request[slot]
+                if kind == BEGINS:
+                    own.waiting[replica] -= 1
+                    own.running[replica] += 1
+                elif kind == FIRST_TOKEN:
+                    tokens = trace.input_tokens[request]
+                    hit_tokens = done.hit[slot] * trace.block_size
+                    own.prompt_tokens[replica] -= tokens
+                    own.uncached_tokens[replica] -= max(tokens - hit_tokens, 0)
+                else:
+                    own.in_flight[replica] -= 1
+                    own.running[replica] -= 1
+                    if counts_blocks:
+                        unused = unuse(asked, trace, request, users, replica)
+                        own.used_blocks[replica] -= unused
+                    for at in range(arrivals.starts[request], arrivals.starts[request + 1]):
+                        turn = arrivals.turns[at]
+                        put(due, event_s + arrivals.think_s[turn], turn)
+                continue
+
+            now_s, request = first_due_s, int(due.requests[0])
+            drop_lowest(due)
+            if limits.scrape_s > 0.0 and scraped_s <= now_s:
+                _copy_load(own, view.scraped)
+                scraped_s = (np.floor(now_s / limits.scrape_s) + 1.0) * limits.scrape_s
+            slot = arrived
+            arrived += 1
+            done.request[slot] = request
+            _take_row(served, slot, trace, request, now_s)
+            before = period
+            while period + 1 < len(since) and since[period + 1] <= slot:
+                period += 1
+                table = tables[period]
+            if period != before:
+                for replica in range(count):
+                    now = Now(now_s, trace.block_size, replicas.p[replica], table)
+                    retable(state, served, replica, slot, now)
+            while expired < slot and served.arrival_s[expired] < now_s - limits.ttl_s:
+                owner = done.replica[expired]
+                now = Now(now_s, trace.block_size, replicas.p[owner], table)
+                gone = expire(state, served, owner, expired, now)
+                replicas.size[owner] -= gone
+                replicas.evictions[owner] += gone
+                expired += 1
+
+            begin(state, touched, served, slot)
+            length = trace.length[request]
+            write_path(trace.block_parent, trace.leaf[request], touched.path, 0, length)
+            write_path(trace.block_parent, asked.leaf[request], path, 0, asked.blocks[request])
+            tokens, best = int(trace.input_tokens[request]), 0
+            for replica in range(count):
+                cached = leading(state, touched, replica, trace.look[request])
+                best = max(best, cached)
+                hit_tokens = min(cached * trace.block_size, tokens)
+                truth.cached_blocks[replica] = cached
+                truth.prefill_s[replica] = prefill_s(costs, tokens - hit_tokens, hit_tokens)
+                truth.wait_s[replica] = max(replicas.free_s[replica] - now_s, 0.0)
+                if counts_blocks:
+                    new = 0
+                    for at in range(asked.blocks[request]):
+                        new += users[path[at], replica] == 0
+                    truth.new_blocks[replica] = new
+            prompt = Prompt(
+                slot,
+                now_s,
+                tokens,
+                asked.key[request],
+                asked.blocks[request],
+                asked.full_blocks[request],
+            )
+            replica = choose(prompt, path, view, memory, router_p)
+
+            now = Now(now_s, trace.block_size, replicas.p[replica], table)
+            hit, size, evicted = serve(
+                served,
+                touched,
+                state,
+                replica,
+                slot,
+                now,
+                limits.capacity,
+                limits.mandatory,
+                replicas.size[replica],
+                own.processed[replica],
+            )
+            replicas.size[replica] = size
+            replicas.evictions[replica] += evicted
+            hit_tokens = min(hit * trace.block_size, tokens)
+            begin_s = max(now_s, replicas.free_s[replica])
+            token_s = begin_s + prefill_s(costs, tokens - hit_tokens, hit_tokens)
+            outputs = trace.history_tokens[request] - tokens
+            decode_s = (
+                costs.decode_base_s
+                + costs.decode_token_s * (own.running[replica] + 1)
+                + costs.decode_context_token_s * tokens
+            )
+            end_s = token_s + max(outputs - 1, 0) * decode_s
+            replicas.free_s[replica] = token_s
+            own.in_flight[replica] += 1
+            own.processed[replica] += 1
+            own.prompt_tokens[replica] += tokens
+            own.uncached_tokens[replica] += tokens - hit_tokens
+            if counts_blocks:
+                own.used_blocks[replica] += use(asked, trace, request, users, replica)
+            if begin_s > now_s:
+                own.waiting[replica] += 1
+                put(events, begin_s, BEGINS * requests + slot)
+            else:
+                own.running[replica] += 1
+            put(events, token_s, FIRST_TOKEN * requests + slot)
+            put(events, end_s, ENDS * requests + slot)
+            done.replica[slot], done.hit[slot], done.best[slot] = replica, hit, best
+            done.begin_s[slot], done.token_s[slot], done.end_s[slot] = begin_s, token_s, end_s
+
+    return run

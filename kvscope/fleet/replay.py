@@ -1,0 +1,245 @@
+"""One fleet over one trace: which replica serves each request, what it hits, how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.errors import UsageError
+from kvscope.core.trace import Prompts
+from kvscope.fleet.caches import empty_caches, empty_touched
+from kvscope.fleet.kernel import (
+    OPEN,
+    Arrivals,
+    Asked,
+    Costs,
+    Limits,
+    Replicas,
+    Served,
+    fleet_kernel,
+)
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.base import LanePolicy, Policy
+from kvscope.replay.kernels.keys import Heap
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.replay.traffic import Traffic
+from kvscope.routers.base import Load, Router, Sizes, Truth, View
+
+MOST_REPLICAS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReplay:
+    """What N replicas did with R requests; arrays by request are in the order of the trace.
+
+    `replica` served it and hit `hit_blocks` of its leading blocks, where `best_blocks` were the
+    most that any replica held. `order` lists the requests as they arrived. Times are seconds after
+    the trace's start: `arrival_s` as simulated, `begin_s` its prefill, `token_s` its first token,
+    `end_s` its last. `evictions` (N) counts blocks.
+    """
+
+    replicas: int
+    replica: Int32s
+    hit_blocks: Int32s
+    best_blocks: Int32s
+    order: Int32s
+    arrival_s: Float64s
+    begin_s: Float64s
+    token_s: Float64s
+    end_s: Float64s
+    evictions: Int64s
+
+    @property
+    def ttft_s(self) -> Float64s:
+        """The seconds from each arrival to the first token."""
+        return self.token_s - self.arrival_s
+
+
+def asked(prompts: Prompts) -> Asked:
+    """Return what routers are told of each request."""
+    full = np.minimum(prompts.input_tokens // prompts.block_size, prompts.blocks)
+    return Asked(
+        np.ascontiguousarray(prompts.leaf, dtype=np.int32),
+        np.ascontiguousarray(prompts.blocks, dtype=np.int32),
+        full.astype(np.int32),
+        prompts.conversation.astype(np.int64),
+    )
+
+
+def costs(profile: LatencyProfile) -> Costs:
+    """Return the costs of a replica with this profile; without decode costs, those of a prompt."""
+    decode = (profile.base_s, profile.per_token_s, profile.per_token_pair_s)
+    if profile.decode_base_s is not None:
+        decode = (
+            profile.decode_base_s,
+            profile.decode_request_s,
+            profile.decode_context_token_s,
+        )
+    return Costs(
+        profile.base_s, profile.floor_s, profile.per_token_s, profile.per_token_pair_s, *decode
+    )
+
+
+def arrivals(traffic: Traffic, think_s: Float64s | None = None) -> Arrivals:
+    """Return when requests arrive: by the trace, or `think_s` after their previous turn has ended.
+
+    `think_s` (R) is OPEN where the trace's time counts; it must be for first turns.
+    """
+    requests = len(traffic.leaf)
+    think_s = np.full(requests, OPEN) if think_s is None else think_s
+    later = np.flatnonzero(think_s >= 0).astype(np.int32)
+    parent = traffic.parent[later]
+    turns = later[np.argsort(parent, kind="stable")]
+    starts = np.zeros(requests + 1, dtype=np.int64)
+    np.cumsum(np.bincount(parent, minlength=requests), out=starts[1:])
+    opening = np.flatnonzero(think_s < 0)
+    keys, numbers = np.empty(requests), np.empty(requests, dtype=np.int32)
+    keys[: len(opening)], numbers[: len(opening)] = traffic.arrival_s[opening], opening
+    size = np.array([len(opening)], dtype=np.int64)  # ascending, and so a heap
+    return Arrivals(think_s, starts, turns, Heap(keys, numbers, size))
+
+
+def replay_fleet(
+    traffic: Traffic,
+    routed: Asked,
+    profile: LatencyProfile,
+    policy: Policy,
+    router: Router,
+    replicas: int,
+    capacity_blocks: int,
+    *,
+    think_s: Float64s | None = None,
+    tables: Tables = NO_TABLES,
+    mandatory: bool = False,
+    seed: int = 0,
+) -> FleetReplay:
+    """Replay `traffic` on `replicas` of `capacity_blocks` each, behind `router`: exact.
+
+    `think_s` closes the loop: see `arrivals`. What a policy learns (`tables`) it learns of the
+    whole fleet's traffic. `seed` is for routers that draw. Raises UsageError for policies with
+    hindsight and for counts that no fleet has.
+    """
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise UsageError(
+            f"{replicas} replicas",
+            where="--replicas",
+            remedy=f"give a number from 1 to {MOST_REPLICAS}",
+        )
+    tables = tables.chosen(policy, capacity_blocks)
+    traffic = tables.classified(policy, traffic)
+    requests, blocks = len(traffic.leaf), len(traffic.block_parent)
+    lanes = 1
+    if isinstance(policy, LanePolicy):
+        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
+    leaf = policy.evicts == "leaf"
+    touched = empty_touched(traffic, replicas)
+    state = empty_caches(policy, traffic, touched, replicas, capacity_blocks, lanes)
+    longest = int(routed.blocks.max(initial=0)) + 1
+    memory = router.memory(
+        Sizes(
+            replicas,
+            requests,
+            blocks,
+            longest,
+            traffic.block_size,
+            capacity_blocks,
+            traffic.block_parent,
+        ),
+        seed,
+    )
+    scrape_s = router.values.get("scrape_s", 0.0)
+    own = _no_load(replicas)
+    view = View(
+        replicas,
+        capacity_blocks,
+        traffic.block_size,
+        own,
+        _no_load(replicas) if scrape_s > 0 else own,
+        Truth(
+            np.zeros(replicas, dtype=np.int32),
+            np.zeros(replicas, dtype=np.int64),
+            np.zeros(replicas),
+            np.zeros(replicas),
+        ),
+    )
+    counts = _empty_served(requests)
+    kernel = fleet_kernel(type(policy), leaf, type(router))
+    fleet = Replicas(
+        np.zeros(replicas, dtype=np.int64),
+        np.zeros(replicas, dtype=np.int64),
+        np.zeros(replicas),
+        np.zeros((blocks if router.counts_blocks else 1, replicas), dtype=np.int32),
+        np.repeat(policy.settings()[None], replicas, axis=0),
+    )
+    kernel(
+        traffic,
+        routed,
+        arrivals(traffic, think_s),
+        costs(profile),
+        Limits(
+            capacity_blocks,
+            mandatory or policy.makes_room,
+            policy.values.get("ttl_s", np.inf),
+            scrape_s,
+        ),
+        _rows(traffic),
+        touched,
+        state,
+        fleet,
+        view,
+        Heap(
+            np.empty(3 * requests),
+            np.empty(3 * requests, dtype=np.int32),
+            np.zeros(1, dtype=np.int64),
+        ),
+        np.zeros(longest, dtype=np.int32),
+        memory,
+        router.settings(),
+        tables.values,
+        tables.since,
+        counts,
+    )
+    place = np.empty(requests, dtype=np.int64)
+    place[counts.request] = np.arange(requests)
+    return FleetReplay(
+        replicas,
+        counts.replica[place],
+        counts.hit[place],
+        counts.best[place],
+        counts.request,
+        _arrived(traffic, counts, place, think_s),
+        counts.begin_s[place],
+        counts.token_s[place],
+        counts.end_s[place],
+        fleet.evictions,
+    )
+
+
+def _arrived(traffic: Traffic, served: Served, place: Int64s, think_s: Float64s | None) -> Float64s:
+    """Return when each request arrived in the simulation."""
+    if think_s is None:
+        return traffic.arrival_s
+    ended_s = served.end_s[place][np.maximum(traffic.parent, 0)]
+    return np.where(think_s < 0, traffic.arrival_s, ended_s + think_s)
+
+
+def _rows(traffic: Traffic) -> Traffic:
+    """Return room for the traffic in order of arrival; what is by block stays."""
+    columns = {
+        name: np.empty_like(column)
+        for name, column in traffic._asdict().items()
+        if name not in {"block_size", "block_parent"}
+    }
+    return traffic._replace(**columns)
+
+
+def _no_load(replicas: int) -> Load:
+    return Load(*(np.zeros(replicas, dtype=np.int64) for _ in Load._fields))
+
+
+def _empty_served(requests: int) -> Served:
+    request, replica, hit, best = (np.zeros(requests, dtype=np.int32) for _ in range(4))
+    begin_s, token_s, end_s = (np.zeros(requests) for _ in range(3))
+    return Served(request, replica, hit, best, begin_s, token_s, end_s)
