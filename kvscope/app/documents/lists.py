@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from kvscope.app.documents.base import Document, Facts, TraceFacts
-from kvscope.core.trace import Lineage, Trace
+from kvscope.core.trace import Trace
 from kvscope.deployment.models import HeadKv, LatentKv, preset, preset_names
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 
@@ -15,23 +15,12 @@ if TYPE_CHECKING:
     from kvscope.policies.base import Policy
 
 
-class StoredTrace(Facts):
+class StoredTrace(TraceFacts):
     """All that a store has of a trace itself."""
 
-    name: str
     source: str
-    format: str
-    block_size: int
-    requests: int
-    accesses: int
-    distinct_blocks: int
-    span_s: float
-    input_tokens: int
-    output_tokens: int
-    lineage: Lineage
     has_users: bool
     lines: int
-    bad_lines: int
     out_of_order: int
     notes: tuple[str, ...]
 
