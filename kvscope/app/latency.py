@@ -34,11 +34,18 @@ def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
     """Return the profile that the TTFTs of a trace determine. Raises InputError if they do not."""
     from kvscope.latency.observed import fit_trace
 
+    remedy = "measure with `kvscope calibrate`"
     if trace.models and trace.models > 1:
         raise InputError(
             f"has requests of {trace.models} models, which take different times",
             where=trace.name,
-            remedy="take one model's requests, or measure with `kvscope calibrate`",
+            remedy=f"take one model's requests, or {remedy}",
+        )
+    if np.any(prompts.clock >= 1):
+        raise InputError(
+            "its sessions have no common clock, so which requests waited is unknown",
+            where=trace.name,
+            remedy=remedy,
         )
     return fit_trace(trace.name, prompts.arrival_s, prompts.input_tokens, prompts.measurements)
 

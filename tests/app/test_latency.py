@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 
 import kvscope
+from kvscope.app.latency import fit_to
 from kvscope.cli.app import run
+from kvscope.core.errors import InputError
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
+from kvscope.store.traces import load_prompts
 from tests.served import TRUE, served, without_queue_times, write_served
 
 GPU = ("--gpu", "h100", "--model", "llama3-8b")
@@ -107,6 +111,16 @@ def test_a_roofline_stays_where_the_trace_does_not_determine_it(
         named = command(capsys, traces / f"{trace}.jsonl", *GPU, "--latency", "trace")
         assert (named[0], named[1]) == (3, None)
         assert reason in named[2]
+
+
+def test_sessions_without_a_common_clock_are_refused(traces: Path) -> None:
+    """Where sessions were placed by kvscope, it is not known which requests waited."""
+    with kvscope.open_trace(traces / "half.jsonl") as trace:
+        prompts = load_prompts(trace.store, trace.facts)
+        assert fit_to(trace.facts, prompts).stated == len(prompts.arrival_s)
+        sessions = replace(prompts, clock=prompts.conversation)
+        with pytest.raises(InputError, match="no common clock"):
+            fit_to(trace.facts, sessions)
 
 
 def test_a_trace_without_ttfts_changes_nothing(
