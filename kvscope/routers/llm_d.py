@@ -49,7 +49,7 @@ def pick(prefix_scores: Float64s, view: View, p: Floats, dice: Int64s) -> int:
         queue = 1.0
         if longest > shortest:
             queue = (longest - waiting[replica]) / (longest - shortest)
-        unused = max(0.0, 1.0 - used_blocks[replica] / view.capacity_blocks)
+        unused = max(0.0, 1.0 - used_blocks[replica] / max(view.capacity_blocks, 1))
         score = p[QUEUE] * queue + p[KV] * unused + p[PREFIX] * prefix_scores[replica]
         if score > highest:
             best, highest, ties = replica, score, 1

@@ -202,10 +202,12 @@ def test_a_recording_has_vllms_hits(vllm: Vllm, tmp_path: Path) -> None:
     text = path.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert sum(line["cached_tokens"] for line in lines) == answer["counted_hits"] > 0
-    assert all(line["ttft_ms"] > line["queue_ms"] >= 0 for line in lines)
+    assert all(0 < line["queue_ms"] < line["ttft_ms"] < line["duration_ms"] for line in lines)
+    assert {(line["lora_name"], line["cache_salt"]) for line in lines} == {(None, None)}
     with open_store(MEMORY) as store:
         trace = ingest(store, str(path)).trace
         told = load_prompts(store, trace)
+    assert (trace.models, trace.tenants, trace.measured_requests) == (1, 1, 60)
     assert (trace.requests, trace.lineage, trace.block_size) == (60, "given", BLOCK)
     seen = replay_engine(told, Lru(), EngineSettings.one_at_a_time(400), StepCost(base_s=1.0))
     hits = [int(one) * BLOCK for one in seen.hit_blocks]
