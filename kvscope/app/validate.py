@@ -17,6 +17,7 @@ from kvscope.app.engine_options import (
     TargetOptions,
     ValidateOptions,
 )
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
@@ -129,8 +130,10 @@ def validate(
     where = _deployment(options)
     replica = _replica(options, launch, where, advice)
     profile = where.latency if where else _profile(options.latency, advice, monitor)
-    profiled = profile is not None
-    profile = profile or latency_profile(None)  # steps take some time, whatever the engine
+    assumed = profile or latency_profile(None)  # steps take some time, whatever the engine
+    latency = latency_for(trace, assumed, where, lambda: prompts)
+    if latency.note:
+        monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
 
     def choose(longest: int) -> TraceSample:
@@ -151,7 +154,7 @@ def validate(
     plan = ValidationPlan(
         sample=engine.sample,
         pace=pace,
-        profile=profile,
+        profile=latency.profile,
         settings=EngineSettings(
             engine.facts.blocks,
             replica.max_num_seqs,
@@ -166,7 +169,7 @@ def validate(
         tolerance=options.tolerance,
         repeats=options.repeats,
         seed=seed,
-        profiled=profiled,
+        profiled=profile is not None,
     )
     runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
     if engine.sample.too_long:
