@@ -130,7 +130,8 @@ def validate(
     where = _deployment(options)
     replica = _replica(options, launch, where, advice)
     profile = where.latency if where else _profile(options.latency, advice, monitor)
-    latency = latency_for(trace, profile, where, lambda: prompts)
+    assumed = profile or latency_profile(None)  # steps take some time, whatever the engine
+    latency = latency_for(trace, assumed, where, lambda: prompts)
     if latency.note:
         monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
@@ -168,6 +169,7 @@ def validate(
         tolerance=options.tolerance,
         repeats=options.repeats,
         seed=seed,
+        profiled=profile is not None,
     )
     runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
     if engine.sample.too_long:
@@ -365,8 +367,10 @@ def _advice_path(options: ValidateOptions) -> Path:
     return Path(options.recommendation or DEFAULT_RECOMMENDATION)
 
 
-def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -> LatencyProfile:
-    """Return the profile that is named, that of the advice, or that in this folder."""
+def _profile(
+    latency: str | None, advice: PolicyFile | None, monitor: Monitor
+) -> LatencyProfile | None:
+    """Return the profile that is named, that of the advice, or that in this folder, if any."""
     if latency is not None:
         return latency_profile(latency)
     if advice is not None and advice.profile is not None:
@@ -374,8 +378,8 @@ def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -
     if Path(DEFAULT_PROFILE_FILE).is_file():
         monitor.note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
         return latency_profile(DEFAULT_PROFILE_FILE)
-    monitor.note("no --latency: a preset predicts TTFT; `kvscope calibrate` measures yours")
-    return latency_profile(None)
+    monitor.note("no --latency: TTFT is not judged; `kvscope calibrate` measures yours")
+    return None
 
 
 def _runs(
