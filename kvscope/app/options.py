@@ -174,9 +174,10 @@ class DeploymentOptions:
     latency: Annotated[
         str | None,
         Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, or a preset.",
+            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+            " fitted to the TTFTs in the trace.",
             "PROFILE",
-            default="derived; without a GPU llama2-7b-a100",
+            default="of the trace, else derived; without a GPU llama2-7b-a100",
         ),
     ] = None
     gpu_hour: Annotated[
@@ -243,7 +244,7 @@ class AnalyzeOptions(DeploymentOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """What `fit` takes; `horizon` and `xi` need `returns`, the last four need `export`."""
+    """What `fit` takes; `horizon` and `xi` need `returns`, all from `policy` on need `export`."""
 
     window: Annotated[
         float | None,
@@ -290,9 +291,11 @@ class FitOptions:
         int | None,
         Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned."
+            " classes of gittins and the threshold of tlru-learned.",
+            default="the deployment's pool, if there is one",
         ),
     ] = None
+    deployment: DeploymentFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
