@@ -14,7 +14,7 @@ import kvscope
 from kvscope.core import units
 from kvscope.replay.policy_options import format_value
 from kvscope.report.words import percent_change, points, share, significant
-from kvscope.tuning.load import GROWTH
+from kvscope.replay.metrics import GROWTH
 from tests.cli.replayed import write_profile
 from tests.cli.tune.asked import write_trace
 from tests.tuning.examples import chats, in_turn
