@@ -122,6 +122,16 @@ Isolate = Annotated[
     Option("Share no blocks between users or conversations (cache salts)."),
 ]
 
+Tp = Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")]
+Utilization = Annotated[
+    float | None,
+    PositiveShare("Share of the GPU's memory for the engine.", default="the engine's"),
+]
+DeploymentFile = Annotated[
+    str | None,
+    Source("File that states the deployment; - for none.", default="./kvscope.toml if present"),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions:
@@ -130,7 +140,7 @@ class DeploymentOptions:
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
     ] = None
-    tp: Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")] = None
+    tp: Tp = None
     replicas: Annotated[
         int | None, Count("Replicas of the engine that serve the traffic.", default="1")
     ] = None
@@ -143,10 +153,7 @@ class DeploymentOptions:
         WeightDtype | None, Option("Precision of the weights, if not the model's own.")
     ] = None
     kv_dtype: KvDtype = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        PositiveShare("Share of the GPU's memory for the engine.", default="the engine's"),
-    ] = None
+    gpu_memory_utilization: Utilization = None
     max_num_seqs: Annotated[
         int | None, Count("Limit of running requests per replica.", default="by GPU, as vLLM")
     ] = None
@@ -175,10 +182,7 @@ class DeploymentOptions:
     gpu_hour: Annotated[
         float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
     ] = None
-    deployment: Annotated[
-        str | None,
-        Source("File that states the deployment; - for none.", default="./kvscope.toml if present"),
-    ] = None
+    deployment: DeploymentFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +243,7 @@ class AnalyzeOptions(DeploymentOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """What `fit` takes; `horizon` and `xi` need `returns`, the last four need `export`."""
+    """What `fit` takes; `horizon` and `xi` need `returns`, all from `policy` on need `export`."""
 
     window: Annotated[
         float | None,
@@ -286,9 +290,11 @@ class FitOptions:
         int | None,
         Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned."
+            " classes of gittins and the threshold of tlru-learned.",
+            default="the deployment's pool, if there is one",
         ),
     ] = None
+    deployment: DeploymentFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

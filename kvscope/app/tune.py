@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
@@ -16,6 +19,8 @@ from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
 from kvscope.deployment.pool import KvPool
+from kvscope.ingest.build import NO_COMMON_CLOCK
+from kvscope.ingest.clocks import open_sessions, placed, session_span
 from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
@@ -34,6 +39,7 @@ from kvscope.tuning.tuner import (
     VALIDATION,
     WARMUP,
     End,
+    SessionStarts,
     TuningOptions,
     TuningResult,
 )
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
 
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
+CONCURRENT = 0.25, 1, 4, 16  # session starts within a typical session, where these are not known
+SESSION_SEEDS = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +115,13 @@ class Recommendation:
             return f"No flags: {self.tuning.verdict} is not mended by flags."
         if self.tuning.verdict == "switch" and not self.deployment.switchable:
             return f"No flags: {self.deployment.not_switchable}."
-        if self.tuning.verdict == "switch" and not self.tuning.certain:
+        disagreeing = self.tuning.disagreeing
+        if any(each.end.sessions for each in disagreeing):
+            return (
+                "No flags: the verdict changes with when the sessions begin."
+                " State it: --session-arrivals poisson:RATE."
+            )
+        if self.tuning.verdict == "switch" and disagreeing:
             return (
                 "No flags: the verdict changes within the uncertainty of pool and latency."
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
@@ -194,6 +208,7 @@ def tune(
             ends=_ends(where, pool, running),
             scale_out=True,
         )
+    tuning_options = replace(tuning_options, ends=(*tuning_options.ends, *_layouts(prompts)))
     tuning = tune_policies(
         prompts,
         request.setting,
@@ -252,6 +267,21 @@ def _ends(where: ResolvedDeployment, pool: KvPool, running: int) -> tuple[End, .
     )
 
 
+def _layouts(prompts: Prompts) -> Iterator[End]:
+    """Yield other starts of sessions without a common clock: rarer to denser, by two seeds each."""
+    clock, own = prompts.clock, prompts.clock >= 0
+    if clock.max() < 1:
+        return
+    begin_s, end_s = session_span(prompts.arrival_s[own], clock[own])
+    typical_s = float(np.median(end_s - begin_s))
+    for concurrent, seed in product(CONCURRENT, SESSION_SEEDS):
+        if not typical_s:  # sessions of one request: none is open
+            continue
+        rate = concurrent / typical_s
+        count = open_sessions(placed(prompts.arrival_s, clock, rate, seed), clock)
+        yield End(f"{count:.3g} sessions open at a time", sessions=SessionStarts(rate, seed, count))
+
+
 def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
     """Yield what the reader has to know before the verdict."""
     tuning, trace = tuned.tuning, tuned.trace
@@ -277,11 +307,14 @@ def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
                 f"{beyond:.0%} of the prompts are longer than the {longest:,} tokens that"
                 f" {tuned.profile.name} was measured with: their TTFT is extrapolated."
             )
-    if any("back to back" in note for note in trace.notes):
-        yield (
-            "The sessions have no common clock and were placed back to back: concurrent ones need"
-            " more capacity and hit less (--session-arrivals poisson:RATE)."
-        )
+    for note in trace.notes:
+        if note.startswith(NO_COMMON_CLOCK):
+            known = prompts.clock.max() > 0  # not in stores of earlier versions
+            count = open_sessions(prompts.arrival_s, prompts.clock) if known else None
+            yield (
+                f"The {note}{f', {count:.3g} open at a time' if count else ''}: the answer depends"
+                " on when they begin (--session-arrivals poisson:RATE)."
+            )
 
 
 def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:

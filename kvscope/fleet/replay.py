@@ -150,20 +150,9 @@ def replay_fleet(
         seed,
     )
     scrape_s = router.values.get("scrape_s", 0.0)
-    own = _no_load(replicas)
-    view = View(
-        replicas,
-        capacity_blocks,
-        traffic.block_size,
-        own,
-        _no_load(replicas) if scrape_s > 0 else own,
-        Truth(
-            np.zeros(replicas, dtype=np.int32),
-            np.zeros(replicas, dtype=np.int64),
-            np.zeros(replicas),
-            np.zeros(replicas),
-        ),
-    )
+    view = no_view(replicas, capacity_blocks, traffic.block_size)
+    if scrape_s > 0:
+        view = view._replace(scraped=_no_load(replicas))
     counts = _empty_served(requests)
     kernel = fleet_kernel(type(policy), leaf, type(router))
     fleet = Replicas(
@@ -233,6 +222,18 @@ def _rows(traffic: Traffic) -> Traffic:
         if name not in {"block_size", "block_parent"}
     }
     return traffic._replace(**columns)
+
+
+def no_view(replicas: int, capacity_blocks: int, block_size: int) -> View:
+    """Return an idle fleet with empty caches, whose scraped load is always up to date."""
+    load = _no_load(replicas)
+    truth = Truth(
+        np.zeros(replicas, dtype=np.int32),
+        np.zeros(replicas, dtype=np.int64),
+        np.zeros(replicas),
+        np.zeros(replicas),
+    )
+    return View(replicas, capacity_blocks, block_size, load, load, truth)
 
 
 def _no_load(replicas: int) -> Load:

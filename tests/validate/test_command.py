@@ -143,6 +143,7 @@ def test_nobody_there(trace: str, capsys: Printed) -> None:
         ["--url", "http://x", "--sequential", "--in-flight", "4"],
         ["--url", "http://x", "--sequential", "--rate-scale", "2"],
         ["--url", "http://x", "--minutes", "0"],
+        ["--url", "http://x", "--tp", "2"],
     ],
 )
 def test_what_contradicts_itself_is_refused(trace: str, options: list[str]) -> None:
