@@ -109,7 +109,9 @@ class FleetOutcome:
     @property
     def overloaded_replicas(self) -> int:
         """The number of replicas whose own queue grows."""
-        return sum(each.latencies is not None and each.latencies.overloaded for each in self.replicas)
+        return sum(
+            each.latencies is not None and each.latencies.overloaded for each in self.replicas
+        )
 
 
 def fleet_outcome(
@@ -156,7 +158,9 @@ def fleet_outcome(
                 latencies=times.latencies(members, warm, slo) if len(members) > warm else None,
             )
         )
-    target_ttft_s = np.inf if latencies.overloaded else at_rank(done.ttft_s[counted], slo.percentile)
+    target_ttft_s = (
+        np.inf if latencies.overloaded else at_rank(done.ttft_s[counted], slo.percentile)
+    )
     tpot_s = _known(times.tpot_s[counted])
     target_tpot_s = at_rank(tpot_s, slo.percentile) if len(tpot_s) else None
     fast = slo.tpot_s is None or target_tpot_s is None or target_tpot_s <= slo.tpot_s
@@ -207,19 +211,21 @@ class _Times:
             float(self.arrival_s[members].min()),
         )
         overloaded = not queue.keeps_up(slo.ttft_s)
-        within = slo.tpot_s is not None and len(tpot_s) > 0
+        within = None
+        if slo.tpot_s is not None and len(tpot_s):
+            within = float(np.mean(tpot_s <= slo.tpot_s))
         return Latencies(
             requests=len(counted),
             overloaded=overloaded,
             ttft_ms=None if overloaded else percentiles(ttft_s * 1e3),
             tpot_ms=percentiles(tpot_s * 1e3) if len(tpot_s) else None,
             attainment=float(np.mean(ttft_s <= slo.ttft_s)),
-            tpot_attainment=float(np.mean(tpot_s <= slo.tpot_s)) if within else None,
+            tpot_attainment=within,
         )
 
 
 def infinite_hit_blocks(traffic: Traffic, order: Int32s) -> Int32s:
-    """Return the leading blocks of each request that any earlier one of `order` left (R entries)."""
+    """Return the leading blocks of each request that an earlier one of `order` left (R)."""
     left = np.zeros(len(traffic.block_parent), dtype=np.bool_)
     left[0] = True
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
@@ -272,4 +278,5 @@ def _sent(
     at = ((arrival_s - arrival_s.min()) / bin_s).astype(np.int64)
     bins = int(at.max()) + 1
     place = replica.astype(np.int64) * bins + at
-    return np.bincount(place, tokens, minlength=replicas * bins).reshape(replicas, bins)
+    sent = np.bincount(place, tokens, minlength=replicas * bins).reshape(replicas, bins)
+    return np.asarray(sent, dtype=np.float64)

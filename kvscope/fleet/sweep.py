@@ -116,9 +116,7 @@ class FleetSweep:
 
     def run(self, fleet: Fleet) -> FleetRun:
         """Return what the fleet gives with each seed."""
-        outcomes = (
-            self.outcome(self.replay(fleet, seed)) for seed in range(self.replays(fleet))
-        )
+        outcomes = (self.outcome(self.replay(fleet, seed)) for seed in range(self.replays(fleet)))
         return FleetRun(fleet, tuple(outcomes))
 
     def outcome(self, done: FleetReplay) -> FleetOutcome:
@@ -139,9 +137,7 @@ class FleetSweep:
                 self._compile(fleet)
                 yield fleet
 
-    def sweep(
-        self, fleets: Sequence[Fleet], stop: Event | None = None
-    ) -> Iterator[FleetRun]:
+    def sweep(self, fleets: Sequence[Fleet], stop: Event | None = None) -> Iterator[FleetRun]:
         """Yield the run of each fleet, in their order; once `stop` is set no further one begins."""
         stop = stop or Event()
 
@@ -185,7 +181,7 @@ class FleetSweep:
         )
         replay_fleet(
             nothing,
-            Asked(*(column[:0] for column in self._asked)),
+            Asked(**{name: column[:0] for name, column in self._asked._asdict().items()}),
             self.workload.profile,
             fleet.policy,
             fleet.router,
