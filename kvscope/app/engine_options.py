@@ -191,7 +191,8 @@ class ValidateOptions:
     latency: Annotated[
         str | None,
         Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, or a preset.",
+            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+            " fitted to the TTFTs in the trace.",
             "PROFILE",
             default="the deployment's, the recommendation's, or latency.toml",
         ),

@@ -168,9 +168,10 @@ class ReplicaOptions:
     latency: Annotated[
         str | None,
         Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, or a preset.",
+            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+            " fitted to the TTFTs in the trace.",
             "PROFILE",
-            default="derived; without a GPU llama2-7b-a100",
+            default="of the trace, else derived; without a GPU llama2-7b-a100",
         ),
     ] = None
     gpu_hour: Annotated[

@@ -26,7 +26,13 @@ from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import KvDtype, Model, resolve_model
 from kvscope.fleet.options import ROUTED
 from kvscope.latency.file import load_profile
-from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
+from kvscope.latency.profile import (
+    DEFAULT_PROFILE,
+    FROM_TRACE,
+    MODELS,
+    TO_FIT,
+    LatencyProfile,
+)
 from kvscope.replay.policy_options import (
     ALL,
     VLLM,
@@ -489,7 +495,9 @@ def kv_model(
 
 
 def latency_profile(latency: str | None) -> LatencyProfile:
-    """Return the latency profile called `latency`, or the default one."""
+    """Return the latency profile called `latency`, or the default one; TO_FIT for `trace`."""
+    if latency == FROM_TRACE:
+        return TO_FIT
     try:
         return load_profile(latency or DEFAULT_PROFILE)
     except UsageError as error:

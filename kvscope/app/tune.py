@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
 from kvscope.characterize.windows import round_windows
@@ -27,6 +28,7 @@ from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
+from kvscope.replay.settings import timed_by
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
@@ -47,6 +49,7 @@ from kvscope.tuning.tuner import tune as tune_policies
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.latency.observed import TraceFit
 
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
@@ -178,10 +181,13 @@ def tune(
     """Return the recommendation for `request`, and all that it rests on.
 
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
-    split, UsageError for shares that cannot split it and for a capacity that holds no block.
+    split or whose TTFTs do not determine the latency that they were to, UsageError for shares that
+    cannot split it and for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    where = request.deployment
+    latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
+    where, profile = latency.deployment, latency.profile
+    setting = timed_by(request.setting, profile)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
     tuning_options = TuningOptions(
@@ -194,13 +200,13 @@ def tune(
         validation=VALIDATION if request.validation is None else request.validation,
         held_out=HELD_OUT if request.judge is None else request.judge,
         limits=request.limits,
-        ends=() if "--latency" in request.given else PREFILL_ENDS,
+        ends=_latency_ends(latency.fit) if "--latency" in request.given else PREFILL_ENDS,
     )
     if where is not None:
         replicas = where.engines
         pool, running = where.pool.in_blocks_of(trace.block_size), 0
         if where.engine.name == SGLANG:
-            running = running_blocks(prompts, request.setting, pool.blocks, replicas)
+            running = running_blocks(prompts, setting, pool.blocks, replicas)
         tuning_options = replace(
             tuning_options,
             capacity_blocks=pool.blocks - running,
@@ -211,7 +217,7 @@ def tune(
     tuning_options = replace(tuning_options, ends=(*tuning_options.ends, *_layouts(prompts)))
     tuning = tune_policies(
         prompts,
-        request.setting,
+        setting,
         tuning_options,
         round_windows(trace),
         lineage=trace.lineage,
@@ -220,11 +226,11 @@ def tune(
     )
     if where is not None:
         tuning = replace(tuning, capacity_origin=where.pool.origin)
-    tuned = Recommendation(trace, request.model, request.hbm_bytes, request.profile, tuning, where)
+    tuned = Recommendation(trace, request.model, request.hbm_bytes, profile, tuning, where)
     return replace(
         tuned,
         assumptions=_assumptions(tuned, request.given),
-        warnings=tuple(_warnings(tuned, prompts)),
+        warnings=tuple(_warnings(tuned, prompts, latency)),
     )
 
 
@@ -267,6 +273,13 @@ def _ends(where: ResolvedDeployment, pool: KvPool, running: int) -> tuple[End, .
     )
 
 
+def _latency_ends(fit: TraceFit | None) -> tuple[End, ...]:
+    """Return both ends of a latency that was fitted to the trace's TTFTs, none of another."""
+    if fit is None or fit.low == fit.high:
+        return ()
+    return tuple(End(f"prefill {factor:g}x as long", factor) for factor in (fit.low, fit.high))
+
+
 def _layouts(prompts: Prompts) -> Iterator[End]:
     """Yield other starts of sessions without a common clock: rarer to denser, by two seeds each."""
     clock, own = prompts.clock, prompts.clock >= 0
@@ -282,9 +295,11 @@ def _layouts(prompts: Prompts) -> Iterator[End]:
         yield End(f"{count:.3g} sessions open at a time", sessions=SessionStarts(rate, seed, count))
 
 
-def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
+def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
     """Yield what the reader has to know before the verdict."""
     tuning, trace = tuned.tuning, tuned.trace
+    if latency.note:
+        yield latency.note
     rejected = tuning.lru.validation.rejected + tuning.lru.held_out.rejected
     if rejected:
         counted = tuning.split.validation_requests + tuning.split.held_out_requests

@@ -17,6 +17,7 @@ from kvscope.app.engine_options import (
     TargetOptions,
     ValidateOptions,
 )
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
@@ -129,6 +130,10 @@ def validate(
     where = _deployment(options)
     replica = _replica(options, launch, where, advice)
     profile = where.latency if where else _profile(options.latency, advice, monitor)
+    assumed = profile or latency_profile(None)  # steps take some time, whatever the engine
+    latency = latency_for(trace, assumed, where, lambda: prompts)
+    if latency.note:
+        monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
 
     def choose(longest: int) -> TraceSample:
@@ -149,7 +154,7 @@ def validate(
     plan = ValidationPlan(
         sample=engine.sample,
         pace=pace,
-        profile=profile,
+        profile=latency.profile,
         settings=EngineSettings(
             engine.facts.blocks,
             replica.max_num_seqs,
@@ -164,6 +169,7 @@ def validate(
         tolerance=options.tolerance,
         repeats=options.repeats,
         seed=seed,
+        profiled=profile is not None,
     )
     runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
     if engine.sample.too_long:
@@ -361,8 +367,10 @@ def _advice_path(options: ValidateOptions) -> Path:
     return Path(options.recommendation or DEFAULT_RECOMMENDATION)
 
 
-def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -> LatencyProfile:
-    """Return the profile that is named, that of the advice, or that in this folder."""
+def _profile(
+    latency: str | None, advice: PolicyFile | None, monitor: Monitor
+) -> LatencyProfile | None:
+    """Return the profile that is named, that of the advice, or that in this folder, if any."""
     if latency is not None:
         return latency_profile(latency)
     if advice is not None and advice.profile is not None:
@@ -370,8 +378,8 @@ def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -
     if Path(DEFAULT_PROFILE_FILE).is_file():
         monitor.note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
         return latency_profile(DEFAULT_PROFILE_FILE)
-    monitor.note("no --latency: a preset predicts TTFT; `kvscope calibrate` measures yours")
-    return latency_profile(None)
+    monitor.note("no --latency: TTFT is not judged; `kvscope calibrate` measures yours")
+    return None
 
 
 def _runs(

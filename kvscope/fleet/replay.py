@@ -25,7 +25,7 @@ from kvscope.policies.base import LanePolicy, Policy
 from kvscope.replay.kernels.keys import Heap
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Load, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, Load, Router, Sizes, Truth, View
 
 MOST_REPLICAS = 4096
 
@@ -34,10 +34,10 @@ MOST_REPLICAS = 4096
 class FleetReplay:
     """What N replicas did with R requests; arrays by request are in the order of the trace.
 
-    `replica` served it and hit `hit_blocks` of its leading blocks, where `best_blocks` were the
-    most that any replica held. `order` lists the requests as they arrived. Times are seconds after
-    the trace's start: `arrival_s` as simulated, `begin_s` its prefill, `token_s` its first token,
-    `end_s` its last. `evictions` (N) counts blocks.
+    `replica` served it and hit `hit_blocks` of its leading blocks, copied ones included, where
+    `best_blocks` were the most that any replica held. `order` lists the requests as they arrived.
+    Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` its prefill or
+    the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
     """
 
     replicas: int
@@ -233,7 +233,8 @@ def no_view(replicas: int, capacity_blocks: int, block_size: int) -> View:
         np.zeros(replicas),
         np.zeros(replicas),
     )
-    return View(replicas, capacity_blocks, block_size, load, load, truth)
+    fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
+    return View(replicas, capacity_blocks, block_size, load, load, truth, fetch)
 
 
 def _no_load(replicas: int) -> Load:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.routers.base import Load, Prompt, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, Load, Prompt, Router, Sizes, Truth, View
 
 BLOCK_SIZE = 4
 CHARACTERS_PER_TOKEN = 2
@@ -128,7 +128,8 @@ def decide(
     counts = np.zeros(replicas, dtype=np.int64)
     load = Load(*(counts.copy() for _ in Load._fields))
     truth = Truth(counts.astype(np.int32), counts, np.ones(replicas), np.zeros(replicas))
-    view = View(replicas, 1000, BLOCK_SIZE, load, load, truth)
+    fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
+    view = View(replicas, 1000, BLOCK_SIZE, load, load, truth, fetch)
     memory = router.memory(script.sizes(replicas), 1) if memory is None else memory
     settings = router.settings()
     choices: list[int] = []

@@ -99,6 +99,14 @@ def test_heads_leave_the_list_first() -> None:
     assert memory.scores.tolist() == [0.0]
 
 
+def test_the_length_of_lists_can_be_set() -> None:
+    """Three blocks of 32 tokens are six of the trace's."""
+    router = LlmD({"lru_capacity_blocks": 3, "engine_block_tokens": 32})
+    memory = router.memory(sizes(1, capacity_blocks=2), seed=1)
+    assert len(memory.sent.blocks) == 6 + 1
+    assert "lruCapacityPerServer: 3, autoTune: false" in router.flags()[1]
+
+
 def test_a_conversation_stays_where_it_began() -> None:
     assert len(set(choices(LlmD(), path(1, 2, 3), view(4), 50))) == 1
 
