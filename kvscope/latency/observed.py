@@ -84,7 +84,7 @@ def fit_trace(
             "has TTFTs but no cached tokens, so how many were computed is unknown",
             "log them too (vLLM: --enable-prompt-tokens-details), or " + _REMEDY,
         )
-    waited_s = np.where(np.isfinite(queue_s) & (queue_s < ttft_s), queue_s, 0.0)
+    waited_s = np.where((queue_s > 0) & (queue_s < ttft_s), queue_s, 0.0)
     longest_s = float(np.quantile((ttft_s - waited_s)[timed], 0.99))
     start_s = arrival_s + waited_s
     end_s = np.where(timed, arrival_s + ttft_s, start_s + longest_s)
