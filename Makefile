@@ -6,6 +6,7 @@ KVSCOPE := $(VENV)/bin/kvscope
 READY   := $(VENV)/ready
 ENGINE  ?= .venv-engine
 ROUTERS ?= .venv-routers
+DYNAMO  ?= .venv-dynamo
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -13,7 +14,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine samples wheel clean
+.PHONY: help setup demo test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine bench-fleets samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -127,6 +128,15 @@ bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM
 bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-LRU where it must win
 	$(ENGINE)/bin/python -m benchmarks.live_vllm $(BENCH)
 	$(ENGINE)/bin/python -m benchmarks.live_gittins
+
+bench-fleets: setup $(DYNAMO)/ready ## simulated fleets against NVIDIA's simulator, Mooncake's and llm-d's figures
+	$(PY) -m benchmarks.fleets --dynamo $(DYNAMO)/bin/python $(BENCH)
+
+$(DYNAMO)/ready:
+	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -m venv $(DYNAMO)
+	@$(DYNAMO)/bin/python -m pip install -qq --disable-pip-version-check ai-dynamo-runtime==1.6.1
+	@touch $(DYNAMO)/ready
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.profiles sample_traces
