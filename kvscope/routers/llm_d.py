@@ -12,6 +12,7 @@ from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
 from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
 
 PREFIX, QUEUE, KV, _SCRAPE, _LIMIT, _BLOCK = range(6)
+_LISTED_BLOCKS = 31_250  # defaultLRUCapacityPerServer; 0.8 ignores lruCapacityPerServer
 
 
 def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
@@ -98,15 +99,15 @@ class LlmD(Router):
         *weights(prefix=3, queue=2, kv=2),
         Parameter("max_prefix_blocks", 256, "engine blocks of a prompt that are compared", low=1),
         Parameter("engine_block_tokens", 16, "tokens of a block of the engine", low=1),
-        Parameter(
-            "lru_capacity_blocks", 0, "engine blocks of a list; 0: as many as the engine has"
-        ),
+        Parameter("auto_tune", 1, "1: a list has the engine's blocks; 0: 31,250", high=1),
     )
 
     def memory(self, sizes: Sizes, seed: int) -> PickerMemory:
-        """Return empty lists, each as long as a replica's cache or as set."""
-        length = self.values["lru_capacity_blocks"] * self.values["engine_block_tokens"]
-        capacity = int(length / sizes.block_size) or sizes.capacity_blocks
+        """Return empty lists."""
+        capacity = sizes.capacity_blocks
+        if not self.values["auto_tune"]:
+            tokens = _LISTED_BLOCKS * self.values["engine_block_tokens"]
+            capacity = int(tokens / sizes.block_size)
         capacity = max(1, min(capacity, sizes.blocks))
         sent = empty_index(sizes.replicas, capacity)
         return PickerMemory(sent, np.zeros(sizes.replicas), new_dice(seed))
@@ -138,10 +139,8 @@ class LlmD(Router):
         """Return the picker's configuration and its option."""
         refresh = f"--refresh-metrics-interval {self.values['scrape_s']:g}s"
         limits = f"maxPrefixBlocksToMatch: {self.values['max_prefix_blocks']:.0f}"
-        if self.values["lru_capacity_blocks"]:
-            limits += f", lruCapacityPerServer: {self.values['lru_capacity_blocks']:.0f}"
-            limits += (
-                f", autoTune: false, blockSizeTokens: {self.values['engine_block_tokens']:.0f}"
-            )
+        if not self.values["auto_tune"]:
+            block_tokens = self.values["engine_block_tokens"]
+            limits += f", autoTune: false, blockSizeTokens: {block_tokens:.0f}"
         producer = f"plugins: [{{type: approx-prefix-cache-producer, parameters: {{{limits}}}}}]"
         return (plugin_config("prefix-cache-scorer", self.values), producer, refresh)

@@ -22,7 +22,8 @@ _ANSWER = {
     "meta_info": {"id": "0", "finish_reason": {"type": "length", "length": 1}}
     | dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 1),
 }
-_ABOUT = {"model_path": "m", "model_id": "m", "served_model_name": "m", "is_generation": True}
+# No path of a model: a router would look for its tokenizer.
+_ABOUT = {"model_id": "m", "served_model_name": "m", "is_generation": True}
 _MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "sglang"}]}
 
 
