@@ -34,6 +34,7 @@ BLOCK, BLOCKS = 32, 120
 SLO_TOKENS = 560  # the SLO is the prefill time of this many uncached tokens
 CONVERSATIONS, TURNS = 6, 10
 FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 480, 40, 8
+GAP = 3.0  # between requests, in times of the SLO: the machine of any speed keeps up
 LONGEST = 1_152
 IN_FLIGHT = 3  # more would not fit: each takes up to a quarter of the blocks
 PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "real-vllm.md"
@@ -57,7 +58,8 @@ MODEL = tiny_llama(4096, "float32") | {
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--requests", type=int, default=480)
+    parser.add_argument("--requests", type=int, default=480, help="of each trace, to tune for")
+    parser.add_argument("--sent", type=int, default=240, help="requests of each run on the engine")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each policy")
     parser.add_argument("--folder", type=Path, help="keep trace, profile and reports here")
     parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
@@ -65,19 +67,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.folder is None else options.folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        return _run_all(folder, options.requests, options.repeats, recorded=options.record)
+        return _run_all(folder, options)
 
 
-def _run_all(folder: Path, requests: int, repeats: int, *, recorded: bool) -> int:
+def _run_all(folder: Path, options: argparse.Namespace) -> int:
     (folder / "mid").mkdir(exist_ok=True)
     (folder / "mid" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-    for name, at_once in (("interleaved", CONVERSATIONS), ("one-by-one", 1)):
-        lines = [json.dumps(line) for line in conversations(requests, at_once)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
+    slo_s = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0))
     (folder / "kvscope.toml").write_text(DEPLOYMENT, encoding="utf-8")
-    slo_ms = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0)) * 1e3
-    target = f"--policies tlru --slo {slo_ms:.0f}ms"
+    for name, at_once in (("interleaved", CONVERSATIONS), ("one-by-one", 1)):
+        trace = conversations(options.requests, at_once, gap_s=GAP * slo_s)
+        text = "\n".join(map(json.dumps, trace)) + "\n"
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    target = f"--policies tlru --slo {slo_s * 1e3:.0f}ms"
     one_by_one = run(folder, f"tune one-by-one.jsonl {target} --output one-by-one.toml --json")
     interleaved = run(folder, f"tune interleaved.jsonl {target} --json")
     validations = {}
@@ -85,12 +88,12 @@ def _run_all(folder: Path, requests: int, repeats: int, *, recorded: bool) -> in
         validations[pace] = run(
             folder,
             f"validate interleaved.jsonl --model mid --policies both {pace}"
-            f" --latency latency.toml --repeats {repeats} --json",
+            f" --max-requests {options.sent} --repeats {options.repeats} --json",
         )
         show(validations[pace])
-    table = _table(validations, requests)
+    table = _table(validations)
     print(table.markdown())
-    if recorded:
+    if options.record:
         record(PAGE, table.markdown(), "live-vllm")
     results = {
         "interleaved conversations": (interleaved["recommendation"]["policy"], "tlru"),
@@ -102,7 +105,7 @@ def _run_all(folder: Path, requests: int, repeats: int, *, recorded: bool) -> in
     return int(any(result != expected for result, expected in results.values()))
 
 
-def _table(validations: dict[str, dict[str, Any]], requests: int) -> Table:
+def _table(validations: dict[str, dict[str, Any]]) -> Table:
     """Return prediction and measurement of every run, and the gain at each pace."""
     rows = []
     for pace, validation in validations.items():
@@ -130,11 +133,13 @@ def _table(validations: dict[str, dict[str, Any]], requests: int) -> Table:
         if check["name"] == "gain"
     )
     verdicts = ", ".join(f"{pace} {each['verdict']}" for pace, each in validations.items())
-    engine = next(iter(validations.values()))["engine"]
+    first = next(iter(validations.values()))
+    engine, requests = first["engine"], first["requests"]
     return Table(
         "Prediction and measurement",
         f"{datetime.now(UTC):%Y-%m-%d}, vLLM {engine['version']} on {engine['device']},"
-        f" {requests} requests, the first fifth as warm-up. Gains: {gains}. Verdicts: {verdicts}.",
+        f" {requests['sent']} requests a run, the first {requests['warmup']} as warm-up."
+        f" Gains: {gains}. Verdicts: {verdicts}.",
         ("sent", "policy", "TTFT", "measured", "predicted", "error", "hit tokens off"),
         rows,
     )
@@ -169,8 +174,10 @@ def run(folder: Path, command: str) -> dict[str, Any]:
     return {}
 
 
-def conversations(requests: int, at_once: int, seed: int = 7) -> Iterator[dict[str, Any]]:
-    """Yield a bailian trace of `at_once` conversations whose turns alternate."""
+def conversations(
+    requests: int, at_once: int, gap_s: float = 1.0, seed: int = 7
+) -> Iterator[dict[str, Any]]:
+    """Yield a bailian trace of `at_once` conversations whose turns alternate, `gap_s` apart."""
     rng = np.random.default_rng(seed)
     # of each conversation: turns taken, blocks and tokens of the history, its last request
     talks = [(place * TURNS // at_once, list[int](), 0, -1) for place in range(at_once)]
@@ -185,7 +192,7 @@ def conversations(requests: int, at_once: int, seed: int = 7) -> Iterator[dict[s
         yield {
             "chat_id": number,
             "parent_chat_id": parent,
-            "timestamp": float(number),
+            "timestamp": number * gap_s,
             "input_length": prompt,
             "output_length": OUTPUT_TOKENS,
             "type": "chat",

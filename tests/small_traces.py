@@ -47,9 +47,9 @@ def requests(
     return trace
 
 
-def built(trace: Sequence[Request], size: int) -> Built:
+def built(trace: Sequence[Request], size: int, options: ReadOptions | None = None) -> Built:
     """Return the trace as ingest builds it, each request a record of its own."""
-    columns = Columns(size, ReadOptions(), Rejects("", strict=True))
+    columns = Columns(size, options or ReadOptions(), Rejects("", strict=True))
     records = Records()
     for line, request in enumerate(trace, start=1):
         records.add(line, (request,))

@@ -8,6 +8,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
@@ -152,8 +153,20 @@ def analyze(
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
         caching=started.caching.result() if started else None,
-        deployment=request.deployment,
+        deployment=_timed(store, trace, request.deployment),
     )
+
+
+def _timed(
+    store: Store, trace: Trace, deployment: ResolvedDeployment | None
+) -> ResolvedDeployment | None:
+    """Return a deployment with the latency for this trace, as other commands take it."""
+    if deployment is None:
+        return None
+    latency = latency_for(
+        trace, deployment.latency, deployment, partial(load_prompts, store, trace)
+    )
+    return latency.deployment
 
 
 def analyze_source(

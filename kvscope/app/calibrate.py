@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from kvscope.app.engine_options import (
     CPU_BLOCK,
     GPU_BLOCK,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
     CalibrateOptions,
     LaunchOptions,
     TargetOptions,
@@ -98,8 +100,8 @@ def _vllm(
         model,
         launch.engine_block_size or default_block,
         max_model_len=longest + 1,
-        max_num_seqs=launch.max_num_seqs,
-        max_num_batched_tokens=launch.max_num_batched_tokens,
+        max_num_seqs=launch.max_num_seqs or MAX_NUM_SEQS,
+        max_num_batched_tokens=launch.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
         flags=launch.vllm_flags,
     )
     with launch.server(python, monitor.stop)(started) as server:

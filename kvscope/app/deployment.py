@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvscope.app.options import DeploymentOptions
+from kvscope.app.options import DeploymentOptions, FitOptions, ReplicaOptions
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
 from kvscope.deployment.file import deployment_file, read_deployment
+
+if TYPE_CHECKING:
+    from kvscope.app.engine_options import ValidateOptions
+
+    Stating = ReplicaOptions | FitOptions | ValidateOptions
 
 _NAMES = tuple(field.name for field in fields(Deployment))
 _OF_A_CACHE_STUDY = frozenset(
@@ -18,7 +24,7 @@ _OF_A_CACHE_STUDY = frozenset(
 """Options that a study of a cache alone takes too: they make no deployment."""
 
 
-def stated_deployment(options: DeploymentOptions) -> Deployment | None:
+def stated_deployment(options: Stating) -> Deployment | None:
     """Return the deployment that options and file state, the options first; None if neither does.
 
     The file is the one named, or else kvscope.toml in the current directory; `-` is none.
@@ -34,7 +40,7 @@ def stated_deployment(options: DeploymentOptions) -> Deployment | None:
 
 
 def resolved_deployment(
-    options: DeploymentOptions, block_size: int | None = None
+    options: Stating, block_size: int | None = None
 ) -> ResolvedDeployment | None:
     """Return what follows from the deployment of a command; None where nothing states one.
 
@@ -53,6 +59,11 @@ def resolved_deployment(
         raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
 
 
+def file_states(options: Stating) -> bool:
+    """Return whether a file states a deployment: the one named, or kvscope.toml here."""
+    return _file(options) is not None
+
+
 def resolved_file(path: Path) -> ResolvedDeployment:
     """Return what follows from the deployment in a file. Raises InputError for what is wrong."""
     resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
@@ -60,17 +71,17 @@ def resolved_file(path: Path) -> ResolvedDeployment:
     return resolved
 
 
-def _file(options: DeploymentOptions) -> Path | None:
+def _file(options: Stating) -> Path | None:
     named = options.deployment
     return None if named == STANDARD_STREAM else deployment_file(named)
 
 
-def _stated(options: DeploymentOptions) -> dict[str, object]:
+def _stated(options: Stating) -> dict[str, object]:
     values = {name: getattr(options, name, None) for name in _NAMES}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _key(where: str | None, options: DeploymentOptions) -> str | None:
+def _key(where: str | None, options: Stating) -> str | None:
     """Return the file's key that a refusal is about; None where an option stated it."""
     stated = _stated(options)
     name = (where or "").split(" ", 1)[0]

@@ -13,7 +13,8 @@ from kvscope.app import values
 from kvscope.app.options import (
     Blocks,
     Count,
-    Latency,
+    DeploymentFile,
+    KvDtype,
     Option,
     PositiveShare,
     RateScale,
@@ -23,6 +24,8 @@ from kvscope.app.options import (
     Source,
     Time,
     Tokens,
+    Tp,
+    Utilization,
 )
 from kvscope.core.errors import UsageError
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 TEN_MINUTES_S = 600.0
 GPU_BLOCK, CPU_BLOCK = 16, 32
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +91,20 @@ class LaunchOptions:
             f"{GPU_BLOCK} on a GPU, {CPU_BLOCK} on a CPU",
         ),
     ] = None
-    max_num_seqs: Annotated[int, Count("vLLM's limit of running requests.")] = 128
+    max_num_seqs: Annotated[
+        int | None,
+        Count(
+            "vLLM's limit of running requests.",
+            default=f"{MAX_NUM_SEQS}; validate: the deployment's",
+        ),
+    ] = None
     max_num_batched_tokens: Annotated[
-        int, Tokens("vLLM's limit of tokens per step.", default="2048")
-    ] = 2048
+        int | None,
+        Tokens(
+            "vLLM's limit of tokens per step.",
+            default=f"{MAX_NUM_BATCHED_TOKENS}; validate: the deployment's",
+        ),
+    ] = None
     vllm_flags: Annotated[
         tuple[str, ...],
         Option(
@@ -167,10 +181,22 @@ class ValidateOptions:
         int | None,
         Blocks(
             "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
-            default="the recommendation's capacity",
+            default="the deployment's pool, or the recommendation's capacity",
         ),
     ] = None
-    latency: Latency = None
+    tp: Tp = None
+    kv_dtype: KvDtype = None
+    gpu_memory_utilization: Utilization = None
+    deployment: DeploymentFile = None
+    latency: Annotated[
+        str | None,
+        Option(
+            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+            " fitted to the TTFTs in the trace.",
+            "PROFILE",
+            default="the deployment's, the recommendation's, or latency.toml",
+        ),
+    ] = None
     slo: Slo = None
     sequential: Annotated[bool, Option("Send one request after the other.")] = False
     in_flight: Annotated[
@@ -178,13 +204,13 @@ class ValidateOptions:
     ] = None
     rate_scale: RateScale = 1.0
     share: Annotated[
-        float,
+        float | None,
         PositiveShare(
             "Replay this share of the conversations, whole and at their own times: the load of one"
             " of several engines.",
-            default="100%",
+            default="that of one of the deployment's replicas, or 100%",
         ),
-    ] = 1.0
+    ] = None
     minutes: Annotated[
         float | None, Option("Replay only the first minutes.", "N", values.minutes)
     ] = None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.app.deployment import resolved_deployment
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_EXPORT, FitOptions
 from kvscope.app.requests import hit_definition
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.hits import standard
+from kvscope.deployment.deployment import option
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
 
 if TYPE_CHECKING:
@@ -30,10 +32,9 @@ def exported_policy(options: FitOptions) -> Variant | None:
         raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
     if options.export is not None:
         return _exported(options)
-    for name in ("policy", "param", "capacity_blocks"):
+    for name in ("policy", "param", "capacity_blocks", "deployment"):
         if getattr(options, name) is not None:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError("is for --export", where=flag, remedy="say what to write")
+            raise UsageError("is for --export", where=option(name), remedy="say what to write")
     return None
 
 
@@ -46,6 +47,7 @@ def fit_trace(
     for a trace that lacks what the options need.
     """
     from kvscope.app.traces import replayable
+    from kvscope.learning.learners import reads_fit
     from kvscope.policies.tlru_learned import HORIZON
     from kvscope.reuse_models.fit import fit
     from kvscope.reuse_models.results import keep
@@ -60,7 +62,13 @@ def fit_trace(
     fitted = fit(store, trace, window_s=options.window, warmup=options.warmup)
     keep(store, fitted)
     if exported is not None and options.export is not None:
-        write_export(store, trace, exported, Path(options.export), options.capacity_blocks)
+        blocks = options.capacity_blocks
+        if blocks is None and reads_fit(exported.policy):
+            where = resolved_deployment(options, trace.block_size)
+            if where is not None:
+                blocks = where.pool.blocks
+                monitor.note(f"fitted for the pool of {where.summary}: {blocks:,} blocks")
+        write_export(store, trace, exported, Path(options.export), blocks)
         monitor.note(f"policy written to {options.export}")
     if not options.returns:
         return fitted, None
@@ -113,8 +121,15 @@ def _exported(options: FitOptions) -> Variant:
     if len(variants) != 1:
         raise UsageError("takes one value here", where="--param", remedy="choose one")
     check_required(kinds[0], variants[0].given, "--policy")
-    if options.capacity_blocks is not None and not reads_fit(kinds[0]):
+    for name in ("capacity_blocks", "deployment"):
+        if getattr(options, name) is not None and not reads_fit(kinds[0]):
+            raise UsageError(
+                f"{kinds[0].name} has no classes to choose, and no threshold", where=option(name)
+            )
+    if options.capacity_blocks is not None and options.deployment is not None:
         raise UsageError(
-            f"{kinds[0].name} has no classes to choose, and no threshold", where="--capacity-blocks"
+            "both state the capacity",
+            where="--capacity-blocks, --deployment",
+            remedy="leave out one",
         )
     return variants[0]

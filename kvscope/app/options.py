@@ -19,6 +19,7 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
+from kvscope.fleet.options import ROUTED
 from kvscope.replay.policy_options import REPLAYED, contenders
 
 DEFAULT_EXPORT = "gittins"
@@ -122,31 +123,31 @@ Isolate = Annotated[
     Option("Share no blocks between users or conversations (cache salts)."),
 ]
 
+Tp = Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")]
+Utilization = Annotated[
+    float | None,
+    PositiveShare("Share of the GPU's memory for the engine.", default="the engine's"),
+]
+DeploymentFile = Annotated[
+    str | None,
+    Source("File that states the deployment; - for none.", default="./kvscope.toml if present"),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentOptions:
-    """What states a deployment; an option wins over the same key of a kvscope.toml."""
+class ReplicaOptions:
+    """What states one replica; an option wins over the same key of a kvscope.toml."""
 
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
     ] = None
-    tp: Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")] = None
-    replicas: Annotated[
-        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
-    ] = None
-    traffic: Annotated[
-        Literal["fleet", "replica"] | None,
-        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
-    ] = None
+    tp: Tp = None
     model: Model = None
     weight_dtype: Annotated[
         WeightDtype | None, Option("Precision of the weights, if not the model's own.")
     ] = None
     kv_dtype: KvDtype = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        PositiveShare("Share of the GPU's memory for the engine.", default="the engine's"),
-    ] = None
+    gpu_memory_utilization: Utilization = None
     max_num_seqs: Annotated[
         int | None, Count("Limit of running requests per replica.", default="by GPU, as vLLM")
     ] = None
@@ -167,17 +168,28 @@ class DeploymentOptions:
     latency: Annotated[
         str | None,
         Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, or a preset.",
+            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+            " fitted to the TTFTs in the trace.",
             "PROFILE",
-            default="derived; without a GPU llama2-7b-a100",
+            default="of the trace, else derived; without a GPU llama2-7b-a100",
         ),
     ] = None
     gpu_hour: Annotated[
         float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
     ] = None
-    deployment: Annotated[
-        str | None,
-        Source("File that states the deployment; - for none.", default="./kvscope.toml if present"),
+    deployment: DeploymentFile = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions(ReplicaOptions):
+    """What states a deployment: a replica, their number, and whose traffic the trace holds."""
+
+    replicas: Annotated[
+        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
+    ] = None
+    traffic: Annotated[
+        Literal["fleet", "replica"] | None,
+        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
     ] = None
 
 
@@ -239,7 +251,7 @@ class AnalyzeOptions(DeploymentOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """What `fit` takes; `horizon` and `xi` need `returns`, the last four need `export`."""
+    """What `fit` takes; `horizon` and `xi` need `returns`, all from `policy` on need `export`."""
 
     window: Annotated[
         float | None,
@@ -286,9 +298,11 @@ class FitOptions:
         int | None,
         Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned."
+            " classes of gittins and the threshold of tlru-learned.",
+            default="the deployment's pool, if there is one",
         ),
     ] = None
+    deployment: DeploymentFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,6 +476,60 @@ class TuneOptions(DeploymentOptions):
         float | None,
         Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions(ReplicaOptions):
+    """What `fleet` takes."""
+
+    slo: Annotated[float, Time("TTFT threshold to meet, for example 2s.")]
+    percentile: Annotated[
+        float | None,
+        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
+    ] = None
+    tpot_slo: Annotated[
+        float | None, Time("Time per output token to meet as well, for example 50ms.")
+    ] = None
+    replicas: Annotated[
+        tuple[int, ...],
+        Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
+    ] = tuple(range(1, 17))
+    router: Annotated[
+        str | None,
+        Option(
+            "Routers to try (see `kvscope routers`); all: every one.",
+            "NAME,...",
+            str.lower,
+            ROUTED,
+        ),
+    ] = None
+    policy: Annotated[
+        str, Option("Eviction policies of the replicas to try.", "NAME,...", str.lower)
+    ] = "lru"
+    capacity: Annotated[
+        int | None,
+        Option(
+            "Cache of a replica, for example 40GiB; needs --model.",
+            "SIZE",
+            values.size,
+            "the deployment's pool",
+        ),
+    ] = None
+    capacity_blocks: Annotated[int | None, Blocks("Cache of a replica in blocks.")] = None
+    param: Annotated[
+        list[str] | None,
+        Option(
+            "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
+            " several values are replayed each. Repeatable.",
+            "NAME.PARAMETER=VALUE,...",
+        ),
+    ] = None
+    closed_loop: Annotated[
+        bool,
+        Option("Let a turn arrive its think time after the simulated end of the previous one."),
+    ] = False
+    seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
+    warmup: Warmup = 0.0
 
 
 def declared(annotation: object) -> tuple[Any, Option] | None:

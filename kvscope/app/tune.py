@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
 from kvscope.characterize.windows import round_windows
@@ -16,12 +19,15 @@ from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
 from kvscope.deployment.pool import KvPool
+from kvscope.ingest.build import NO_COMMON_CLOCK
+from kvscope.ingest.clocks import open_sessions, placed, session_span
 from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
+from kvscope.replay.settings import timed_by
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
@@ -34,6 +40,7 @@ from kvscope.tuning.tuner import (
     VALIDATION,
     WARMUP,
     End,
+    SessionStarts,
     TuningOptions,
     TuningResult,
 )
@@ -41,9 +48,13 @@ from kvscope.tuning.tuner import tune as tune_policies
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.latency.observed import TraceFit
 
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
+SESSION_STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
+"""Where a trace does not know when sessions begin: times its rate, at least so many starts within a
+typical session, and the seed. Much rarer starts would take long: learners are refitted by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,13 @@ class Recommendation:
             return f"No flags: {self.tuning.verdict} is not mended by flags."
         if self.tuning.verdict == "switch" and not self.deployment.switchable:
             return f"No flags: {self.deployment.not_switchable}."
-        if self.tuning.verdict == "switch" and not self.tuning.certain:
+        disagreeing = self.tuning.disagreeing
+        if any(each.end.sessions for each in disagreeing):
+            return (
+                "No flags: the verdict changes with when the sessions begin."
+                " State it: --session-arrivals poisson:RATE."
+            )
+        if self.tuning.verdict == "switch" and disagreeing:
             return (
                 "No flags: the verdict changes within the uncertainty of pool and latency."
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
@@ -164,10 +181,13 @@ def tune(
     """Return the recommendation for `request`, and all that it rests on.
 
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
-    split, UsageError for shares that cannot split it and for a capacity that holds no block.
+    split or whose TTFTs do not determine the latency that they were to, UsageError for shares that
+    cannot split it and for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    where = request.deployment
+    latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
+    where, profile = latency.deployment, latency.profile
+    setting = timed_by(request.setting, profile)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
     tuning_options = TuningOptions(
@@ -180,13 +200,13 @@ def tune(
         validation=VALIDATION if request.validation is None else request.validation,
         held_out=HELD_OUT if request.judge is None else request.judge,
         limits=request.limits,
-        ends=() if "--latency" in request.given else PREFILL_ENDS,
+        ends=_latency_ends(latency.fit) if "--latency" in request.given else PREFILL_ENDS,
     )
     if where is not None:
         replicas = where.engines
         pool, running = where.pool.in_blocks_of(trace.block_size), 0
         if where.engine.name == SGLANG:
-            running = running_blocks(prompts, request.setting, pool.blocks, replicas)
+            running = running_blocks(prompts, setting, pool.blocks, replicas)
         tuning_options = replace(
             tuning_options,
             capacity_blocks=pool.blocks - running,
@@ -194,9 +214,10 @@ def tune(
             ends=_ends(where, pool, running),
             scale_out=True,
         )
+    tuning_options = replace(tuning_options, ends=(*tuning_options.ends, *_layouts(prompts)))
     tuning = tune_policies(
         prompts,
-        request.setting,
+        setting,
         tuning_options,
         round_windows(trace),
         lineage=trace.lineage,
@@ -205,11 +226,11 @@ def tune(
     )
     if where is not None:
         tuning = replace(tuning, capacity_origin=where.pool.origin)
-    tuned = Recommendation(trace, request.model, request.hbm_bytes, request.profile, tuning, where)
+    tuned = Recommendation(trace, request.model, request.hbm_bytes, profile, tuning, where)
     return replace(
         tuned,
         assumptions=_assumptions(tuned, request.given),
-        warnings=tuple(_warnings(tuned, prompts)),
+        warnings=tuple(_warnings(tuned, prompts, latency)),
     )
 
 
@@ -252,9 +273,33 @@ def _ends(where: ResolvedDeployment, pool: KvPool, running: int) -> tuple[End, .
     )
 
 
-def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
+def _latency_ends(fit: TraceFit | None) -> tuple[End, ...]:
+    """Return both ends of a latency that was fitted to the trace's TTFTs, none of another."""
+    if fit is None or fit.low == fit.high:
+        return ()
+    return tuple(End(f"prefill {factor:g}x as long", factor) for factor in (fit.low, fit.high))
+
+
+def _layouts(prompts: Prompts) -> Iterator[End]:
+    """Yield other starts of sessions without a common clock, from rarer to denser ones."""
+    clock, own = prompts.clock, prompts.clock >= 0
+    if clock.max() < 1:
+        return
+    begin_s, end_s = session_span(prompts.arrival_s[own], clock[own])
+    span_s, typical_s = float(end_s.max() - begin_s.min()), float(np.median(end_s - begin_s))
+    if not typical_s:  # sessions of one request are never open together
+        return
+    for times, least, seed in SESSION_STARTS:
+        rate = max(times * len(begin_s) / span_s, least / typical_s)
+        count = open_sessions(placed(prompts.arrival_s, clock, rate, seed), clock)
+        yield End(f"{count:.3g} sessions open at a time", sessions=SessionStarts(rate, seed, count))
+
+
+def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
     """Yield what the reader has to know before the verdict."""
     tuning, trace = tuned.tuning, tuned.trace
+    if latency.note:
+        yield latency.note
     rejected = tuning.lru.validation.rejected + tuning.lru.held_out.rejected
     if rejected:
         counted = tuning.split.validation_requests + tuning.split.held_out_requests
@@ -277,11 +322,9 @@ def _warnings(tuned: Recommendation, prompts: Prompts) -> Iterator[str]:
                 f"{beyond:.0%} of the prompts are longer than the {longest:,} tokens that"
                 f" {tuned.profile.name} was measured with: their TTFT is extrapolated."
             )
-    if any("back to back" in note for note in trace.notes):
-        yield (
-            "The sessions have no common clock and were placed back to back: concurrent ones need"
-            " more capacity and hit less (--session-arrivals poisson:RATE)."
-        )
+    for note in trace.notes:
+        if note.startswith(NO_COMMON_CLOCK):
+            yield f"The {note} (otherwise: --session-arrivals poisson:RATE)."
 
 
 def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.app.deployment import file_states, resolved_deployment, stated_deployment
 from kvscope.app.engine_options import (
     CPU_BLOCK,
     GPU_BLOCK,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
     LaunchOptions,
     TargetOptions,
     ValidateOptions,
 )
+from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
 from kvscope.deployment.models import read_config
+from kvscope.replay.policy_options import VLLM
 from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
@@ -35,6 +41,26 @@ Choose = Callable[[int], "TraceSample"]
 
 DEFAULT_RECOMMENDATION = "recommendation.toml"
 DEFAULT_PROFILE_FILE = "latency.toml"
+_OF_A_START = ("tp", "kv_dtype", "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedReplica:
+    """The one engine of a deployment that a validation stands for.
+
+    It serves `share` of the trace. A replica's pool holds `tokens`, None where nothing states them;
+    `scale` of it is taken, 1 unless another share was stated. `block_size` is None where vLLM's
+    default for the device holds; `flags` are what else vLLM is started with.
+    """
+
+    stated: Deployment | None
+    share: float
+    scale: float
+    tokens: int | None
+    block_size: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    flags: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +82,11 @@ def check_options(target: TargetOptions, options: ValidateOptions) -> None:
     rate_scale = above_zero(options.rate_scale)
     if options.sequential and options.in_flight:
         raise UsageError("contradict each other", where="--sequential, --in-flight")
+    for name in _OF_A_START:
+        if target.url is not None and getattr(options, name) is not None:
+            raise UsageError(
+                "a running server has its own", where=option(name), remedy="leave out --url or this"
+            )
     if (options.sequential or options.in_flight) and rate_scale != 1:
         raise UsageError(
             "needs the recorded times", where="--rate-scale", remedy="leave it or the other out"
@@ -96,13 +127,19 @@ def validate(
     if slo is None and options.slo is not None:
         slo = Target(options.slo)
     slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
-    profile = _profile(options.latency, advice, monitor)
+    where = _deployment(options)
+    replica = _replica(options, launch, where, advice)
+    profile = where.latency if where else _profile(options.latency, advice, monitor)
+    assumed = profile or latency_profile(None)  # steps take some time, whatever the engine
+    latency = latency_for(trace, assumed, where, lambda: prompts)
+    if latency.note:
+        monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
 
     def choose(longest: int) -> TraceSample:
         return sample_trace(
             prompts,
-            share=options.share,
+            share=replica.share,
             seconds=None if options.minutes is None else 60 * options.minutes,
             most=options.max_requests,
             longest=longest,
@@ -113,16 +150,15 @@ def validate(
         engine = _running_server(target, options, launch, choose)
     else:
         model = str(target.model)
-        tokens = advice.capacity_tokens if advice else None
-        engine = _own_vllm(model, options, launch, tokens, choose, monitor, forced=forced)
+        engine = _own_vllm(model, options, launch, replica, choose, monitor, forced=forced)
     plan = ValidationPlan(
         sample=engine.sample,
         pace=pace,
-        profile=profile,
+        profile=latency.profile,
         settings=EngineSettings(
             engine.facts.blocks,
-            launch.max_num_seqs,
-            launch.max_num_batched_tokens,
+            replica.max_num_seqs,
+            replica.max_num_batched_tokens,
             async_scheduling=engine.overlapped and "--no-async-scheduling" not in launch.vllm_flags,
         ),
         block_size=engine.facts.block_size,
@@ -133,6 +169,7 @@ def validate(
         tolerance=options.tolerance,
         repeats=options.repeats,
         seed=seed,
+        profiled=profile is not None,
     )
     runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
     if engine.sample.too_long:
@@ -144,7 +181,7 @@ def validate(
             "the engine answers freely: blocks of outputs that later turns carry do not hit, and"
             " are predicted so"
         )
-    return replay_all(
+    validation = replay_all(
         plan,
         engine.facts,
         runs,
@@ -153,13 +190,66 @@ def validate(
         show_log=show_log,
         stop=monitor.stop,
     )
+    return replace(validation, deployment=replica.stated.as_table if replica.stated else None)
+
+
+def _deployment(options: ValidateOptions) -> ResolvedDeployment | None:
+    """Return what follows from the deployment that a file states, None without one."""
+    where = resolved_deployment(options) if file_states(options) else None
+    if where is not None and where.engine.name != VLLM:
+        raise UsageError(
+            "vLLM alone is validated",
+            where=f"the deployment's engine {where.engine}",
+            remedy="name another --deployment, or - for none",
+        )
+    return where
+
+
+def _replica(
+    options: ValidateOptions,
+    launch: LaunchOptions,
+    where: ResolvedDeployment | None,
+    advice: PolicyFile | None,
+) -> ValidatedReplica:
+    """Return the replica to stand for: as the options say, the deployment, or the advice."""
+    from kvscope.tuning.file import RecommendationFile
+
+    tuned = advice.deployment if isinstance(advice, RecommendationFile) else None
+    engines = where.engines if where else tuned.replicas if tuned else 1
+    tokens = where.pool.tokens if where else advice.capacity_tokens if advice else None
+    stated = where.stated if where else stated_deployment(options)
+    seqs, batched = MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS
+    if limits := where or tuned:
+        seqs, batched = limits.max_num_seqs, limits.max_num_batched_tokens
+    return ValidatedReplica(
+        stated=stated,
+        share=options.share or 1 / engines,
+        scale=options.share * engines if options.share else 1.0,
+        tokens=tokens,
+        block_size=launch.engine_block_size or (stated.block_size if stated else None),
+        max_num_seqs=launch.max_num_seqs or seqs,
+        max_num_batched_tokens=launch.max_num_batched_tokens or batched,
+        flags=_start_flags(stated) if stated else (),
+    )
+
+
+def _start_flags(stated: Deployment) -> tuple[str, ...]:
+    """Return what a deployment states of vLLM's start, beyond its limits and blocks."""
+    words = {
+        "--tensor-parallel-size": stated.tp if stated.tp > 1 else None,
+        "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
+        "--gpu-memory-utilization": stated.gpu_memory_utilization,
+    }
+    return tuple(
+        word for name, value in words.items() if value is not None for word in (name, str(value))
+    )
 
 
 def _own_vllm(
     model: str,
     options: ValidateOptions,
     launch: LaunchOptions,
-    capacity_tokens: int | None,
+    replica: ValidatedReplica,
     choose: Choose,
     monitor: Monitor,
     *,
@@ -173,8 +263,8 @@ def _own_vllm(
 
     python, config = with_vllm(launch.python), config_of(model) or {}
     is_gpu = python.device == "cuda"
-    size = launch.engine_block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
-    blocks = _blocks(options, capacity_tokens, size, monitor)
+    size = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
+    blocks = _blocks(options, replica, size, monitor)
     sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
     tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
     started = Launch(
@@ -182,10 +272,10 @@ def _own_vllm(
         block_size=size,
         blocks=blocks,
         max_model_len=int(tokens.max()) + 1,
-        max_num_seqs=launch.max_num_seqs,
-        max_num_batched_tokens=launch.max_num_batched_tokens,
+        max_num_seqs=replica.max_num_seqs,
+        max_num_batched_tokens=replica.max_num_batched_tokens,
         forced_outputs=forced,
-        flags=launch.vllm_flags,
+        flags=(*replica.flags, *launch.vllm_flags),
         kv_bytes_per_token=_kv_bytes_per_token(model),
     )
     device = python.device_name or python.device
@@ -229,19 +319,19 @@ def _running_server(
 
 
 def _blocks(
-    options: ValidateOptions, capacity_tokens: int | None, size: int, monitor: Monitor
+    options: ValidateOptions, replica: ValidatedReplica, size: int, monitor: Monitor
 ) -> int:
-    """Return the blocks that vLLM gets: as stated, or as recommended, scaled as the trace is."""
+    """Return the blocks that vLLM gets: as stated, or the replica's pool."""
     if options.blocks is not None:
         return options.blocks
-    if capacity_tokens is None:
+    if replica.tokens is None:
         raise UsageError(
             "the size of the cache is unknown",
             where="--blocks",
-            remedy="state it, or --recommendation",
+            remedy="state it, or --deployment, or --recommendation",
         )
-    blocks = max(1, round(capacity_tokens * options.share / size))
-    if options.share < 1:
+    blocks = max(1, round(replica.tokens * replica.scale / size))
+    if replica.scale < 1:
         monitor.note(
             f"the cache is scaled down as the trace is, to {blocks:,} blocks of {size} tokens"
         )
@@ -277,8 +367,10 @@ def _advice_path(options: ValidateOptions) -> Path:
     return Path(options.recommendation or DEFAULT_RECOMMENDATION)
 
 
-def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -> LatencyProfile:
-    """Return the profile that is named, that of the advice, or that in this folder."""
+def _profile(
+    latency: str | None, advice: PolicyFile | None, monitor: Monitor
+) -> LatencyProfile | None:
+    """Return the profile that is named, that of the advice, or that in this folder, if any."""
     if latency is not None:
         return latency_profile(latency)
     if advice is not None and advice.profile is not None:
@@ -286,8 +378,8 @@ def _profile(latency: str | None, advice: PolicyFile | None, monitor: Monitor) -
     if Path(DEFAULT_PROFILE_FILE).is_file():
         monitor.note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
         return latency_profile(DEFAULT_PROFILE_FILE)
-    monitor.note("no --latency: a preset predicts TTFT; `kvscope calibrate` measures yours")
-    return latency_profile(None)
+    monitor.note("no --latency: TTFT is not judged; `kvscope calibrate` measures yours")
+    return None
 
 
 def _runs(

@@ -114,7 +114,9 @@ class Prompts(PromptPaths):
     """The same with arrivals, outputs, conversations, users and categories.
 
     `user` numbers the users from 0, -1 where the trace has none; `category` is an index into
-    `categories`, the names of (type, turn bucket), which are ordered by type and turn.
+    `categories`, the names of (type, turn bucket), which are ordered by type and turn. Requests
+    with a `clock` (from 0) were timed by that of their session, and it is not known when sessions
+    begin; -1: by the trace's own.
     `measurements` are None where the trace has none.
     """
 
@@ -123,5 +125,6 @@ class Prompts(PromptPaths):
     conversation: Int32s
     user: Int32s
     category: Int32s
+    clock: Int32s
     categories: tuple[str, ...]
     measurements: Measurements | None = None

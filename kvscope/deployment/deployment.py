@@ -1,15 +1,15 @@
 """The deployment: what a user states of GPUs, model and engine, and what follows from it.
 
-Every figure says where it is from: measured (an engine's log or metrics, a calibration) wins over
-stated, stated over derived (the pool's terms, the roofline).
+Every figure says where it is from: measured (an engine's log or metrics, a calibration, the TTFTs
+of a trace) wins over stated, stated over derived (the pool's terms, the roofline).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.architecture import WeightDtype
@@ -20,7 +20,10 @@ from kvscope.deployment.observed import observed_pool
 from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
 from kvscope.latency.file import load_profile
-from kvscope.latency.profile import MODELS, PRESETS, LatencyProfile
+from kvscope.latency.profile import FROM_TRACE, MODELS, PRESETS, TO_FIT, LatencyProfile
+
+if TYPE_CHECKING:
+    from kvscope.latency.observed import TraceFit
 
 Traffic = Literal["fleet", "replica"]
 Origin = Literal["measured", "stated", "derived"]
@@ -95,8 +98,8 @@ class ResolvedDeployment:
     """A deployment with its pool and its latency, each with where it is from.
 
     Times are those of one replica. `latency_low` and `latency_high` are the factors at which a
-    decision has to hold, 1 for a profile that was measured or is stated for its own model. `model`
-    and `gpu` are None where they are not named. `notes` say what is uncertain; without
+    decision has to hold, 1 for a profile that was calibrated or is stated for its own model.
+    `model` and `gpu` are None where they are not named. `notes` say what is uncertain; without
     `switchable`, no flags may be printed for this deployment, and `not_switchable` says why.
     """
 
@@ -181,11 +184,14 @@ class ResolvedDeployment:
         return f"{fleet}, {model}{self.engine}"
 
 
-def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDeployment:
+def resolve(
+    deployment: Deployment, block_size: int | None = None, fitted: TraceFit | None = None
+) -> ResolvedDeployment:
     """Return what follows from a deployment; the pool is counted in blocks of `block_size` tokens.
 
-    `block_size` is the trace's, by default the engine's. Raises UsageError or InputError with the
-    option that is wrong or missing.
+    `block_size` is the trace's, by default the engine's. `fitted` is the latency by a trace's
+    TTFTs, which takes the place of what the deployment says of it. Raises UsageError or InputError
+    with the option that is wrong or missing.
     """
     with placed("--engine"):
         engine = parse_engine(deployment.engine)
@@ -203,10 +209,17 @@ def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDe
     batched = deployment.max_num_batched_tokens
     batched = batched or (gpu.default_max_num_batched_tokens if gpu else _BATCHED)
     pool = _pool(deployment, engine, model, gpu)
-    latency, origin, doubts = _latency(deployment, engine, model, gpu)
+    if fitted is None:
+        latency, origin, doubts = _latency(deployment, engine, model, gpu)
+    else:
+        latency, origin, doubts = _fitted(fitted.profile, deployment, model, gpu)
     if model is not None and model.hybrid and pool.origin != "derived":
         doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
-    uncertain = origin == "derived" or bool(doubts)  # derived, or of another model
+    band = 1.0, 1.0
+    if fitted is not None:
+        band = fitted.low, fitted.high
+    elif origin == "derived" or doubts:  # derived, or of another model
+        band = LOW, HIGH
     reason = None
     if model is not None and model.hybrid:
         reason = f"{model.name} has layers of several kinds, whose hits kvscope does not simulate"
@@ -218,8 +231,8 @@ def resolve(deployment: Deployment, block_size: int | None = None) -> ResolvedDe
         pool=pool.in_blocks_of(block_size) if block_size else pool,
         latency=latency,
         latency_origin=origin,
-        latency_low=LOW if uncertain else 1.0,
-        latency_high=HIGH if uncertain else 1.0,
+        latency_low=band[0],
+        latency_high=band[1],
         max_num_seqs=sequences,
         max_num_batched_tokens=batched,
         gpu_memory_utilization=deployment.gpu_memory_utilization or engine.default_utilization,
@@ -258,7 +271,7 @@ def _latency(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
 ) -> tuple[LatencyProfile, Origin, list[str]]:
     """Return the latency profile, where it is from, and what is uncertain about it."""
-    if deployment.latency is not None:
+    if deployment.latency is not None and deployment.latency != FROM_TRACE:
         with placed("--latency"):
             profile = load_profile(deployment.latency)
         if PRESETS.get(profile.name) != profile:
@@ -269,6 +282,8 @@ def _latency(
         note = f"latency {profile.name} is of {measured_on or 'another model'}, not {model.name}"
         return profile, "stated", [f"{note}: measure with `kvscope calibrate`"]
     if model is None or gpu is None:
+        if deployment.latency == FROM_TRACE:
+            return TO_FIT, "measured", []
         raise UsageError(
             "the latency is unknown",
             where="--latency",
@@ -276,6 +291,23 @@ def _latency(
         )
     notes = latency_notes(model, gpu, engine, deployment.tp)
     return roofline(model, gpu, deployment.tp), "derived", notes
+
+
+def _fitted(
+    profile: LatencyProfile, deployment: Deployment, model: Model | None, gpu: Gpu | None
+) -> tuple[LatencyProfile, Origin, list[str]]:
+    """Return the profile fitted to TTFTs, as `_latency`; they do not show what decoding costs."""
+    if model is None or gpu is None:
+        return profile, "measured", []
+    derived = roofline(model, gpu, deployment.tp)
+    timed = replace(
+        profile,
+        request_s=profile.base_s * derived.request_s / derived.base_s,
+        decode_base_s=derived.decode_base_s,
+        decode_request_s=derived.decode_request_s,
+        decode_context_token_s=derived.decode_context_token_s,
+    )
+    return timed, "measured", ["TTFTs do not show the time per output token: it is a roofline's"]
 
 
 def _check_heads(model: Model, tp: int) -> None:

@@ -25,7 +25,7 @@ from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.deployment import Deployment, Traffic
 from kvscope.deployment.engines import DEFAULT_ENGINE
 from kvscope.deployment.models import KvDtype, preset_names
-from kvscope.latency.profile import PRESETS
+from kvscope.latency.profile import FROM_TRACE, PRESETS
 
 FILE = "kvscope.toml"
 _REMEDY = "`kvscope deployment create` writes such a file"
@@ -82,7 +82,7 @@ def read_deployment(path: Path) -> Deployment:
         field: str(path.parent / value)
         for field in ("model", "engine_log", "latency")
         if isinstance(value := stated.get(field), str)
-        and value not in {*preset_names(), *PRESETS}
+        and value not in {*preset_names(), *PRESETS, FROM_TRACE}
         and (path.parent / value).exists()
     }
     return replace(deployment, **beside)  # type: ignore[arg-type]

@@ -80,8 +80,8 @@ class Served(NamedTuple):
     """What happened to R requests, in the order in which they arrived.
 
     `request` is the number in the trace. Times are seconds: `begin_s` when its prefill began,
-    `token_s` its first token, `end_s` its last. `hit` are the blocks that it hit, `best` the most
-    that it would have hit on any replica.
+    `token_s` its first token, `end_s` its last. `hit` are the blocks that it hit, copied ones
+    included, `best` the most that it would have hit on any replica.
     """
 
     request: Int32s
@@ -270,6 +270,7 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
                 asked.blocks[request],
                 asked.full_blocks[request],
             )
+            view.fetch.blocks[0] = 0
             replica = choose(prompt, path, view, memory, router_p)
 
             now = Now(now_s, trace.block_size, replicas.p[replica], table)
@@ -287,9 +288,12 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
             )
             replicas.size[replica] = size
             replicas.evictions[replica] += evicted
+            fetch_s, fetched = 0.0, min(int(view.fetch.blocks[0]), best)
+            if fetched > hit:
+                fetch_s, hit = view.fetch.seconds[0], fetched
             hit_tokens = min(hit * trace.block_size, tokens)
             begin_s = max(now_s, replicas.free_s[replica])
-            token_s = begin_s + prefill_s(costs, tokens - hit_tokens, hit_tokens)
+            token_s = begin_s + fetch_s + prefill_s(costs, tokens - hit_tokens, hit_tokens)
             outputs = trace.history_tokens[request] - tokens
             decode_s = (
                 costs.decode_base_s

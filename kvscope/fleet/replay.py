@@ -25,7 +25,7 @@ from kvscope.policies.base import LanePolicy, Policy
 from kvscope.replay.kernels.keys import Heap
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Load, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, Load, Router, Sizes, Truth, View
 
 MOST_REPLICAS = 4096
 
@@ -34,10 +34,10 @@ MOST_REPLICAS = 4096
 class FleetReplay:
     """What N replicas did with R requests; arrays by request are in the order of the trace.
 
-    `replica` served it and hit `hit_blocks` of its leading blocks, where `best_blocks` were the
-    most that any replica held. `order` lists the requests as they arrived. Times are seconds after
-    the trace's start: `arrival_s` as simulated, `begin_s` its prefill, `token_s` its first token,
-    `end_s` its last. `evictions` (N) counts blocks.
+    `replica` served it and hit `hit_blocks` of its leading blocks, copied ones included, where
+    `best_blocks` were the most that any replica held. `order` lists the requests as they arrived.
+    Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` its prefill or
+    the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
     """
 
     replicas: int
@@ -150,20 +150,9 @@ def replay_fleet(
         seed,
     )
     scrape_s = router.values.get("scrape_s", 0.0)
-    own = _no_load(replicas)
-    view = View(
-        replicas,
-        capacity_blocks,
-        traffic.block_size,
-        own,
-        _no_load(replicas) if scrape_s > 0 else own,
-        Truth(
-            np.zeros(replicas, dtype=np.int32),
-            np.zeros(replicas, dtype=np.int64),
-            np.zeros(replicas),
-            np.zeros(replicas),
-        ),
-    )
+    view = no_view(replicas, capacity_blocks, traffic.block_size)
+    if scrape_s > 0:
+        view = view._replace(scraped=_no_load(replicas))
     counts = _empty_served(requests)
     kernel = fleet_kernel(type(policy), leaf, type(router))
     fleet = Replicas(
@@ -233,6 +222,19 @@ def _rows(traffic: Traffic) -> Traffic:
         if name not in {"block_size", "block_parent"}
     }
     return traffic._replace(**columns)
+
+
+def no_view(replicas: int, capacity_blocks: int, block_size: int) -> View:
+    """Return an idle fleet with empty caches, whose scraped load is always up to date."""
+    load = _no_load(replicas)
+    truth = Truth(
+        np.zeros(replicas, dtype=np.int32),
+        np.zeros(replicas, dtype=np.int64),
+        np.zeros(replicas),
+        np.zeros(replicas),
+    )
+    fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
+    return View(replicas, capacity_blocks, block_size, load, load, truth, fetch)
 
 
 def _no_load(replicas: int) -> Load:

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
+from kvscope.ingest.clocks import begin_together, open_sessions, placed
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
-from kvscope.ingest.formats.base import ROOT
+from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
+
+NO_COMMON_CLOCK = "sessions have no common clock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,10 @@ class Built:
 def build(columns: Columns, reader_notes: list[str]) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
     rows = columns.arrays()
+    notes = _place_sessions(rows, columns.options)
     order = np.argsort(rows["arrival_s"], kind="stable")
     tenant = rows.pop("tenant")[order]
-    links = {name: rows.pop(name) for name in ("parent_chat_id", "session_parent", "in_session")}
+    links = {name: rows.pop(name) for name in ("parent_chat_id", "session_parent", "session")}
     requests = {name: values[order] for name, values in rows.items()}
     size, trie = columns.block_size, columns.trie
     inputs, outputs, blocks, leaf = (
@@ -91,8 +95,35 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         reuse=reuse,
         lineage=kind,
         out_of_order=int(np.count_nonzero(np.diff(rows["arrival_s"]) < 0)),
-        notes=(*reader_notes, *_notes(columns, kind)),
+        notes=(*notes, *reader_notes, *_notes(columns, kind)),
     )
+
+
+def _place_sessions(rows: dict[str, NDArray[Any]], options: ReadOptions) -> list[str]:
+    """Return what to note about sessions timed by clocks of their own, placed as stated.
+
+    Once the user states when sessions begin, the clock is the trace's own.
+    """
+    clock = _numbered(rows["clock"])
+    session = _numbered(rows["session"])
+    if clock.max() < 0 and begin_together(rows["arrival_s"], session):
+        clock = session
+    rows["clock"] = clock
+    if clock.max() < 1:  # one session has no others to be placed among
+        return []
+    rate, seed = options.session_arrivals, options.seed
+    if rate is not None:
+        rows["arrival_s"] = placed(rows["arrival_s"], clock, rate, seed)
+        rows["clock"] = np.full_like(clock, -1)
+        return [f"sessions were placed as a Poisson process of {rate:g} sessions/s (seed {seed})"]
+    count = open_sessions(rows["arrival_s"], clock)
+    return [f"{NO_COMMON_CLOCK}: as placed, {count:.3g} are open at a time"]
+
+
+def _numbered(first_row: Int32s) -> Int32s:
+    """Return numbers from 0 on, in the order of the file, for groups named by their first row."""
+    groups = np.unique(first_row[first_row >= 0])
+    return np.where(first_row >= 0, np.searchsorted(groups, first_row), -1).astype(np.int32)
 
 
 def _lineage(
@@ -111,7 +142,7 @@ def _lineage(
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
     # Sessions are given if one has two requests, or if each request has one.
-    if (before[deciding] >= 0).any() or links["in_session"][deciding].all():
+    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
         rank = np.empty(len(order), dtype=np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
         parent = np.where(before[order] >= 0, rank[before[order]], -1)

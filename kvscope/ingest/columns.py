@@ -51,7 +51,8 @@ _TYPECODES = {
     "parent_chat_id": "q",
     "user_id": "q",
     "session_parent": "i",  # row of the session's previous request, or -1
-    "in_session": "i",  # 0 or 1
+    "session": "i",  # row of the session's first request, or -1
+    "clock": "i",  # row of the first request that the same clock times, or -1: the trace's own
     "leaf": "i",  # last block of the prompt
     "tenant": "i",
 }
@@ -139,6 +140,7 @@ class Columns:
     """
 
     def __init__(self, default_block_size: int, options: ReadOptions, rejects: Rejects) -> None:
+        self.options = options
         self.trie = Trie()
         self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
         self.tenants: dict[Tenant, int] = {}
@@ -150,6 +152,7 @@ class Columns:
             name: array(code) for name, code in _TYPECODES.items()
         }
         self._last_in_session: dict[int, int] = {}  # the last row of each session
+        self._first_on_clock: dict[int, int] = {}
         self._settled_block_size = 0  # not yet
         self._fallback_block_size = options.block_size or default_block_size
         self._waited_s = 0.0  # all delays together
@@ -244,7 +247,7 @@ class Columns:
         """Append what each request is, who served it and how fast, as far as the trace says so."""
         self._extend_named("type", [row.type or UNKNOWN_TYPE for row in rows])
         self._extend_named("model", [row.model or None for row in rows])
-        self._extend_named("adapter", [str(row.adapter or "") or None for row in rows])
+        self._extend_named("adapter", [(row.adapter and str(row.adapter)) or None for row in rows])
         self._extend_named("salt", [row.cache_salt or None for row in rows])
         workers = ["" if row.worker is None else str(row.worker) for row in rows]
         self._extend_named("worker", [worker or None for worker in workers])
@@ -257,21 +260,25 @@ class Columns:
     def _extend_named(self, name: str, values: list[str | None]) -> None:
         """Append names as numbers, in order of first appearance."""
         known = self.names[name]
-        for value in dict.fromkeys(values):
-            if value is not None:
-                known.setdefault(value, len(known))
-        self._extend(name, np.array([NONE if value is None else known[value] for value in values]))
+        numbers = {
+            value: NONE if value is None else known.setdefault(value, len(known))
+            for value in dict.fromkeys(values)
+        }
+        self._extend(name, np.array([*map(numbers.__getitem__, values)]))
 
     def _extend_measured(
         self, name: str, values: Sequence[float | None], most: Iterable[float] = repeat(LONGEST_S)
     ) -> None:
         """Append values from 0 to `most`, and none for others, which are counted."""
+        missing = values.count(None)
+        if missing == len(values):
+            self._extend(name, np.full(missing, NONE))
+            return
         # Not a reason to refuse a request: nothing of its replay depends on them.
-        pairs = zip(values, most, strict=False)
         possible = [
-            NONE if value is None or not 0 <= value <= limit else value for value, limit in pairs
+            NONE if value is None or not 0 <= value <= limit else value
+            for value, limit in zip(values, most, strict=False)
         ]
-        missing = sum(value is None for value in values)
         self.impossible += possible.count(NONE) - missing
         self._extend(name, np.array(possible))
 
@@ -310,19 +317,32 @@ class Columns:
     def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and its predecessor in its session."""
         rows, arrival_s = batch.requests, self._columns["arrival_s"]
-        if len(batch.arrivals_s) == len(rows) and {row.session_id for row in rows} == {None}:
+        sessions, clocks = self._columns["session"], self._columns["clock"]
+        if len(batch.arrivals_s) == len(rows) and all(
+            row.session_id is None and row.clock is None for row in rows
+        ):
             self._extend("session_parent", np.full(len(rows), -1))
-            self._extend("in_session", np.zeros(len(rows)))
+            self._extend("session", np.full(len(rows), -1))
+            self._extend("clock", np.full(len(rows), -1))
             arrival_s.fromlist(batch.arrivals_s)
             return
         for row in rows:
-            previous = -1
+            previous, at = -1, len(arrival_s)
             if row.session_id is not None:
                 session = key(row.session_id)
                 previous = self._last_in_session.get(session, -1)
-                self._last_in_session[session] = len(arrival_s)
+                self._last_in_session[session] = at
             self._columns["session_parent"].append(previous)
-            self._columns["in_session"].append(row.session_id is not None)
+            if previous >= 0:
+                sessions.append(sessions[previous])
+            else:
+                sessions.append(-1 if row.session_id is None else at)
+            if row.clock is not None:
+                clocks.append(self._first_on_clock.setdefault(key(row.clock), at))
+            elif previous >= 0:
+                clocks.append(clocks[previous])
+            else:  # of a session without a first arrival nothing says when it begins
+                clocks.append(-1 if row.arrival_s is not None else sessions[at])
             if row.arrival_s is not None:
                 arrival_s.append(row.arrival_s)
                 continue

@@ -168,6 +168,18 @@ class ProfileFit:
     intervals: Mapping[str, tuple[float, float]]
     cells: tuple[CellFit, ...]
 
+    def profile(self, name: str, source: str, measured_tokens: int) -> LatencyProfile:
+        """Return the latency profile of these parameters and intervals."""
+        return LatencyProfile(
+            name=name,
+            source=source,
+            base_s=self.parameters["base_s"],
+            per_token_s=self.parameters["per_token_s"],
+            per_token_pair_s=self.parameters["per_token_pair_s"],
+            intervals=self.intervals,
+            measured_tokens=measured_tokens,
+        )
+
     @property
     def worst(self) -> CellFit:
         """Return the cell in which the fit is off most."""
@@ -189,11 +201,11 @@ class ProfileFit:
         return abs(self.worst.off) <= ENOUGH
 
 
-def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0) -> ProfileFit:
+def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = DRAWS) -> ProfileFit:
     """Fit the profile's parameters to the times of each cell; cells without any are left out.
 
-    Intervals come from resampling cells, and times within them. Raises EngineError where too few
-    cells were measured, or longer prompts take no longer.
+    Intervals come from `draws` resamples of cells, and of times within them. Raises EngineError
+    where too few cells were measured, or longer prompts take no longer.
     """
     times = {cell: np.asarray(each, dtype=float) for cell, each in ttft_s.items() if len(each)}
     if len(times) < LEAST_CELLS or len({cell.uncached for cell in times}) < len(PARAMETERS):
@@ -223,7 +235,7 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0) -> ProfileFit:
         )
         for at, (cell, each) in enumerate(times.items())
     )
-    low, high = _intervals(terms, list(times.values()), seed)
+    low, high = _intervals(terms, list(times.values()), seed, draws)
     return ProfileFit(
         parameters=dict(zip(PARAMETERS, values.tolist(), strict=True)),
         intervals={
@@ -251,14 +263,16 @@ def _least(terms: Float64s, times: Float64s) -> Float64s:
 
 
 def _intervals(
-    terms: Float64s, times: Sequence[Float64s], seed: int
+    terms: Float64s, times: Sequence[Float64s], seed: int, draws: int
 ) -> tuple[list[float], list[float]]:
     rng = np.random.default_rng(seed)
-    resampled = np.empty((DRAWS, terms.shape[1]))
-    for draw in range(DRAWS):
+    medians = np.column_stack(
+        [np.median(rng.choice(each, (draws, len(each))), axis=1) for each in times]
+    )
+    resampled = np.empty((draws, terms.shape[1]))
+    for draw in range(draws):
         chosen = rng.integers(len(times), size=len(times))
-        medians = np.array([np.median(rng.choice(times[at], len(times[at]))) for at in chosen])
-        resampled[draw] = _least(terms[chosen], medians)
+        resampled[draw] = _least(terms[chosen], medians[draw, chosen])
     tails = ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2)
     low, high = np.quantile(resampled, tails, axis=0)
     return low.tolist(), high.tolist()
@@ -315,15 +329,7 @@ def calibrate(
         f" {count} measurements of {len(run.ttft_s)} pairs of token counts,"
         f" prompts of up to {longest:,} tokens"
     )
-    profile = LatencyProfile(
-        name=name or description.in_words,
-        source=source,
-        base_s=fitted.parameters["base_s"],
-        per_token_s=fitted.parameters["per_token_s"],
-        per_token_pair_s=fitted.parameters["per_token_pair_s"],
-        intervals=fitted.intervals,
-        measured_tokens=longest,
-    )
+    profile = fitted.profile(name or description.in_words, source, longest)
     return Calibration(description, profile, fitted, run)
 
 

@@ -170,6 +170,9 @@ _TABLE = (
     ),
 )
 PRESETS: Mapping[str, LatencyProfile] = {profile.name: profile for profile in _TABLE}
+FROM_TRACE = "trace"
+TO_FIT = LatencyProfile(FROM_TRACE, source="", base_s=0.0, per_token_s=1.0)
+"""Stands for the profile that will be fitted to a trace's TTFTs, until the trace is read."""
 MODELS: Mapping[str, str] = {
     DEFAULT_PROFILE: "llama2-7b",
     "llama2-7b-h100-fp8": "llama2-7b",

@@ -1,4 +1,4 @@
-"""Traces made of a trace: some of its requests, larger blocks, or tenants that share no block."""
+"""Traces made of a trace: some requests, other times, larger blocks, tenants that share none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 from kvscope.core.runs import Tenant
 from kvscope.core.trace import Prompts
+from kvscope.ingest.clocks import placed
+from kvscope.ingest.lineage import conversations
 from kvscope.ingest.trie import Trie
 
-_BY_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "user", "category")
+_BY_REQUEST = ("arrival_s", "input_tokens", "output_tokens", "user", "category", "clock")
 _LENGTHS = ("blocks", "full_blocks", "cached_blocks", "carried_blocks")
 
 
@@ -43,6 +45,27 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
         carried_leaf=block[prompts.carried_leaf[requests]],
         block_parent=block[prompts.block_parent[needed]],
         measurements=prompts.measurements and prompts.measurements.select(requests),
+        **columns,
+    )
+
+
+def begun(prompts: Prompts, sessions_per_s: float, seed: int) -> Prompts:
+    """Return the trace with sessions of a clock of their own begun as a Poisson process.
+
+    Requests keep their distance within a session, and are numbered anew in order of arrival.
+    """
+    arrival_s = placed(prompts.arrival_s, prompts.clock, sessions_per_s, seed)
+    order = np.argsort(arrival_s, kind="stable")
+    request = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
+    request[order] = np.arange(len(order), dtype=np.int32)
+    parent = request[prompts.parent[order]]
+    names = (*_BY_REQUEST, *_LENGTHS, "leaf", "carried_leaf")
+    columns = {name: getattr(prompts, name)[order] for name in names}
+    columns |= {"arrival_s": arrival_s[order], "parent": parent}
+    return replace(
+        prompts,
+        conversation=conversations(parent)[0],
+        measurements=prompts.measurements and prompts.measurements.select(order),
         **columns,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvscope.core.units import duration_in_words, format_size
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.pool import Term
+from kvscope.latency.profile import TO_FIT
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import count
 
@@ -79,6 +80,8 @@ def _signed(size_bytes: int) -> str:
 
 def _latency(deployment: ResolvedDeployment) -> Section:
     profile = deployment.latency
+    if profile == TO_FIT:
+        return Section.of("Latency", "Fitted to the TTFTs in the trace, once a command reads one.")
     low, high = deployment.latency_low, deployment.latency_high
     banded = low != high
 

@@ -8,6 +8,7 @@ from kvscope.app.analyze import Analysis, Caching
 from kvscope.app.documents.analyze import analyze_document
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
+from kvscope.core.trace import Trace
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, present_blocks, sizes_of
 from kvscope.report.report import Report
@@ -59,8 +60,10 @@ def headline(analysis: Analysis) -> Section:
             "The trace has only lengths and arrivals: without block hashes nothing"
             " can be said about reuse, hit rates or capacity."
         )
-        return Section.of("Summary", *notes, _traffic(facts), unknown, categories)
-    answer = (*_answer(analysis, caching), _traffic(facts), *_reuse(facts))
+        traffic = (_traffic(facts), *_service(analysis.trace))
+        return Section.of("Summary", *notes, *traffic, unknown, categories)
+    traffic = (_traffic(facts), *_service(analysis.trace), *_reuse(facts))
+    answer = (*_answer(analysis, caching), *traffic)
     capacities = capacity_table(analysis, caching) if caching.ideal else None
     return Section.of("Summary", *notes, *answer, capacities, categories)
 
@@ -123,6 +126,20 @@ def _traffic(facts: Characterization) -> str:
     get = "" if hits is None else f" and get {share(hits)} of the hits"
     turns = share(contribution.multi_turn_request_share)
     return f"{text}; {turns} of requests are follow-up turns{get}."
+
+
+def _service(trace: Trace) -> list[str]:
+    """Return by how many models, adapters and workers the trace was served, where it names some."""
+    separate = {"model": trace.models, "LoRA adapter": trace.adapters, "cache salt": trace.salts}
+    several = (trace.tenants or 1) > 1
+    if not several and (trace.workers or 1) == 1:
+        return []
+    counts = {**separate, "worker": trace.workers}
+    text = ", ".join(counted(number, thing) for thing, number in counts.items() if number)
+    if several and trace.has_hashes:
+        kinds = " or ".join(f"{thing.split()[-1]}s" for thing, number in separate.items() if number)
+        text += f"; requests of different {kinds} share no blocks"
+    return [f"{text}."]
 
 
 def _reuse(facts: Characterization) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -69,7 +70,7 @@ def screen(tuned: Recommendation) -> list[Section]:
         Section.of(_here(tuned), _digest(tuned)),
         least,
         _to_set(tuned),
-        Section.of("Assumed", assumed, *_ends(tuned)),
+        Section.of("Assumed", assumed, *_ends(tuned, layouts=False)),
     ]
 
 
@@ -378,7 +379,38 @@ def _verdict(tuned: Recommendation) -> Section:
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
     title = f"Recommendation: {tuned.tuning.verdict}"
-    return Section.of(title, *tuned.warnings, *verdict_in_words(tuned), f"For: {what}.", how)
+    first = (*tuned.warnings, *_layouts(tuned))
+    return Section.of(title, *first, *verdict_in_words(tuned), f"For: {what}.", how)
+
+
+def _layouts(tuned: Recommendation) -> list[str]:
+    """Return the range of the answers where it is not known when the sessions begin."""
+    layouts = tuned.tuning.layouts
+    if not layouts:
+        return []
+
+    def span(texts: Sequence[str]) -> str:
+        return " to ".join(dict.fromkeys((texts[0], texts[-1])))
+
+    def figures(trials: Sequence[Trial]) -> str:
+        times = [_time(trial) for trial in sorted(trials, key=lambda trial: trial.target_s)]
+        rates = [share(rate) for rate in sorted(trial.outcome.token_hit_rate for trial in trials)]
+        return f"{tuned.target_name} {span(times)}, hit rate {span(rates)}"
+
+    counts = sorted(end.end.sessions.open_sessions for end in layouts if end.end.sessions)
+    verdicts = Counter(end.verdict for end in layouts).most_common()
+    spread = f"{span([f'{number:.3g}' for number in counts])} open"
+    spread += f" (Poisson arrivals, {counted(len(layouts), 'layout')})"
+    split = ", ".join(f"{name} in {number}" for name, number in verdicts)
+    lru = figures([end.baseline for end in layouts])
+    sentences = [f"With {spread}: {split}. LRU on held-out requests: {lru}."]
+    chosen = [end.choice for end in layouts if end.choice is not None]
+    if chosen:
+        eligible = sum(bool(end.eligible) for end in layouts)
+        name = tuned.called(chosen[0].policy)
+        within = f"eligible in {eligible} of {len(layouts)}"
+        sentences.append(f"{name} there: {figures(chosen)}, {within}.")
+    return sentences
 
 
 def _policies(tuned: Recommendation) -> Section:
@@ -557,16 +589,20 @@ def _to_set(tuned: Recommendation) -> Section:
     return Section.of("To set", f"vLLM: {flags.vllm}")
 
 
-def _ends(tuned: Recommendation) -> list[str]:
-    """Return the verdict at both ends of what is not known exactly."""
+def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
+    """Return the verdict at the ends of what is not known exactly.
+
+    Without `layouts`, those with other starts of the sessions are left out.
+    """
 
     def words(other: EndVerdict) -> str:
         times = f"LRU {_time(other.baseline)}"
         if other.choice is not None:
             times += f", {other.choice.policy.name} {_time(other.choice)}"
+            times += "" if other.eligible else " (not eligible)"
         return f"With {other.end.name}: {other.verdict}, {times}."
 
-    return [words(end) for end in tuned.tuning.ends]
+    return [words(end) for end in tuned.tuning.ends if layouts or not end.end.sessions]
 
 
 def _doubts(tuned: Recommendation) -> list[str]:

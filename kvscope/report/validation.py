@@ -11,6 +11,7 @@ import numpy as np
 from kvscope.app.documents.engines import validate_document
 from kvscope.core import units
 from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import Deployment
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
@@ -24,7 +25,6 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.validate.result import (
-    EngineFacts,
     RunFacts,
     StoredValidation,
     Validation,
@@ -58,7 +58,7 @@ def stored(validation: StoredValidation) -> list[Section]:
     verdict = Section.of(
         f"{validation.created_at:%Y-%m-%d %H:%M} UTC: {validation.verdict}",
         *_opening(validation),
-        *_engine_in_words(validation.engine),
+        *_engine_in_words(validation),
         f"Requests were sent {validation.pace}; {_OUTPUTS[validation.forced_outputs]}",
         f"TTFT predicted with {validation.latency}; tolerance {validation.tolerance:.0%}.",
     )
@@ -165,7 +165,7 @@ def _engine(validation: Validation) -> Section:
     sample = validation.sample
     sent = "would have been sent" if validation.ended else "were sent"
     words = [
-        *_engine_in_words(validation.engine),
+        *_engine_in_words(validation),
         f"{len(sample.prompts.leaf):,} of {sample.total:,} requests {sent}, {validation.pace}.",
         f"TTFT predicted with the latency profile {validation.latency}.",
         _OUTPUTS[validation.forced_outputs].capitalize(),
@@ -181,11 +181,14 @@ def _engine(validation: Validation) -> Section:
     return Section.of("Measured on", *dict.fromkeys(words))
 
 
-def _engine_in_words(engine: EngineFacts) -> list[str]:
+def _engine_in_words(facts: ValidationFacts) -> list[str]:
+    engine = facts.engine
     version = f" {engine.version}" if engine.version else ""
     where = f" on {engine.device}" if engine.device else ""
     pool = f"{counted(engine.blocks, 'block')} of {engine.block_size} tokens"
     words = [f"{engine.name}{version}{where}, model {engine.model}, {pool}."]
+    if facts.deployment is not None:
+        words.append(f"Deployment: {Deployment(**facts.deployment).in_words}.")
     return [*words, f"Started with {' '.join(engine.flags)}"] if engine.flags else words
 
 

@@ -78,6 +78,17 @@ class Truth(NamedTuple):
     wait_s: Float64s
 
 
+class Fetch(NamedTuple):
+    """What a router may write: the leading blocks that its choice copies from other replicas.
+
+    Both have one entry. `blocks` is 0 unless set, and counts as far as some replica holds so many;
+    the copy takes `seconds`, before the prefill.
+    """
+
+    blocks: Int32s
+    seconds: Float64s
+
+
 class View(NamedTuple):
     """A fleet of N replicas of `capacity_blocks` blocks each, as seen when a request arrives.
 
@@ -91,6 +102,7 @@ class View(NamedTuple):
     own: Load
     scraped: Load
     truth: Truth
+    fetch: Fetch
 
 
 class Sizes(NamedTuple):

@@ -41,7 +41,7 @@ class VllmDp(Router):
             engine = (prompt.request + turn) % view.replicas
             sent = own.processed[engine] - scraped.processed[engine]
             waiting = scraped.waiting[engine] + sent
-            usage = min(scraped.used_blocks[engine] / view.capacity_blocks, 1.0)
+            usage = min(scraped.used_blocks[engine] / max(view.capacity_blocks, 1), 1.0)
             score = float(max(own.in_flight[engine], waiting + scraped.running[engine]))
             score += waiting * _FULL_PENALTY * max(0.0, usage - _RELAXED_USAGE)
             if turn == 0 or score < lowest:

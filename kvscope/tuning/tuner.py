@@ -18,6 +18,7 @@ from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.curve import first_counted
+from kvscope.replay.derived_traces import begun
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
@@ -42,12 +43,28 @@ _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on 
 
 
 @dataclass(frozen=True, slots=True)
+class SessionStarts:
+    """A Poisson process by which sessions without a common clock begin.
+
+    `open_sessions`: how many are open when a request arrives, its own included, on average.
+    """
+
+    sessions_per_s: float
+    seed: int
+    open_sessions: float
+
+
+@dataclass(frozen=True, slots=True)
 class End:
-    """One end of what is not known exactly: the capacity, and how long prefill takes."""
+    """One end of what is not known exactly: the capacity, how long prefill takes, session starts.
+
+    Sessions without a common clock begin as `sessions` say; None: as the trace has them.
+    """
 
     name: str
     prefill_times: float = 1.0
     capacity_blocks: int | None = None
+    sessions: SessionStarts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,12 @@ class TuningOptions:
     ends: tuple[End, ...] = ()
     scale_out: bool = False
 
+    def split(self, prompts: Prompts) -> Split:
+        """Return the windows of a trace; raise as `split_windows` does."""
+        return split_windows(
+            prompts, self.warmup, self.validation, self.held_out, self.target.percentile
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequiredCapacity:
@@ -90,12 +113,17 @@ class RequiredCapacity:
 
 @dataclass(frozen=True, slots=True)
 class EndVerdict:
-    """The verdict at one end, the choice being the same; both trials are of the held-out window."""
+    """The verdict at one end, the choice being the same; both trials are of the held-out window.
+
+    `eligible`: whether the choice may be recommended there, and does no harm on either window;
+    None without a choice.
+    """
 
     end: End
     verdict: Verdict
     baseline: Trial
     choice: Trial | None
+    eligible: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +174,17 @@ class TuningResult:
     @property
     def certain(self) -> bool:
         """Whether the verdict is the same at all ends."""
-        return all(end.verdict == self.verdict for end in self.ends)
+        return not self.disagreeing
+
+    @property
+    def disagreeing(self) -> tuple[EndVerdict, ...]:
+        """The ends with another verdict."""
+        return tuple(end for end in self.ends if end.verdict != self.verdict)
+
+    @property
+    def layouts(self) -> tuple[EndVerdict, ...]:
+        """The ends with other starts of the sessions."""
+        return tuple(end for end in self.ends if end.end.sessions)
 
 
 class Tuner:
@@ -249,33 +287,50 @@ class Tuner:
         with self.progress("replaying the oracles") as advance:
             return self.validation.measure_all(points, lru.validation, advance)
 
-    def at(self, end: End, result: TuningResult) -> EndVerdict:
-        """Return the verdict at one end, for the policy that was chosen."""
+    def ends(self, result: TuningResult, prompts: Prompts, lineage: Lineage) -> list[EndVerdict]:
+        """Return the verdict at each end, for the policy that was chosen.
+
+        `prompts` is the whole trace, whose sessions begin otherwise at some ends.
+        """
+        ends, options = self.options.ends, self.options
+        workloads = [each.evaluator.workload for each in (self.validation, self.held_out)]
+
+        def at(end: End) -> EndVerdict:
+            other = workloads
+            if (starts := end.sessions) is not None:
+                laid_out = begun(prompts, starts.sessions_per_s, starts.seed)
+                split = options.split(laid_out)
+                _, *other = window_workloads(
+                    laid_out, split, result.setting, workloads[0].windows, lineage
+                )
+            return self._at(end, result, [each.with_prefill(end.prefill_times) for each in other])
+
+        with self.progress("judging at the ends of what is not known") as advance:
+            return self.training.each(at, ends, advance)
+
+    def _at(self, end: End, result: TuningResult, workloads: Sequence[Workload]) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
         validation, held_out = (
             Window(
-                window.evaluator.over(
-                    replicas=self.options.replicas,
-                    workload=window.evaluator.workload.with_prefill(end.prefill_times),
-                ),
+                self.training.over(replicas=self.options.replicas, workload=workload),
                 self.options.limits,
             )
-            for window in (self.validation, self.held_out)
+            for workload in workloads
         )
-        with self.progress(f"judging with {end.name}"):
-            lru = _judged(validation, held_out, Lru(), capacity)
-            choice = None
-            if result.choice is not None:
-                policy = result.choice.validation.policy
-                choice = _judged(validation, held_out, policy, capacity, lru)
-                if not choice.validation.recommendable(self.target):
-                    choice = None
-            infinite = validation.measure(Lru(), _lossless(validation.evaluator), lru.validation)
+        lru = _judged(validation, held_out, Lru(), capacity)
+        choice, eligible = None, None
+        if result.choice is not None:
+            policy = result.choice.validation.policy
+            choice = _judged(validation, held_out, policy, capacity, lru)
+            recommendable = choice.validation.recommendable(self.target)
+            eligible = recommendable and not choice.held_out.harms
+        infinite = validation.measure(Lru(), _lossless(validation.evaluator), lru.validation)
         return EndVerdict(
             end,
-            decide(self.target, lru, choice, infinite),
+            decide(self.target, lru, choice if eligible else None, infinite),
             lru.held_out,
             choice.held_out if choice else None,
+            eligible,
         )
 
     def _judged(self, policy: Policy, capacity: int, lru: Judged | None = None) -> Judged:
@@ -454,9 +509,7 @@ def tune(
     it.
     """
     target = options.target
-    split = split_windows(
-        prompts, options.warmup, options.validation, options.held_out, target.percentile
-    )
+    split = options.split(prompts)
     with progress("preparing"):
         workloads = window_workloads(
             prompts, split, replace(setting, slo_s=target.slo_s), windows, lineage
@@ -474,5 +527,5 @@ def tune(
             result,
             capacity_origin=origin,
             oracles=tuple(tuner.oracles(capacity, result.lru)),
-            ends=tuple(tuner.at(end, result) for end in options.ends),
+            ends=tuple(tuner.ends(result, prompts, lineage)),
         )

@@ -89,7 +89,7 @@ class ValidationPlan:
     """What to replay, and how to judge it.
 
     `warmup` is the share of the requests, the first ones, that only fill the cache; `forced` as in
-    `TokenTrace`, `block_size` the engine's.
+    `TokenTrace`, `block_size` the engine's, and `profiled` whether `profile` is.
     """
 
     sample: TraceSample
@@ -104,6 +104,7 @@ class ValidationPlan:
     tolerance: float
     repeats: int
     seed: int = 0
+    profiled: bool = True
 
     @property
     def warmup_requests(self) -> int:
@@ -221,6 +222,7 @@ def validate(
         target=plan.target,
         tolerance=plan.tolerance,
         sequential=plan.pace.kind == "sequential",
+        profiled=plan.profiled,
     )
     return Validation(
         engine=engine,

@@ -18,6 +18,7 @@ FAILED = 0.01
 """The share of requests without an answer that makes a run inconclusive."""
 
 _NO_SLO_S = 1e9
+_NOT_PROFILED = "TTFT is not judged without the engine's latency (`kvscope calibrate`, --latency)"
 
 
 def judge(
@@ -28,12 +29,13 @@ def judge(
     target: Target | None,
     tolerance: float,
     sequential: bool,
+    profiled: bool = True,
 ) -> tuple[tuple[Check, ...], GainComparison | None, Verdict]:
     """Return the checks, the gain over `baseline` where two policies ran, and the verdict.
 
     A TTFT passes within `tolerance` of the prediction; it fails if its whole 95 % interval lies
     outside, which takes `FEWEST` conversations. A gain passes if its interval lies above 0, and
-    fails if it lies below.
+    fails if it lies below. Without a latency profile of the engine (`profiled`), no TTFT is judged.
     """
     goal = target or Target(_NO_SLO_S)
     by_policy: dict[str, list[RunFacts]] = {}
@@ -53,6 +55,9 @@ def judge(
         )
         figures[policy] = bootstrap, predicted, measured
         names = list(bootstrap.gains(predicted, measured))
+        if not profiled:
+            checks.append(Check("ttft", None, f"{policy}: {_NOT_PROFILED}"))
+            continue
         for name in dict.fromkeys(("p50", goal.objective)):
             at, interval = names.index(name), None
             if bootstrap.conversations >= FEWEST:

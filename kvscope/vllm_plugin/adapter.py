@@ -155,8 +155,10 @@ def _recording(scheduler: Any, folder: Path) -> Recording | None:
     if not scheduler.kv_cache_manager.enable_caching:
         log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
         return None
+    config = scheduler.vllm_config.model_config
+    model = config.served_model_name if config is not None else None
     try:
-        recording = Recording(folder, scheduler.hash_block_size)
+        recording = Recording(folder, scheduler.hash_block_size, model=model)
     except OSError as error:
         log.error("kvscope records nothing: %s", error)
         return None

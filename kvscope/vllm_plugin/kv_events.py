@@ -34,6 +34,7 @@ class BlockStored(msgspec.Struct, tag=True):
     block_size: int
     medium: str | None = None
     session_id: str | None = None
+    lora_name: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
@@ -63,6 +64,7 @@ class _Chain:
     last_s: float
     block_size: int
     session: str | None
+    adapter: str | None
     prompt_blocks: int
     was_cached: bool
     output_blocks: int = 0
@@ -133,7 +135,14 @@ class BlockChains:
             return []
         path = [*self._path(above), *hashes]
         self._growing[hashes[-1]] = _Chain(
-            path, now_s, now_s, event.block_size, event.session_id, len(path), was_cached
+            path,
+            now_s,
+            now_s,
+            event.block_size,
+            event.session_id,
+            event.lora_name,
+            len(path),
+            was_cached,
         )
         return self._lines(chain, same)
 
@@ -166,6 +175,7 @@ class BlockChains:
             "turn": turn,
             "hash_ids": self._hashes.of(keys),
             "block_size": size,
+            "lora_name": chain.adapter,
         }
 
 

@@ -1,8 +1,9 @@
 """Requests as an engine serves them, written as a trace: hashes, lengths and times, never content.
 
-One line of the Qwen-Bailian format a finished request, with three keys more: `block_size`,
-`cached_tokens` and `ttft_ms`. Hashes are keyed by a random salt, one a recording and stored
-nowhere, so that a known prompt cannot be found in it.
+One line of the Qwen-Bailian format a finished request, with more keys: `block_size`, `model`,
+`lora_name`, `cache_salt`, `cached_tokens`, `ttft_ms`, `queue_ms` and `duration_ms`. Hashes, also
+those of cache salts, are keyed by a random salt, one a recording and stored nowhere, so that a
+known prompt cannot be found in it.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class _RecordedRequest:
     turn: int | None
     parent: int | None = None  # -1: it begins a session; None: unknown
     cached_tokens: int = -1
+    queue_s: float = 0.0
     ttft_s: float | None = None
 
 
@@ -142,8 +144,10 @@ class Recording(Observer):
         block_size: int,
         clock: Callable[[], float] = time.time,
         lines: LineWriter | None = None,
+        model: str | None = None,
     ) -> None:
         self.block_size = block_size
+        self.model = model
         self.clock = clock
         self._start_s = clock()
         started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self._start_s))
@@ -169,10 +173,11 @@ class Recording(Observer):
         self._requests[request.request_id] = recorded
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note the tokens found in the cache."""
+        """Note the tokens found in the cache, and the time in the waiting queue."""
         recorded = self._requests.get(request_id)
         if recorded is not None and recorded.cached_tokens < 0:
             recorded.cached_tokens = hit_tokens
+            recorded.queue_s = self.clock() - recorded.request.arrival_time
             self._awaiting_token[request_id] = recorded
 
     def updated(self) -> None:
@@ -193,10 +198,12 @@ class Recording(Observer):
         self._awaiting_token.pop(request.request_id, None)
         if recorded is None or recorded.cached_tokens < 0:
             return
+        duration_s = self.clock() - request.arrival_time
         if recorded.ttft_s is None and _has_token(request):
-            recorded.ttft_s = self.clock() - request.arrival_time
+            recorded.ttft_s = duration_s
         inputs, outputs = request.num_prompt_tokens, request.num_output_tokens
         keys = request.block_hashes[: inputs // self.block_size]
+        adapter, salt = request.lora_request, request.cache_salt
         arrival_s = max(request.arrival_time - self._start_s, 0.0)
 
         def line() -> TraceLine:
@@ -211,8 +218,13 @@ class Recording(Observer):
                 "turn": recorded.turn,
                 "hash_ids": self._hashes.of(keys),
                 "block_size": self.block_size,
+                "model": self.model,
+                "lora_name": adapter.lora_name if adapter is not None else None,
+                "cache_salt": str(*self._hashes.of([salt.encode()])) if salt else None,
                 "cached_tokens": recorded.cached_tokens,
                 "ttft_ms": round(ttft_s * 1e3, 3) if ttft_s is not None else None,
+                "queue_ms": round(recorded.queue_s * 1e3, 3),
+                "duration_ms": round(duration_s * 1e3, 3),
             }
 
         self.lines.put(line)

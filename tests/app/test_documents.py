@@ -56,6 +56,12 @@ def test_what_documents_begin_with() -> None:
         "output_tokens": 7,
         "lineage": "inferred",
         "bad_lines": 0,
+        "models": None,
+        "adapters": None,
+        "salts": None,
+        "tenants": None,
+        "workers": None,
+        "measured_requests": None,
     }
 
 

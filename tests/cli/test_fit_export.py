@@ -46,6 +46,25 @@ def test_the_plugin_reads_what_is_written(
     assert [one.name for one in tmp_path.iterdir()] == ["policy.toml"]
 
 
+def test_the_pool_of_a_deployment_is_the_capacity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of the trace; a stated capacity wins over the file of this folder."""
+    monkeypatch.chdir(tmp_path)
+    stated = "num_gpu_blocks = 2001\nblock_size = 32\nlatency = 'llama2-7b-a100'\n"
+    (tmp_path / "kvscope.toml").write_text(f"schema = 1\n{stated}")
+    pool, same, more = (tmp_path / name for name in ("pool.toml", "same.toml", "more.toml"))
+    assert exported(pool) == 0
+    assert "the pool of one engine, vllm@0.33: 4,000 blocks" in capsys.readouterr().err
+    assert exported(same, "--capacity-blocks", "4000") == 0
+    assert exported(more, "--capacity-blocks", "40") == 0
+    assert "the pool of" not in capsys.readouterr().err
+    assert pool.read_text() == same.read_text() != more.read_text()
+    for refused in (["--capacity-blocks", "9"], ["--policy", "tlru"]):
+        assert exported(more, "--deployment", "kvscope.toml", *refused) == 2
+    assert exported(tmp_path / "tlru.toml", "--policy", "tlru") == 0
+
+
 def test_a_capacity_may_choose_the_classes(tmp_path: Path) -> None:
     """As the simulator's guard would have it at the end of the trace."""
     path = tmp_path / "policy.toml"

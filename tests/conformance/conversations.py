@@ -118,6 +118,7 @@ def prompts_of(trace: list[TokenRequest], size: int) -> Prompts:
         parent=_column([request.parent for request in trace]),
         user=np.full(len(trace), -1, dtype=np.int32),
         category=np.zeros(len(trace), dtype=np.int32),
+        clock=np.full(len(trace), -1, dtype=np.int32),
         categories=("unknown 1",),
         blocks=full_blocks,
         full_blocks=full_blocks,

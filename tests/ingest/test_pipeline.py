@@ -88,7 +88,7 @@ def test_read_otherwise_is_another_trace(tmp_path: Path) -> None:
 
 def test_options_that_a_format_does_not_heed_make_no_other_trace(tmp_path: Path) -> None:
     """A seed and arrivals of sessions say nothing of requests that have a clock."""
-    path = write(tmp_path / "a.jsonl", lines(5))
+    path = write(tmp_path / "a.csv", ["arrived_at,num_prefill_tokens,num_decode_tokens", "0,5,1"])
     session = {"id": "s", "requests": [{"t": 0.0, "in": 64, "out": 1, "hash_ids": [1]}]}
     agents = write(tmp_path / "b.jsonl", [json.dumps(session)])
     drawn = ReadOptions(session_arrivals=1.0, seed=1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope.fleet.kernel import Asked, Costs
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Load, Prompt, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, Load, Prompt, Router, Sizes, Truth, View
 from tests.oracles.replay import left_behind, paths
 
 
@@ -130,7 +130,8 @@ def simulate(
             np.array([prefill_s(tokens - hit, hit) for hit in hit_tokens]),
             np.array([max(free - now_s, 0.0) for free in free_s]),
         )
-        view = View(replicas, capacity, size, own, scraped, truth)
+        fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
+        view = View(replicas, capacity, size, own, scraped, truth, fetch)
         ask = Prompt(
             len(sent),
             now_s,
@@ -144,7 +145,14 @@ def simulate(
         to = int(router.choose(ask, room, view, memory, router.settings()))
         caches[to].put(whole[request], len(sent))
         begin_s = max(now_s, free_s[to])
-        free_s[to] = token_s = begin_s + truth.prefill_s[to]
+        hit, fetch_s = cached[to], 0.0
+        copied = min(int(fetch.blocks[0]), max(cached))
+        if copied > hit:
+            hit, fetch_s = copied, float(fetch.seconds[0])
+        hit_tokens[to] = min(hit * size, tokens)
+        free_s[to] = token_s = (
+            begin_s + fetch_s + prefill_s(tokens - hit_tokens[to], hit_tokens[to])
+        )
         outputs = int(traffic.history_tokens[request]) - tokens
         token_cost_s = (
             costs.decode_base_s
@@ -156,7 +164,7 @@ def simulate(
                 request,
                 to,
                 now_s,
-                cached[to],
+                hit,
                 max(cached),
                 begin_s,
                 token_s,

@@ -35,6 +35,7 @@ def prompts() -> Prompts:
         parent=int32(-1, -1, 0, 2),
         user=int32(-1, -1, -1, -1),
         category=int32(0, 0, 1, 2),
+        clock=int32(-1, -1, -1, -1),
         categories=("unknown 1", "unknown 2", "unknown 3"),
         blocks=int32(3, 1, 4, 5),
         full_blocks=int32(3, 1, 4, 5),

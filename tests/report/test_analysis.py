@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,41 @@ def test_misses_are_explained_of_whole_prompts(three: Stored, definition: HitDef
     (words,) = result.sentences
     assert "token-weighted, whole trace, full blocks only, last-token rule on" in words
     assert f"outputs {definition.outputs}" in words
+
+
+@pytest.mark.parametrize(
+    ("served", "words"),
+    [
+        (
+            ({"model": "a", "lora_id": 1}, {"model": "b"}, {}),
+            "2 models, 1 LoRA adapter; requests of different models or adapters share no blocks.",
+        ),
+        (
+            ({"cache_salt": "Kolibri"}, {}, {}),
+            "1 cache salt; requests of different salts share no blocks.",
+        ),
+        (({"worker": 0}, {"worker": 1}, {}), "2 workers."),
+        (({"worker": 0, "model": "a"},) * 3, None),
+        (({},) * 3, None),
+    ],
+)
+@pytest.mark.parametrize("hashes", [True, False])
+def test_several_models_and_workers_are_named(
+    tmp_path: Path, served: tuple[dict[str, object], ...], words: str | None, *, hashes: bool
+) -> None:
+    """In a line of the screen and in the document; without hashes nothing is shared anyway."""
+    rows = [row | more for row, more in zip(ROWS, served, strict=True)]
+    if not hashes:
+        rows = [{name: row[name] for name in row if name != "hash_ids"} for row in rows]
+        words = words and words.partition(";")[0].rstrip(".") + "."
+    with open_store(MEMORY) as store:
+        analysis = analyze(store, stored(tmp_path, rows, store))
+    sentences = overview.headline(analysis).sentences
+    named = [each for each in sentences if re.search("model|worker|salt", each)]
+    assert named == ([words] if words else [])
+    facts = overview.report(analysis).document().trace
+    assert facts.workers == len({each["worker"] for each in served if "worker" in each})
+    assert facts.tenants == len({str({**each, "worker": 0}) for each in served})
 
 
 @pytest.mark.parametrize("title", ["Contribution", "Over time", "Where in the prompt"])

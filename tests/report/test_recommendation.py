@@ -28,7 +28,7 @@ from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, TuningResult
+from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, SessionStarts, TuningResult
 from tests import small_traces
 from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 
@@ -179,6 +179,23 @@ def test_a_verdict_that_changes_at_an_end_has_no_flags(result: Recommendation) -
     assert "No flags: the verdict changes within the uncertainty of pool and latency." in words
     assert "With the smallest pool: keep-lru, LRU 330 ms." in words
     assert "vllm serve" not in words
+
+
+def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recommendation) -> None:
+    """LRU is no answer either, where sessions that begin otherwise need another one."""
+    lru, choice = result.tuning.baseline, result.tuning.recommended
+    starts = SessionStarts(0.5, 1, 7.25)
+    end = EndVerdict(End("other starts", sessions=starts), "keep-lru", lru, choice, eligible=False)
+    words = _text(_deployed(replace(result, tuning=replace(result.tuning, ends=(end,)))))
+    assert "No flags: the verdict changes with when the sessions begin." in words
+    assert "With 7.25 open (Poisson arrivals, 1 layout): keep-lru in 1." in words
+    assert "With other starts: keep-lru, LRU 330 ms, tlru 58 ms (not eligible)." in words
+    assert "tlru xi_tokens=57 there: p95 TTFT 58 ms, hit rate 85.0%, eligible in 0 of 1." in words
+    keep = replace(result.tuning, verdict="keep-lru", recommended=lru)
+    keeping = _deployed(replace(result, tuning=keep))
+    assert not keeping.why_no_flags()
+    unsure = replace(keep, ends=(replace(end, verdict="add-capacity"),))
+    assert "when the sessions begin" in replace(keeping, tuning=unsure).why_no_flags()
 
 
 def test_sensitivity_is_by_xi(result: Recommendation) -> None:

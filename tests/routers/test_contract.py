@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.routers.base import Load, Prompt, Router, Sizes, Truth, View, draw, mix32, new_dice
+from kvscope.routers.base import (
+    Fetch,
+    Load,
+    Prompt,
+    Router,
+    Sizes,
+    Truth,
+    View,
+    draw,
+    mix32,
+    new_dice,
+)
 from kvscope.routers.registry import ROUTERS, router_by_name
 
 PARENTS = np.array([0, 0, 1, 2, 1], dtype=np.int32)  # 1-2-3 and 1-4
@@ -16,7 +27,8 @@ def a_view(replicas: int) -> View:
     whole = np.zeros(replicas, dtype=np.int64)
     load = Load(*(whole.copy() for _ in Load._fields))
     truth = Truth(whole.astype(np.int32), whole.copy(), np.ones(replicas), np.zeros(replicas))
-    return View(replicas, 100, 16, load, load, truth)
+    fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
+    return View(replicas, 100, 16, load, load, truth, fetch)
 
 
 @pytest.mark.parametrize("kind", ROUTERS, ids=lambda kind: kind.name)

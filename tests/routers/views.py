@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.routers.base import Load, Prompt, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, Load, Prompt, Router, Sizes, Truth, View
 
 BLOCK_TOKENS = 16
 
@@ -42,7 +42,8 @@ def view(
         np.array(prefill_s or nothing, dtype=np.float64),
         np.array(wait_s or nothing, dtype=np.float64),
     )
-    return View(replicas, capacity_blocks, BLOCK_TOKENS, own, scraped or own, truth)
+    fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
+    return View(replicas, capacity_blocks, BLOCK_TOKENS, own, scraped or own, truth, fetch)
 
 
 def path(*blocks: int) -> Int32s:

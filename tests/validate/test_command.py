@@ -49,6 +49,23 @@ def test_a_faithful_server_is_confirmed(trace: str, capsys: Printed) -> None:
         assert store.rows("validate/runs", validation_id=kept["validation_id"]) == []
 
 
+def test_without_a_profile_no_ttft_is_judged(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine's preset predicts none of this one: the hits alone are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latency.toml").unlink()
+    with fake_server(Behaviour(**TAKES)) as url:
+        command = ["validate", trace, "--db", ":memory:", "--url", url, "--sequential", "--json"]
+        assert run([*command, "--policies", "lru"]) == 0
+    told = document(capsys)
+    assert [(check["name"], check["passed"]) for check in told["checks"]] == [
+        ("hits", True),
+        ("ttft", None),
+    ]
+    assert told["verdict"] == "inconclusive"
+
+
 def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Printed) -> None:
     """Exit code 4: the server has a tenth of the blocks that it is said to have."""
     with fake_server(Behaviour(blocks=10, **TAKES)) as url:
@@ -143,6 +160,7 @@ def test_nobody_there(trace: str, capsys: Printed) -> None:
         ["--url", "http://x", "--sequential", "--in-flight", "4"],
         ["--url", "http://x", "--sequential", "--rate-scale", "2"],
         ["--url", "http://x", "--minutes", "0"],
+        ["--url", "http://x", "--tp", "2"],
     ],
 )
 def test_what_contradicts_itself_is_refused(trace: str, options: list[str]) -> None:

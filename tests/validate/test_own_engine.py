@@ -119,6 +119,65 @@ def test_what_fit_exported_is_validated(trace: str, capsys: Printed, tmp_path: P
     assert "--blocks: the size of the cache is unknown" in capsys.readouterr().err
 
 
+DEPLOYMENT = """schema = 1
+tp = 2
+replicas = 4
+num_gpu_blocks = 61
+block_size = 16
+max_num_seqs = 8
+gpu_memory_utilization = 0.8
+latency = "latency.toml"
+"""
+
+
+def test_one_replica_of_a_deployment_is_started(
+    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kvscope.toml settles pool, limits, latency, flags and the share; options win over it."""
+    monkeypatch.chdir(tmp_path)  # where latency.toml is
+    (tmp_path / "kvscope.toml").write_text(DEPLOYMENT)
+    python = fake_vllm.interpreter(tmp_path)
+    command = ["validate", trace, "--db", "store.duckdb", "--model", "a/model", "--python", python]
+    command += ["--policies", "lru", "--sequential"]
+    run([*command, "--json"])
+    first = document(capsys)
+    flags = " ".join(first["engine"]["flags"])
+    assert "--num-gpu-blocks-override 61 " in flags
+    assert "--max-num-seqs 8 --max-num-batched-tokens 2048" in flags
+    assert flags.endswith("--tensor-parallel-size 2 --gpu-memory-utilization 0.8")
+    assert (first["latency"], first["engine"]["blocks"]) == ("the fake's own", 60)
+    assert first["requests"]["sent"] < 0.6 * first["requests"]["of"]
+    assert first["deployment"]["replicas"] == 4
+    options = ["--share", "50%", "--tp", "4", "--max-num-seqs", "16"]
+    run([*command, *options])
+    streams = capsys.readouterr()
+    assert "to 120 blocks" not in streams.err
+    assert "120 blocks of 16 tokens" in streams.out
+    assert "--max-num-seqs 16" in " ".join(streams.out.split())
+    assert "Deployment: 4 replicas of one engine, vllm@0.33." in streams.out
+    with open_store("store.duckdb") as store:
+        known = results.all_validations(store, traces.find(store, None))
+    assert [each["deployment"]["tp"] for each in known] == [4, 2]
+    run([*command, "--deployment", "-", "--blocks", "30", "--json"])
+    assert document(capsys)["deployment"] is None
+
+
+def test_the_recommendation_of_a_deployment_is_for_one_replica(
+    trace: str, capsys: Printed, tmp_path: Path
+) -> None:
+    """Its pool is not divided, its limits are those of the engine, and it gets its share."""
+    advice = tmp_path / "recommendation.toml"
+    table = 'summary = "four"\nengine = "vllm@0.33"\nreplicas = 4\nmax_num_seqs = 8\n'
+    advice.write_text(f"{ADVICE}\n[deployment]\n{table}max_num_batched_tokens = 512\n")
+    command = asked(trace, "--model", "a/model", "--python", fake_vllm.interpreter(tmp_path))
+    command += ["--recommendation", str(advice), "--engine-block-size", "16", "--sequential"]
+    run([*command, "--json"])
+    found = document(capsys)
+    assert found["engine"]["blocks"] == 60
+    assert "--max-num-seqs 8 --max-num-batched-tokens 512" in " ".join(found["engine"]["flags"])
+    assert found["requests"]["sent"] < found["requests"]["of"]
+
+
 @pytest.mark.parametrize(
     "says",
     [

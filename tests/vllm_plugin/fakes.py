@@ -39,6 +39,8 @@ class FakeRequest:
     num_output_tokens: int = 0
     block_hashes: list[Any] = field(default_factory=list)
     session_id: str | None = None
+    lora_request: Any = None
+    cache_salt: str | None = None
     extra_args: dict[str, Any] | None = None
     arrival_time: float = 0.0
     finished: bool = True

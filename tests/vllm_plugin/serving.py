@@ -74,6 +74,14 @@ def five_sessions(serve: Serve) -> Iterator[dict[str, Any]]:
             yield serve(prompt, 16, session=f"caller {number}", kind="chat", gap_s=1.0)
 
 
+def lengths(serve: Serve, requests: int) -> Iterator[dict[str, Any]]:
+    """Yield prompts of all lengths, none of which is cached."""
+    rng = np.random.default_rng(3)
+    for size in np.exp(rng.uniform(np.log(32), np.log(LONGEST - BLOCK), requests)).astype(int):
+        prompt = rng.integers(0, VOCABULARY, size).tolist()
+        yield serve(prompt, 1, session=f"caller {size}", kind="chat", gap_s=1.0)
+
+
 class Engine:
     """vLLM on a clock of whole steps: a step takes a second."""
 
@@ -168,6 +176,8 @@ def answer(engine: Engine, scenario: dict[str, Any]) -> dict[str, Any]:
     before = engine.counted_hits()
     if scenario["what"] == "conversations":
         served = list(conversations(engine.serve, scenario["requests"], 7))
+    elif scenario["what"] == "lengths":
+        served = list(lengths(engine.serve, scenario["requests"]))
     else:
         served = list(five_sessions(engine.serve))
     observers = engine.scheduler.kvscope

@@ -110,6 +110,14 @@ def test_what_lies_behind_unknown_blocks_is_counted() -> None:
     assert chains.unknown == 3
 
 
+def test_the_adapter_is_that_of_the_first_blocks() -> None:
+    """A prompt of a LoRA adapter, behind whose blocks come no others'."""
+    first, more = stored("ab"), stored("c", "b")
+    first.lora_name = more.lora_name = "french"
+    one, other = seen((1.0, [first, more, stored("x")]))
+    assert (one["lora_name"], other["lora_name"]) == ("french", None)
+
+
 def test_token_ids_are_not_even_read() -> None:
     """As vLLM packs it, with keys that kvscope does not know."""
     event = {

@@ -7,11 +7,13 @@ import logging
 import threading
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
 from kvscope.vllm_plugin.recording import LineWriter, Recording
 from tests.vllm_plugin.fakes import FakeRequest
 
@@ -31,12 +33,14 @@ def asked(name: str, path: str, at: float, **more: object) -> FakeRequest:
 
 def recorded(folder: Path, requests: list[FakeRequest], **lines: int) -> Recording:
     """Return a recording of requests that are served one by one."""
-    made = Recording(folder, SIZE, lambda: 1000.0, LineWriter(folder, "made", **lines))
+    made = Recording(folder, SIZE, lambda: 1000.0, LineWriter(folder, "made", **lines), "tiny")
     for one in requests:
         made.tell("arrived", one)
+        made.clock = lambda one=one: one.arrival_time + 0.125  # type: ignore[misc]
         made.tell("admitted", one.request_id, SIZE)
         made.clock = lambda one=one: one.arrival_time + 0.25  # type: ignore[misc]
         made.tell("updated")
+        made.clock = lambda one=one: one.arrival_time + 2.0  # type: ignore[misc]
         made.tell("releasing", one)
     made.tell("closing")
     assert not made.broken
@@ -66,8 +70,13 @@ def test_a_line_says_all_but_the_content(tmp_path: Path) -> None:
         "turn": 1,
         "hash_ids": None,
         "block_size": 16,
+        "model": "tiny",
+        "lora_name": None,
+        "cache_salt": None,
         "cached_tokens": 16,
         "ttft_ms": 250.0,
+        "queue_ms": 125.0,
+        "duration_ms": 2000.0,
     }
     assert (two["parent_chat_id"], two["turn"], two["timestamp"]) == (0, 2, 2.5)
     assert (three["parent_chat_id"], three["turn"], three["type"]) == (None, None, "unknown")
@@ -92,6 +101,32 @@ def test_salts_differ_between_recordings(tmp_path: Path) -> None:
             *(k.hex().encode() for k in keys("xy")),
         ):
             assert secret not in text
+
+
+def test_adapters_are_named_and_salts_are_not(tmp_path: Path) -> None:
+    """The same salt has the same hash in a recording; without one there is none."""
+    french = SimpleNamespace(lora_name="french", lora_int_id=1)
+    salts = ["Kolibri", "other", "Kolibri", None]
+    requests = [
+        asked(str(at), "xy", float(at), cache_salt=salt, lora_request=french if at else None)
+        for at, salt in enumerate(salts)
+    ]
+    recorded(tmp_path, requests)
+    lines = read(tmp_path)
+    assert [line["lora_name"] for line in lines] == [None, "french", "french", "french"]
+    first, second, third, fourth = (line["cache_salt"] for line in lines)
+    assert first == third != second
+    assert fourth is None
+    (path,) = tmp_path.iterdir()
+    assert "Kolibri" not in path.read_text()
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        measurements = load_prompts(store, trace).measurements
+    assert (trace.models, trace.adapters, trace.salts, trace.tenants) == (1, 1, 2, 4)
+    assert measurements is not None
+    assert measurements.cached_tokens.tolist() == [SIZE] * 4
+    times = (measurements.ttft_s, measurements.queue_s, measurements.duration_s)
+    assert [each.tolist() for each in times] == [[0.25] * 4, [0.125] * 4, [2.0] * 4]
 
 
 @pytest.mark.parametrize(("session", "lineage"), [("mine", "given"), (None, "inferred")])

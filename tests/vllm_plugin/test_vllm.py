@@ -16,6 +16,8 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
+from kvscope.app.latency import fit_to
+from kvscope.core.errors import InputError
 from kvscope.core.trace import Prompts
 from kvscope.ingest.pipeline import ingest
 from kvscope.learning.learners import FittedTable
@@ -37,7 +39,7 @@ from kvscope.vllm_sim.state import engine_traffic
 from tests.conformance.conversations import TokenRequest, prompts_of
 from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
-from tests.vllm_plugin.serving import BLOCK
+from tests.vllm_plugin.serving import BLOCK, MOST_BLOCKS
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
 pytestmark = pytest.mark.engine
@@ -200,10 +202,12 @@ def test_a_recording_has_vllms_hits(vllm: Vllm, tmp_path: Path) -> None:
     text = path.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert sum(line["cached_tokens"] for line in lines) == answer["counted_hits"] > 0
-    assert all(line["ttft_ms"] > 0 for line in lines)
+    assert all(0 < line["queue_ms"] < line["ttft_ms"] < line["duration_ms"] for line in lines)
+    assert {(line["lora_name"], line["cache_salt"]) for line in lines} == {(None, None)}
     with open_store(MEMORY) as store:
         trace = ingest(store, str(path)).trace
         told = load_prompts(store, trace)
+    assert (trace.models, trace.tenants, trace.measured_requests) == (1, 1, 60)
     assert (trace.requests, trace.lineage, trace.block_size) == (60, "given", BLOCK)
     seen = replay_engine(told, Lru(), EngineSettings.one_at_a_time(400), StepCost(base_s=1.0))
     hits = [int(one) * BLOCK for one in seen.hit_blocks]
@@ -213,3 +217,27 @@ def test_a_recording_has_vllms_hits(vllm: Vllm, tmp_path: Path) -> None:
             for said in (tokens[:3], tokens[-3:]):
                 assert ",".join(map(str, said)) not in text.replace(" ", "")
         assert one["session"] not in text
+
+
+def test_a_recording_has_the_latency_of_the_engine(vllm: Vllm, tmp_path: Path) -> None:
+    """The profile fitted to recorded TTFTs has the median times of long and of short prompts."""
+    vllm.serve("lengths", MOST_BLOCKS, 240, KVSCOPE_RECORD=str(tmp_path / "to"))
+    (path,) = (tmp_path / "to").iterdir()
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        recorded = load_prompts(store, trace)
+    try:
+        fitted = fit_to(trace, recorded)
+    except InputError as error:
+        if "is off by" in error.what:
+            pytest.skip(f"a busy machine: {error.what}")
+        raise
+    measured = recorded.measurements
+    assert measured is not None
+    assert trace.measured_requests == fitted.stated == 240
+    service_s = measured.ttft_s - measured.queue_s
+    for low, high in ((32, 128), (1024, 2048)):
+        some = (recorded.input_tokens >= low) & (recorded.input_tokens < high)
+        tokens, cached = recorded.input_tokens[some], measured.cached_tokens[some]
+        predicted_s = fitted.profile.ttft_s(tokens - cached, cached)
+        assert np.median(service_s[some] / predicted_s) == pytest.approx(1, rel=0.2)

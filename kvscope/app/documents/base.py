@@ -51,7 +51,13 @@ class Facts:
 
 
 class TraceFacts(Facts):
-    """The trace that a document is about."""
+    """The trace that a document is about.
+
+    `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones that requests
+    name, `tenants` the combinations of the first three, which share no blocks. `measured_requests`
+    have a TTFT, a queue time, a duration or cached tokens. All are null for traces that an older
+    version stored.
+    """
 
     name: str
     format: str
@@ -64,6 +70,12 @@ class TraceFacts(Facts):
     output_tokens: int
     lineage: Lineage
     bad_lines: int
+    models: int | None
+    adapters: int | None
+    salts: int | None
+    tenants: int | None
+    workers: int | None
+    measured_requests: int | None
 
 
 class Document(Facts):

@@ -47,11 +47,15 @@ class EngineRun(Facts):
 
 
 class ValidateDocument(Document):
-    """What `kvscope validate` measured, next to what was predicted, and the verdict."""
+    """What `kvscope validate` measured, next to what was predicted, and the verdict.
+
+    `deployment` has what was stated of it, by the keys of kvscope.toml; null without one.
+    """
 
     command: Literal["validate"] = "validate"
     trace: TraceFacts
     engine: EngineFacts
+    deployment: Mapping[str, str | int | float] | None
     pace: str
     forced_outputs: bool
     latency: str

@@ -17,7 +17,7 @@ from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import RequiredCapacity
+from kvscope.tuning.tuner import RequiredCapacity, SessionStarts
 from kvscope.tuning.verdict import Judged
 
 _GIB = 2**30
@@ -122,14 +122,23 @@ class LoadFacts(Facts):
 
 
 class EndFacts(Facts):
-    """The verdict at one end of what is not known exactly; latencies at the target's percentile."""
+    """The verdict at one end of what is not known exactly; latencies at the target's percentile.
+
+    `sessions` are other starts of sessions without a common clock, null where they are the trace's.
+    The figures are those of LRU and the choice on the held-out window; `eligible`: whether the
+    choice may be recommended there, null without a choice.
+    """
 
     name: str
     prefill_times: float
     capacity_blocks: int | None
+    sessions: SessionStarts | None
     verdict: str
     baseline_ms: float
+    baseline_hit_rate: float
     choice_ms: float | None
+    choice_hit_rate: float | None
+    eligible: bool | None
 
 
 class HeldOutFigures(Facts):
@@ -257,7 +266,9 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
                 end.end,
                 end,
                 baseline_ms=end.baseline.target_s * 1e3,
+                baseline_hit_rate=end.baseline.outcome.token_hit_rate,
                 choice_ms=end.choice.target_s * 1e3 if end.choice else None,
+                choice_hit_rate=end.choice.outcome.token_hit_rate if end.choice else None,
             )
             for end in tuning.ends
         ),

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 import msgspec
 
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.source import Source
 
 Identifier = int | str
@@ -37,7 +37,8 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
     nothing. `scope` marks ids that mean something only inside one session. Requests that differ in
     `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
-    `delay_s` after its predecessor in its session, or with the line before it.
+    `delay_s` after its predecessor in its session, or with the line before it. Requests of one
+    `clock` are timed among themselves alone; None: by the trace's own.
 
     The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
     its first token, the time until it was admitted and until its last token, all since its arrival,
@@ -60,6 +61,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     model: str | None = None
     adapter: Identifier | None = None
     cache_salt: str | None = None
+    clock: Identifier | None = None
     worker: Identifier | None = None
     ttft_s: float | None = None
     queue_s: float | None = None
@@ -113,12 +115,21 @@ class ReadOptions:
     """What the user states about a trace because the trace does not.
 
     `session_arrivals` places sessions that have no common clock: sessions per second of a Poisson
-    process, or None for back to back.
+    process, or None for where the trace has them. Raises UsageError for a rate that is none.
     """
 
     block_size: int | None = None
     session_arrivals: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        rate = self.session_arrivals
+        if rate is not None and not 0 < rate < float("inf"):
+            raise UsageError(
+                f"the rate of sessions must be above 0, not {rate:g}",
+                where="--session-arrivals",
+                remedy="give sessions per second, such as poisson:0.5",
+            )
 
     def fingerprint(self, *, places_sessions: bool = True) -> str:
         """Return what a content hash adds for these options: another reading is another trace.

@@ -133,6 +133,7 @@ class Mooncake(TraceFormat):
     fields = ("timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = _BLOCK_SIZE
     reader = _MooncakeReader
+    places_sessions = True  # those of its relatives
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:

@@ -113,6 +113,7 @@ class Parquet(TraceFormat):
     fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
     default_block_size = 16
     reader = _ParquetReader
+    places_sessions = True  # where it has a column `clock`, or delays
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
@@ -155,6 +156,7 @@ class ParquetExport(Exporter):
             "cached_tokens": pl.Int32(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
+            "clock": pl.Int32(),
         }
 
         def frames(*_: object) -> Iterator[pl.DataFrame]:

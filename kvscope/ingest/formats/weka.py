@@ -15,9 +15,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import numpy as np
 
-from kvscope.core.errors import UsageError
 from kvscope.ingest.formats.base import (
     BadLine,
     Identifier,
@@ -64,17 +62,6 @@ class _WekaReader(LineReader):
         self._decode = msgspec.json.Decoder(_WekaSession).decode
         self._names: set[str] = set()
         self._start_s = 0.0
-        self._generator = np.random.default_rng(options.seed)
-        how, rate = "back to back", options.session_arrivals
-        if rate is not None:
-            if not 0 < rate < float("inf"):
-                raise UsageError(
-                    f"the rate of sessions must be above 0, not {rate:g}",
-                    where="--session-arrivals",
-                    remedy="give sessions per second, such as poisson:0.5",
-                )
-            how = f"as a Poisson process of {rate:g} sessions/s (seed {options.seed})"
-        self.notes.append(f"sessions have no common clock: they were placed {how}")
 
     def parse(self, line: bytes) -> Sequence[Request]:
         session = self._decode(line)
@@ -89,11 +76,8 @@ class _WekaReader(LineReader):
         self._names.add(name)
         if unfolded.is_absolute and _ABSOLUTE not in self.notes:
             self.notes.append(_ABSOLUTE)
-        if self.options.session_arrivals is not None:
-            self._start_s += float(self._generator.exponential(1 / self.options.session_arrivals))
-        else:
-            last = (request.arrival_s or 0.0 for request in requests)
-            self._start_s = max(last, default=self._start_s)
+        last = (request.arrival_s or 0.0 for request in requests)
+        self._start_s = max(last, default=self._start_s)
         return requests
 
 
@@ -154,6 +138,7 @@ class _Unfolded:
             session_id=f"{session.id}/{agent}/{model or 'unknown'}",
             type="agent" if agent == _MAIN else "subagent",
             block_size=session.block_size,
+            clock=session.id,
             model=model,
             ttft_s=entry.ttft,
             duration_s=entry.api_time,

@@ -38,7 +38,7 @@ def test_latencies_of_another_model_and_of_shorter_prompts(
 def test_sessions_without_a_common_clock(
     tmp_path: Path, options: tuple[str, ...], capsys: Streams
 ) -> None:
-    """That they were placed back to back, and what changes it, stands before the verdict."""
+    """That it is not known when they begin, and what that moves, stands before the verdict."""
     path = tmp_path / "sessions.jsonl.gz"
     sessions = [
         {
@@ -51,24 +51,33 @@ def test_sessions_without_a_common_clock(
                     "t": 10.0 * turn,
                     "type": "s",
                     "model": "m",
-                    "in": 64 * (turn + 1),
+                    "in": 64 * 5,
                     "out": 9,
-                    "hash_ids": list(range(1, turn + 2)),
+                    "hash_ids": list(range(1, 6)),
                 }
-                for turn in range(20)
+                for turn in range(25)
             ],
         }
         for number in range(24)
     ]
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, sessions)).encode()))
-    asked = (str(path), *options, "--slo", "2s")
+    asked = (str(path), *options, "--slo", "200ms", "--capacity-blocks", "20")
     words = told(capsys, *asked)
-    said = "The sessions have no common clock and were placed back to back"
-    assert said in words
-    assert words.index(said) < words.index("Keep LRU")
+    said = "The sessions have no common clock: as placed, 1.08 are open at a time"
+    spread = "LRU on held-out requests: p95 TTFT 74 ms to 330 ms, hit rate 13.3% to 77.3%"
+    assert -1 < words.index(said) < words.index(spread) < words.index("Keep LRU")
     assert "--session-arrivals" in words
-    placed = told(capsys, *asked, "--session-arrivals", "poisson:0.1/s", "--name", "poisson")
-    assert "back to back" not in placed
+    found = document(capsys, *asked)
+    layouts = [end for end in found["ends"] if end["sessions"]]
+    assert len(layouts) == len(found["ends"]) == 5
+    counts = [end["sessions"]["open_sessions"] for end in layouts]
+    assert f"With {min(counts):.3g} to {max(counts):.3g} open" in words
+    assert {end["verdict"] for end in layouts} >= {"keep-lru", "add-capacity"}
+    assert not found["recommendation"]["certain"]
+    assert document(capsys, *asked)["ends"] == found["ends"]
+    placed = (*asked, "--session-arrivals", "poisson:0.1/s", "--name", "poisson")
+    assert "no common clock" not in told(capsys, *placed)
+    assert not any(end["sessions"] for end in document(capsys, *placed)["ends"])
 
 
 def test_another_verdict_does_not_replace_a_switch(

@@ -229,6 +229,17 @@ def test_what_cannot_be_exported_is_refused(store: Store, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_clocks_of_sessions_survive_in_parquet(store: Store, tmp_path: Path) -> None:
+    """That nothing says when sessions begin is written too."""
+    trace = [
+        Request(input_tokens=32, output_tokens=1, arrival_s=at_s, hash_ids=[at_s], clock=clock)
+        for at_s, clock in ((0, "b"), (1, "a"), (2, None), (3, "b"))
+    ]
+    kept = small_traces.stored(store, trace, 16)
+    back = again(store, kept, "parquet", tmp_path / "trace.parquet")
+    assert load_prompts(store, back).clock.tolist() == [0, 1, -1, 0]
+
+
 def test_every_format_says_what_it_is() -> None:
     """Each has a name of its own and one line of summary."""
     assert len({exporter.name.lower() for exporter in EXPORTERS}) == len(EXPORTERS)

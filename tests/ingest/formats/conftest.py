@@ -134,7 +134,7 @@ def _weka() -> Sample:
         b'{"t":0,"in":64,"out":4,"hash_ids":[1],"model":"big"}]}'
     )
     main = {"block_size": 64, "type": "agent"}
-    big = {"scope": "s1", "model": "big", "session_id": "s1/main/big", **main}
+    big = {"scope": "s1", "model": "big", "session_id": "s1/main/big", "clock": "s1", **main}
     requests = (
         Request(input_tokens=130, output_tokens=4, arrival_s=0.0, hash_ids=[1, 2], **big),
         Request(
@@ -145,6 +145,7 @@ def _weka() -> Sample:
             scope="s1",
             model="small",
             session_id="s1/main/a1/small",
+            clock="s1",
             block_size=64,
             type="subagent",
         ),
@@ -158,6 +159,7 @@ def _weka() -> Sample:
         scope="s2",
         model="big",
         session_id="s2/main/big",
+        clock="s2",
         **main,
     )
     return Sample(

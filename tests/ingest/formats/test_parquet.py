@@ -60,6 +60,7 @@ def test_every_field_of_a_request_is_a_column(read: Any) -> None:
         "turn": 2,
         "block_size": 16,
         "scope": "x",
+        "clock": "y",
         "model": "m",
         "adapter": "french",
         "cache_salt": "0",

@@ -1,0 +1,102 @@
+"""The latency that a use case works with once its trace is read: fitted to the TTFTs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvscope.core.errors import InputError
+from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment, resolve
+from kvscope.latency.profile import FROM_TRACE, TO_FIT, LatencyProfile
+
+if TYPE_CHECKING:
+    from kvscope.latency.observed import TraceFit
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLatency:
+    """A profile and the deployment that has it; `fit` where the trace's TTFTs determined it.
+
+    `note` says that they did, or why not; it is empty where nothing was to be fitted.
+    """
+
+    profile: LatencyProfile
+    deployment: ResolvedDeployment | None = None
+    fit: TraceFit | None = None
+    note: str = ""
+
+
+def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
+    """Return the profile that the TTFTs of a trace determine. Raises InputError if they do not."""
+    from kvscope.latency.observed import fit_ttfts
+
+    remedy = "measure with `kvscope calibrate`"
+    if trace.models and trace.models > 1:
+        raise InputError(
+            f"has requests of {trace.models} models, which take different times",
+            where=trace.name,
+            remedy=f"take one model's requests, or {remedy}",
+        )
+    if np.any(prompts.clock >= 1):
+        raise InputError(
+            "its sessions have no common clock, so which requests waited is unknown",
+            where=trace.name,
+            remedy=remedy,
+        )
+    return fit_ttfts(trace.name, prompts.arrival_s, prompts.input_tokens, prompts.measurements)
+
+
+def latency_for(
+    trace: Trace,
+    profile: LatencyProfile,
+    deployment: ResolvedDeployment | None,
+    prompts: Callable[[], Prompts],
+) -> TraceLatency:
+    """Return the latency for a trace: the one fitted to it in place of TO_FIT or of a roofline.
+
+    A roofline stays where the trace's TTFTs do not determine a profile, or one beyond its band: a
+    trace may be of other GPUs than are asked about. Raises InputError where they determine none
+    but have to. `prompts` loads the trace's.
+    """
+    named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
+    derived = deployment is not None and deployment.latency_origin == "derived"
+    if not named and not (derived and trace.measured_requests):
+        return TraceLatency(profile, deployment)
+    loaded = prompts()
+    measured = loaded.measurements
+    if not named and (measured is None or np.isnan(measured.ttft_s).all()):
+        return TraceLatency(profile, deployment)
+    try:
+        fitted = fit_to(trace, loaded)
+    except InputError as error:
+        if named:
+            raise
+        remedy = str(error.remedy)
+        why = f"{error.what}. {remedy[:1].upper()}{remedy[1:]}."
+        return TraceLatency(
+            profile, deployment, note=f"TTFT is a roofline's, not fitted to the trace: {why}"
+        )
+    if deployment is not None:
+        times = 1.0 if named else _times_as_long(deployment.latency, fitted, loaded)
+        if not deployment.latency_low <= times <= deployment.latency_high:
+            note = (
+                f"TTFT is a roofline's: the trace's TTFTs are {times:.2g} times as long, as if on"
+                " other GPUs (--latency trace fits them)."
+            )
+            return TraceLatency(profile, deployment, note=note)
+        deployment = resolve(deployment.stated, fitted=fitted)
+    timed = deployment.latency if deployment else fitted.profile
+    return TraceLatency(timed, deployment, fitted, f"TTFT is {timed.source}.")
+
+
+def _times_as_long(derived: LatencyProfile, fitted: TraceFit, prompts: Prompts) -> float:
+    """Return the fitted over the derived prefill time of the requests whose hits are known."""
+    assert prompts.measurements is not None  # noqa: S101  (it was fitted to them)
+    cached = prompts.measurements.cached_tokens
+    known = cached >= 0
+    tokens = (prompts.input_tokens - cached)[known], cached[known]
+    return float(fitted.profile.ttft_s(*tokens).sum() / derived.ttft_s(*tokens).sum())

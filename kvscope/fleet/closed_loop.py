@@ -1,0 +1,79 @@
+"""The closed loop: the next turn of a conversation comes a while after the previous one has ended.
+
+In a trace, turns come when they came on the engines that were recorded. On a slower fleet a user
+would have waited longer before answering, so what a trace tells is not when a turn arrives but how
+long the user thought: the gap between two turns less the time that the first one took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s
+from kvscope.core.errors import InputError
+from kvscope.core.trace import Prompts
+from kvscope.fleet.kernel import OPEN
+from kvscope.fleet.replay import costs
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.lru import Lru
+from kvscope.replay.replay import replay
+from kvscope.replay.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTimes:
+    """How long the user thinks before each of R requests (s); OPEN for first turns.
+
+    `recorded` follow from a duration that the trace has, `estimated` from the latency profile. Of
+    both, `floored` would have been negative: the turn came before the previous one had ended.
+    """
+
+    think_s: Float64s
+    recorded: int
+    estimated: int
+    floored: int
+
+
+def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> ThinkTimes:
+    """Return the think times of a trace.
+
+    Think time = gap - duration of the previous turn, at least 0; where the trace has no duration,
+    gap - its time on an idle replica with an infinite cache. Raises InputError for a trace without
+    turns that follow another.
+    """
+    later = np.flatnonzero(traffic.parent >= 0)
+    if not len(later):
+        raise InputError(
+            "no request continues another, so there is no loop to close",
+            where="--closed-loop",
+            remedy="leave it out: requests then come at the times of the trace",
+        )
+    before = traffic.parent[later]
+    duration_s = np.full(len(traffic.leaf), np.nan)
+    if prompts.measurements is not None:
+        duration_s = prompts.measurements.duration_s
+    recorded = np.isfinite(duration_s[before])
+    duration_s = np.where(np.isfinite(duration_s), duration_s, _alone_s(traffic, profile))
+    think_s = np.full(len(traffic.leaf), OPEN)
+    gap_s = traffic.arrival_s[later] - traffic.arrival_s[before]
+    think_s[later] = np.maximum(gap_s - duration_s[before], 0.0)
+    return ThinkTimes(
+        think_s,
+        int(recorded.sum()),
+        int((~recorded).sum()),
+        int((gap_s < duration_s[before]).sum()),
+    )
+
+
+def _alone_s(traffic: Traffic, profile: LatencyProfile) -> Float64s:
+    """Return the seconds that each request takes on an idle replica with an infinite cache."""
+    everything = len(traffic.block_parent) + int(traffic.anonymous.sum())
+    hit_blocks = replay(traffic, Lru(), everything).hit_blocks.astype(np.int64)
+    tokens = traffic.input_tokens.astype(np.int64)
+    hit_tokens = np.minimum(hit_blocks * traffic.block_size, tokens)
+    cost = costs(profile)
+    token_s = cost.decode_base_s + cost.decode_token_s + cost.decode_context_token_s * tokens
+    outputs = np.maximum(traffic.history_tokens - tokens - 1, 0)
+    return np.asarray(profile.ttft_s(tokens - hit_tokens, hit_tokens) + outputs * token_s)

@@ -1,0 +1,87 @@
+"""Think times, and conversations whose next turn waits for the previous one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvscope.core.errors import InputError
+from kvscope.core.hits import standard
+from kvscope.core.trace import Measurements, Prompts
+from kvscope.fleet.closed_loop import think_times
+from kvscope.fleet.replay import asked, replay_fleet
+from kvscope.ingest.formats.base import Request
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.lru import Lru
+from kvscope.replay.traffic import traffic
+from kvscope.routers.round_robin import RoundRobin
+from tests.small_traces import built, prompts
+
+# A prompt's token takes 0.1 s, and an output token 0.5 s.
+PROFILE = LatencyProfile("made", "made", 0.0, 0.1, decode_base_s=0.5)
+
+
+def asks(
+    tokens: int, outputs: int, at_s: float, chat: int | None = None, parent: int | None = None
+) -> Request:
+    """Return a request whose prompt has blocks of 2 tokens, the same for all."""
+    return Request(
+        input_tokens=tokens,
+        output_tokens=outputs,
+        arrival_s=at_s,
+        hash_ids=list(range(tokens // 2)),
+        chat_id=chat,
+        parent_chat_id=parent,
+    )
+
+
+def chat() -> Prompts:
+    """Return two turns of one chat, 10 s apart: 4 tokens and 3 outputs, then 8 tokens."""
+    first = asks(4, 3, 0.0, 1)
+    second = asks(8, 1, 10.0, 2, 1)
+    return prompts(built([first, second], 2))
+
+
+def test_think_time_is_the_gap_less_the_time_alone() -> None:
+    trace = chat()
+    times = think_times(trace, traffic(trace, standard()), PROFILE)
+    assert times.think_s.tolist() == [-1.0, pytest.approx(10 - (0.4 + 2 * 0.5))]
+    assert (times.recorded, times.estimated, times.floored) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(("duration_s", "think_s"), [(4.0, 6.0), (12.0, 0.0)])
+def test_a_recorded_duration_counts_and_never_below_0(duration_s: float, think_s: float) -> None:
+    trace = chat()
+    none = np.full(2, np.nan)
+    told = Measurements(
+        worker=np.full(2, -1, dtype=np.int32),
+        ttft_s=none,
+        queue_s=none,
+        duration_s=np.array([duration_s, np.nan]),
+        cached_tokens=np.full(2, -1, dtype=np.int32),
+        workers=(),
+    )
+    trace = replace(trace, measurements=told)
+    times = think_times(trace, traffic(trace, standard()), PROFILE)
+    assert times.think_s[1] == think_s
+    assert (times.recorded, times.estimated, times.floored) == (1, 0, int(think_s == 0))
+
+
+def test_a_slow_fleet_delays_the_next_turn() -> None:
+    trace = chat()
+    steps = traffic(trace, standard())
+    think_s = think_times(trace, steps, PROFILE).think_s
+    slow = PROFILE.scaled(10.0)
+    done = replay_fleet(steps, asked(trace), slow, Lru(), RoundRobin(), 1, 100, think_s=think_s)
+    assert done.end_s[0] == pytest.approx(14.0)
+    assert done.arrival_s.tolist() == [0.0, pytest.approx(14.0 + 8.6)]
+    same = replay_fleet(steps, asked(trace), PROFILE, Lru(), RoundRobin(), 1, 100, think_s=think_s)
+    assert same.arrival_s.tolist() == [0.0, pytest.approx(10.0)]
+
+
+def test_a_trace_without_turns_has_no_loop() -> None:
+    trace = prompts(built([asks(4, 3, 0.0)], 2))
+    with pytest.raises(InputError, match="no loop to close"):
+        think_times(trace, traffic(trace, standard()), PROFILE)
