@@ -171,6 +171,25 @@ def test_a_pool_and_a_trace_are_enough(traces: Path, capsys: pytest.CaptureFixtu
     assert document["deployment"]["latency"]["profile"] == "trace half"
     assert run(["deployment", *options]) == 0
     assert "Fitted to the TTFTs in the trace" in capsys.readouterr().out
+    assert run(["deployment", *options, "--json"]) == 2
+    assert "has no figures until a trace is read" in capsys.readouterr().err
+    assert run(["deployment", *GPU, "--latency", "trace"]) == 0
+    assert "a roofline until a trace is read" in capsys.readouterr().out
+
+
+def test_the_file_may_say_so(
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`latency = "trace"` is no file of that name, and refuses what an option would refuse."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace").write_text("no profile", encoding="utf-8")
+    assert run(["deployment", "create", *GPU, "--latency", "trace"]) == 0
+    _, document, _ = command(capsys, traces / "half.jsonl")
+    assert document["latency"]["profile"] == "trace half"
+    assert command(capsys, traces / "behind.jsonl")[0] == 3
 
 
 @pytest.mark.parametrize("options", [GPU, ("--capacity-blocks", "20000", "--latency", "trace")])
