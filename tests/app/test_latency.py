@@ -206,6 +206,19 @@ def test_tune_says_it_first_and_varies_it(
     assert all(0.7 < float(end.split("x")[0]) < 1.4 for end in ends)
 
 
+def test_output_tokens_keep_the_band_of_the_roofline(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TTFTs do not narrow what is known of the time per output token."""
+    more = ("--slo", "1s", "--tpot-slo", "50ms", "--policies", "tlru", "--output", "-")
+    _, document, _ = command(capsys, traces / "half.jsonl", *GPU, *more, name="tune")
+    assert document["deployment"]["latency"]["profile"] == "trace half"
+    assert {end["name"].split("prefill ")[1] for end in document["ends"]} == {
+        "1.65x as long",
+        "0.65x as long",
+    }
+
+
 def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All commands state the same latency of a deployment."""
     with kvscope.open_trace(traces / "half.jsonl") as trace:
