@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from benchmarks.table import Table, record
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.latency.file import read_profile
 
+# One thread: several wait for each other and for other processes of the machine
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 BLOCK, BLOCKS = 32, 120
 SLO_TOKENS = 560  # the SLO is the prefill time of this many uncached tokens
 CONVERSATIONS, TURNS = 6, 10
