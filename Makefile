@@ -5,6 +5,8 @@ PY      := $(VENV)/bin/python
 KVSCOPE := $(VENV)/bin/kvscope
 READY   := $(VENV)/ready
 ENGINE  ?= .venv-engine
+ROUTERS ?= .venv-routers
+DYNAMO  ?= .venv-dynamo
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -12,7 +14,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install test-engine test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine samples wheel clean
+.PHONY: help setup demo test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine bench-fleets samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -56,7 +58,7 @@ demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; w
 
 test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WORKERS=1 for one process)
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
-		-m "not engine and not install and not long" $(PYTEST)
+		-m "not engine and not router and not install and not long" $(PYTEST)
 
 test-install: setup ## install wheel and source distribution into empty environments, and try them
 	$(PY) -m pytest -q -m install tests/test_install.py $(PYTEST)
@@ -67,6 +69,11 @@ ENGINE_TESTS  = tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/
 
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
+
+# Without the other tests' conftest.py, which imports more than this environment has.
+test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
+	$(ROUTERS)/bin/python -m pytest -q --noconftest -m router $(PYTEST) \
+		tests/conformance/test_routers.py
 
 test-long: $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
@@ -83,6 +90,14 @@ $(ENGINE)/ready: pyproject.toml constraints-engine.txt | $(ENGINE)/bin/python
 		--no-deps --no-build-isolation --editable .
 	@$(ENGINE)/bin/python -m compileall -q -j 0 $(ENGINE)/lib >/dev/null || true
 	@touch $(ENGINE)/ready
+
+$(ROUTERS)/ready: constraints-routers.txt
+	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
+	@echo "Installing the real routers into $(ROUTERS), once ..."
+	@$(PYTHON) -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip install -qq --disable-pip-version-check --no-compile \
+		--no-deps --requirement constraints-routers.txt
+	@touch $(ROUTERS)/ready
 
 lint: setup ## style, formatting, types, layers
 	$(VENV)/bin/ruff check .
@@ -113,6 +128,15 @@ bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM
 bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-LRU where it must win
 	$(ENGINE)/bin/python -m benchmarks.live_vllm $(BENCH)
 	$(ENGINE)/bin/python -m benchmarks.live_gittins
+
+bench-fleets: setup $(DYNAMO)/ready ## simulated fleets against NVIDIA's simulator, Mooncake's and llm-d's figures
+	$(PY) -m benchmarks.fleets --dynamo $(DYNAMO)/bin/python $(BENCH)
+
+$(DYNAMO)/ready:
+	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -m venv $(DYNAMO)
+	@$(DYNAMO)/bin/python -m pip install -qq --disable-pip-version-check ai-dynamo-runtime==1.6.1
+	@touch $(DYNAMO)/ready
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.profiles sample_traces

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from dashboard import background_cache, worker_process
 from dashboard.connection import reading
 from dashboard.job import Job
 from kvscope.app.analyze import Analysis, resized
+from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.core.runs import Run, RunSetting
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
+from kvscope.latency.profile import LatencyProfile
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
@@ -31,6 +35,19 @@ def analysis(
 ) -> Analysis:
     """Return what `kvscope analyze` finds, with sizes for this model."""
     return resized(background_cache.analysis(trace), model, hbm_bytes, deployment)
+
+
+@lru_cache(maxsize=16)
+def latency(
+    trace: Trace, profile: LatencyProfile, deployment: ResolvedDeployment | None
+) -> TraceLatency:
+    """Return the latency for a trace, as the commands take it. Raises InputError as they do."""
+
+    def prompts() -> Prompts:
+        with reading() as store:
+            return traces.load_prompts(store, trace)
+
+    return latency_for(trace, profile, deployment, prompts)
 
 
 def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:

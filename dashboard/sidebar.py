@@ -13,7 +13,12 @@ from dashboard.markdown import escape
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
 from kvscope.app.options import DeploymentOptions, SimulateOptions
-from kvscope.app.requests import Capacities, SimulateRequest, simulate_request
+from kvscope.app.requests import (
+    Capacities,
+    SimulateRequest,
+    latency_profile,
+    simulate_request,
+)
 from kvscope.core import units
 from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
@@ -23,8 +28,7 @@ from kvscope.deployment.deployment import Deployment, ResolvedDeployment, Traffi
 from kvscope.deployment.file import FILE
 from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import Model, preset_names, resolve_model
-from kvscope.latency.file import load_profile
-from kvscope.latency.profile import PRESETS, LatencyProfile
+from kvscope.latency.profile import FROM_TRACE, PRESETS, LatencyProfile
 from kvscope.replay.settings import timed_by
 from kvscope.report.words import trace_in_words
 
@@ -80,19 +84,27 @@ def draw() -> None:
             options |= _deployment(file or Deployment(), gpu)
         else:
             hbm = typed("hbm", "HBM", "80GiB", units.parse_size, "Shows sizes as multiples of it.")
-            options |= {"latency": _latency("latency", [*PRESETS]), "deployment": STANDARD_STREAM}
+            latency = _latency("latency", [*PRESETS, FROM_TRACE])
+            options |= {"latency": latency, "deployment": STANDARD_STREAM}
             st.caption("A cache study: for a deployment, select a GPU and a model.")
+        trace = known[name] if name else None
         where = resolved_deployment(DeploymentOptions(**options))
+        profile = where.latency if where else latency_profile(options["latency"])
+        if trace is not None:
+            timed = data.latency(trace, profile, where)
+            where, profile = timed.deployment, timed.profile
+            if timed.note:
+                st.caption(escape(timed.note))
         if where:
             st.caption(f"Deployment: {escape(where.summary)}")
         st.caption(f"Store: {escape(connection.database())}")
     selected = Choices(
-        trace=known[name] if name else None,
+        trace=trace,
         options=options,
         deployment=where,
         model=where.model if where else resolve_model(model_name) if model_name else None,
         hbm_bytes=where.pool_bytes if where else hbm,
-        profile=where.latency if where else load_profile(options["latency"]),
+        profile=profile,
     )
     st.session_state["choices"] = selected
     if selected.trace is not None:
@@ -130,7 +142,7 @@ def _deployment(stated: Deployment, gpu: str) -> dict[str, Any]:
     dtypes = WEIGHT_DTYPES if stated.weight_dtype else (OWN, *WEIGHT_DTYPES)
     weights = _choice("weights", "Weight precision", dtypes, stated.weight_dtype or OWN)
     # Not the key of a cache study: its latency is another model's.
-    latency = _latency("timing", (stated.latency or DERIVED, *PRESETS))
+    latency = _latency("timing", (stated.latency or DERIVED, FROM_TRACE, *PRESETS))
     price = "" if stated.gpu_hour is None else f"{stated.gpu_hour:g}"
     about = "Prices replicas and gains, in any currency."
     gpu_hour = typed(
@@ -160,7 +172,8 @@ def _latency(key: str, names: Sequence[str]) -> str:
             list(dict.fromkeys([*names, st.session_state[key]])),
             key=key,
             accept_new_options=True,
-            help="Prefill time: a preset, or the path of a file from `kvscope calibrate`.",
+            help="Prefill time: a preset, the path of a file from `kvscope calibrate`, or `trace`:"
+            " fitted to the TTFTs in the trace.",
         )
     return latency or names[0]
 

@@ -13,22 +13,22 @@ PLACES = 150
 """Places of each replica. Source: smg 1.13 and sglang-router 0.3.2, VIRTUAL_NODES_PER_WORKER."""
 
 
-class Ring(NamedTuple):
+class HashRing(NamedTuple):
     """The places in the order of their hashes, and the replica of each."""
 
     places: Int64s
     replicas: Int32s
 
 
-def new_ring(replicas: int, seed: int) -> Ring:
+def new_ring(replicas: int, seed: int) -> HashRing:
     """Return a ring with PLACES places for each replica; real ones hash its URL, this a number."""
     count = replicas * PLACES
     hashes = np.array([mix32(mix32(seed) + place) for place in range(count)], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
-    return Ring(hashes[order], (order // PLACES).astype(np.int32))
+    return HashRing(hashes[order], (order // PLACES).astype(np.int32))
 
 
-def first_place(ring: Ring, key: int) -> int:
+def first_place(ring: HashRing, key: int) -> int:
     """Return the first place at or after the hash of a key, clockwise."""
     position = mix32(key)
     low, high = 0, len(ring.places)

@@ -11,7 +11,8 @@ from kvscope.policies.base import Floats, Parameter
 from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
 from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
 
-PREFIX, QUEUE, KV, SCRAPE, _LIMIT, _BLOCK = range(6)
+PREFIX, QUEUE, KV, _SCRAPE, _LIMIT, _BLOCK = range(6)
+_LISTED_BLOCKS = 31_250  # defaultLRUCapacityPerServer; 0.8 ignores lruCapacityPerServer
 
 
 def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
@@ -77,7 +78,7 @@ class LlmD(Router):
     """Send each request to the replica with the highest weighted sum of three scores.
 
     The prefix score is the matched share of the prompt's first max_prefix_blocks full engine
-    blocks, by an LRU list per replica of the blocks sent to it, as long as its cache. A request
+    blocks, by an LRU list per replica of the blocks sent to it. A request
     touches its head first, so heads leave first, unlike in an engine; a replica is credited for
     each block that it has until the first that none has. Scores of queue and KV usage are as of the
     last scrape. Characters are taken to be four a token, and two prompts that differ within one
@@ -98,11 +99,16 @@ class LlmD(Router):
         *weights(prefix=3, queue=2, kv=2),
         Parameter("max_prefix_blocks", 256, "engine blocks of a prompt that are compared", low=1),
         Parameter("engine_block_tokens", 16, "tokens of a block of the engine", low=1),
+        Parameter("auto_tune", 1, "1: a list has the engine's blocks; 0: 31,250", high=1),
     )
 
     def memory(self, sizes: Sizes, seed: int) -> PickerMemory:
-        """Return empty lists, each as long as a replica's cache."""
-        capacity = max(1, min(sizes.capacity_blocks, sizes.blocks))
+        """Return empty lists."""
+        capacity = sizes.capacity_blocks
+        if not self.values["auto_tune"]:
+            tokens = _LISTED_BLOCKS * self.values["engine_block_tokens"]
+            capacity = int(tokens / sizes.block_size)
+        capacity = max(1, min(capacity, sizes.blocks))
         sent = empty_index(sizes.replicas, capacity)
         return PickerMemory(sent, np.zeros(sizes.replicas), new_dice(seed))
 
@@ -132,8 +138,9 @@ class LlmD(Router):
     def flags(self) -> tuple[str, ...]:
         """Return the picker's configuration and its option."""
         refresh = f"--refresh-metrics-interval {self.values['scrape_s']:g}s"
-        producer = (
-            "plugins: [{type: approx-prefix-cache-producer, parameters: {maxPrefixBlocksToMatch: "
-            f"{self.values['max_prefix_blocks']:.0f}}}}}]"
-        )
+        limits = f"maxPrefixBlocksToMatch: {self.values['max_prefix_blocks']:.0f}"
+        if not self.values["auto_tune"]:
+            block_tokens = self.values["engine_block_tokens"]
+            limits += f", autoTune: false, blockSizeTokens: {block_tokens:.0f}"
+        producer = f"plugins: [{{type: approx-prefix-cache-producer, parameters: {{{limits}}}}}]"
         return (plugin_config("prefix-cache-scorer", self.values), producer, refresh)

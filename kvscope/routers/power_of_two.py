@@ -10,15 +10,15 @@ from kvscope.routers.base import Dice, Prompt, Router, View, draw
 class PowerOfTwo(Router):
     """Draw two replicas, and send the request to the one with fewer in flight; if equal, the first.
 
-    The real router compares the tokens that replicas report where both do; here it is requests.
-    Source: sglang-router 0.3.2 (sgl-project/sglang, release commit of #17168),
-    sgl-model-gateway/src/policies/power_of_two.rs.
+    Source: smg 1.13 (lightseekorg/smg), model_gateway/src/policies/power_of_two.rs, with
+    `--power-of-two-load-metric requests` of its launcher, wheel 1.13.0. Under this policy the older
+    sglang-router 0.3.2 counts no requests: it draws, unless workers report tokens.
     """
 
-    name = "power-of-two@0.3.2"
+    name = "power-of-two@1.13"
     aliases = ("power-of-two", "p2c")
     summary = "the less busy of two replicas drawn"
-    source = "sglang-router 0.3.2, power_of_two"
+    source = "smg 1.13, power_of_two"
     sees = "load"
     draws = True
 
@@ -33,5 +33,5 @@ class PowerOfTwo(Router):
         return first if load[first] <= load[second] else second
 
     def flags(self) -> tuple[str, ...]:
-        """Return the option of `python -m sglang_router.launch_router`."""
-        return ("--policy power_of_two",)
+        """Return the options of `python -m smg.launch_router`."""
+        return ("--policy power_of_two", "--power-of-two-load-metric requests")

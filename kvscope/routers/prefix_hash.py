@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvscope.core.arrays import Int32s
 from kvscope.policies.base import Floats, Parameter
 from kvscope.routers.base import Prompt, Router, Sizes, View
-from kvscope.routers.hash_ring import Ring, first_place, new_ring
+from kvscope.routers.hash_ring import HashRing, first_place, new_ring
 
 
 class PrefixHash(Router):
@@ -48,12 +48,12 @@ class PrefixHash(Router):
         ),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> Ring:
+    def memory(self, sizes: Sizes, seed: int) -> HashRing:
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Ring, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Floats) -> int:
         """Return the ring's replica, or the least busy one if that has too many requests."""
         load = view.own.in_flight
         key = prefix_key(prompt, path, view.block_size, int(p[0]))

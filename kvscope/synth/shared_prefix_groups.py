@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle, repeat
 
 import numpy as np
 from msgspec import UNSET
@@ -12,7 +12,7 @@ from kvscope.synth.base import BAILIAN_BLOCK_TOKENS, ROOT, Ids, Profile, Record,
 
 Stages = tuple[tuple[float, float], ...]
 
-# Requests per second and seconds. The first stage sends every prompt once on average.
+# Requests per second and seconds. The first stage sends every prompt once.
 LLM_D_STAGES: Stages = (
     (15, 50),
     (3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21),
@@ -24,18 +24,20 @@ LLM_D_STAGES: Stages = (
 class SharedPrefixGroups(Profile):
     """Groups of users with one long shared prefix a group and one question a user, asked again.
 
-    All prompts are made once, shuffled, and then sent in turn, over and over. Arrivals are Poisson
-    at each stage's rate for its duration, and go on at the last rate. Expected with the defaults:
+    All prompts are made once and shuffled. Each stage sends them in that order from the first on,
+    over and over: as many as its rate times its duration, at random times of it, which is a Poisson
+    process of known count. Further requests repeat the last stage. The benchmark's tool also waits
+    for all answers before the next stage; a trace cannot. With the defaults:
 
     | quantity | expected |
     |---|---|
     | distinct prompts, tokens of all of them | 750, 1,800,000 |
     | input tokens of each | 7,200, the first 6,000 shared by 5 |
-    | requests of all stages, seconds | about 17,100, 502 |
+    | requests of all stages, seconds | 17,084, 502 |
 
     Source: llm-d, "KV-Cache Wins You Can See" (2025), appendices A.1 and A.2; its benchmark report
     llm-d-kv-cache, benchmarking/73-capacity/README.md; kubernetes-sigs/inference-perf,
-    SharedPrefixDataGenerator (shuffled, then in turn).
+    SharedPrefixDataGenerator, LoadGenerator.mp_run (exactly rate times duration, from prompt 0).
     """
 
     name = "shared-prefix-groups"
@@ -70,7 +72,7 @@ class SharedPrefixGroups(Profile):
             )
             return record, []
 
-        return in_order(zip(self._times(rng), cycle(order), strict=False), serve, requests)
+        return in_order(self._births(rng, order), serve, requests)
 
     def _prompts(self, ids: Ids) -> list[list[int]]:
         """Return the blocks of every prompt, the users of a group one after the other."""
@@ -82,13 +84,11 @@ class SharedPrefixGroups(Profile):
                 prompts.append([*shared, *ids.blocks(blocks - len(shared))])
         return prompts
 
-    def _times(self, rng: Generator) -> Iterator[float]:
-        """Yield arrival times in s."""
+    def _births(self, rng: Generator, order: list[int]) -> Iterator[tuple[float, int]]:
+        """Yield the time in s and the prompt of every request."""
         start_s = 0.0
-        for stage, (rate_per_s, duration_s) in enumerate(self.stages):
-            end_s = start_s + duration_s if stage + 1 < len(self.stages) else np.inf
-            time_s = start_s + rng.exponential(1 / rate_per_s)
-            while time_s < end_s:
-                yield time_s
-                time_s += rng.exponential(1 / rate_per_s)
-            start_s = end_s
+        for rate_per_s, duration_s in chain(self.stages, repeat(self.stages[-1])):
+            count = int(rate_per_s * duration_s)
+            times = start_s + np.sort(rng.random(count)) * duration_s
+            yield from zip(times.tolist(), cycle(order), strict=False)
+            start_s += duration_s

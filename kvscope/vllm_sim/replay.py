@@ -62,7 +62,7 @@ def replay_engine(
         raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
     machine = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
     run = stepper(lane_class(policy), policy.evicts == "leaf")
-    while run(machine, SLICE_STEPS, len(machine.requests) + 1):
+    while run(machine, SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass
     return _outcome(machine)
 
@@ -99,7 +99,7 @@ def replay_in_flight(
                 break
             requests[sent].arrival_s = state.now_s + between_s if sent else 0.0
             sent += 1
-        run(machine, SLICE_STEPS, state.finished + 1)
+        run(machine, SLICE_STEPS, state.finished + 1, math.inf)
     return _outcome(machine)
 
 

@@ -215,19 +215,20 @@ def start(machine: Machine) -> None:
 def stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
     """Return the kernel that runs an engine whose blocks are evicted by the rules of `policy`.
 
-    Called as run(machine, steps, finished): plans up to so many steps, and stops early once that
-    many requests are done with. False when there is nothing left to do. `leaf` as in
-    `Policy.leaves`.
+    Called as run(machine, steps, finished, until_s): plans up to so many steps, and stops early
+    once that many requests are done with, or before it plans a step at `until_s` or later. False
+    when there is nothing left to do; requests that arrive at infinity are not known yet. `leaf` as
+    in `Policy.leaves`.
     """
     release = releaser(policy, leaf)
     schedule = planner(policy, release, leaf)
     complete = completer(release, leaf)
 
     @kernel
-    def run(machine: Machine, steps: int, finished: int) -> bool:
+    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
         state, requests = machine.state[0], machine.requests
         for _ in range(steps):
-            if state.finished >= finished:
+            if state.finished >= finished or state.now_s >= until_s:
                 break
             arrive(machine)
             if state.ttl_s < np.inf:
@@ -240,7 +241,7 @@ def stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
                 start(machine)
                 if not state.overlapped:
                     complete(machine)
-            elif state.arrived < len(requests):
+            elif state.arrived < len(requests) and requests[state.arrived].arrival_s < np.inf:
                 state.now_s = requests[state.arrived].arrival_s
             else:
                 return False

@@ -64,6 +64,12 @@ def test_the_document_keeps_its_contract(trace: Path, capsys: pytest.CaptureFixt
         "output_tokens": 30,
         "lineage": "inferred",
         "bad_lines": 0,
+        "models": 0,
+        "adapters": 0,
+        "salts": 0,
+        "tenants": 1,
+        "workers": 0,
+        "measured_requests": 0,
     }
     assert {"skew", "spatial", "working_set"} <= set(document)
     assert {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,11 +42,11 @@ class Model:
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""
-        return bool(self.run(self.machine, 1, ALWAYS))
+        return bool(self.run(self.machine, 1, ALWAYS, math.inf))
 
     def finish(self, requests: int) -> None:
         """Step on until that many requests have been served."""
-        self.run(self.machine, ALWAYS, requests)
+        self.run(self.machine, ALWAYS, requests, math.inf)
 
     def running(self) -> list[int]:
         """Return the running requests, in order of admission."""

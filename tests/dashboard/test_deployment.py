@@ -14,6 +14,7 @@ from kvscope.app.requests import analyze_request
 from kvscope.core import units
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
+from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.report.words import significant
 from kvscope.store import traces
@@ -30,6 +31,7 @@ from tests.dashboard.shown import (
     told,
     words,
 )
+from tests.served import served, without_queue_times, write_served
 
 TWO: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "replicas": 2}
 OPTIONS = ("--gpu", "h100", "--model", "llama3-8b", "--replicas", "2")
@@ -90,6 +92,34 @@ def test_capacity_marks_the_pool(db: str, monkeypatch: pytest.MonkeyPatch) -> No
     (p50,) = (one.help for one in app.metric if one.label == "TTFT p50")
     assert where.latency.name in p50
     assert any('"text":"pool"' in chart.proto.spec for chart in app.get("plotly_chart"))
+
+
+def test_ttfts_of_the_trace_are_its_latency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every page has the latency that the commands fit to the trace, and the sidebar says so."""
+    made = without_queue_times(served(1, 0.5, requests=600, noise=0.1))
+    for name, measured in (("half", made), ("behind", served(1, 1.3, requests=600))):
+        path = write_served(tmp_path / f"{name}.jsonl", without_queue_times(measured))
+        with open_store(tmp_path / "served.duckdb") as store:
+            trace = ingest(store, str(path)).trace
+            fitted = made.fit() if name == "half" else None
+        a100 = {"gpu": "a100-80gb", "model": "llama3-8b", "trace": trace.name}
+        app = shown(str(tmp_path / "served.duckdb"), monkeypatch, **a100)
+        profile = app.session_state["choices"].profile
+        if fitted is None:
+            assert profile.name == "llama3-8b-bf16-1xa100-80gb"
+            assert "TTFT is a roofline's, not fitted to the trace: only" in captions(app)
+            app.selectbox(key="timing").select("trace").run()
+            assert "were measured without another prefill" in app.error[0].value
+        else:
+            assert profile.name == "trace half"
+            assert profile.per_token_s == pytest.approx(fitted.profile.per_token_s, rel=1e-3)
+            assert f"TTFT is fitted to {fitted.requests} of the 600 TTFTs" in captions(app)
+            app.selectbox(key="gpu").select("none").run()
+            assert app.session_state["choices"].profile.name == "llama2-7b-a100"
+            app.selectbox(key="latency").select("trace").run()
+            assert app.session_state["choices"].profile.name == "trace half"
 
 
 def test_recommendation_is_tunes(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:

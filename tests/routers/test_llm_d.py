@@ -99,6 +99,15 @@ def test_heads_leave_the_list_first() -> None:
     assert memory.scores.tolist() == [0.0]
 
 
+def test_lists_are_as_long_as_the_cache_or_of_a_fixed_length() -> None:
+    """31,250 blocks of 32 tokens are 62,500 of the trace's 16."""
+    large = sizes(1, blocks=100_000, capacity_blocks=2_000)
+    for auto_tune, blocks in ((1, 2_000), (0, 62_500)):
+        router = LlmD({"auto_tune": auto_tune, "engine_block_tokens": 32})
+        assert len(router.memory(large, seed=1).sent.blocks) == blocks + 1
+        assert ("autoTune: false, blockSizeTokens: 32" in router.flags()[1]) == (not auto_tune)
+
+
 def test_a_conversation_stays_where_it_began() -> None:
     assert len(set(choices(LlmD(), path(1, 2, 3), view(4), 50))) == 1
 

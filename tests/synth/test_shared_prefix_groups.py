@@ -9,8 +9,6 @@ import numpy as np
 
 from kvscope.synth.profiles import by_name
 
-SENT = 17_084  # the sum of rate times duration over all stages
-
 
 def test_prompts_and_what_they_share() -> None:
     records = list(by_name("shared-prefix-groups").generate(requests=1_500, seed=1))
@@ -22,23 +20,26 @@ def test_prompts_and_what_they_share() -> None:
     assert {(record.input_length, record.output_length) for record in records} == {(7_200, 1_000)}
 
 
-def test_every_prompt_comes_once_a_round_in_a_shuffled_order() -> None:
+def test_every_stage_sends_the_prompts_in_one_shuffled_order_from_the_first_on() -> None:
     users = [
-        record.user_id
-        for record in by_name("shared-prefix-groups").generate(requests=1_500, seed=1)
+        record.user_id for record in by_name("shared-prefix-groups").generate(requests=900, seed=1)
     ]
     assert sorted(users[:750]) == list(range(750))
-    assert users[750:] == users[:750]
     assert users[:750] != sorted(users[:750])
+    assert users[750:810] == users[:60]
+    assert users[810:] == users[:90]
 
 
-def test_arrivals_follow_the_stages_and_go_on_at_the_last_rate() -> None:
+def test_arrivals_follow_the_stages_and_repeat_the_last_one() -> None:
     records = by_name("shared-prefix-groups").generate(requests=25_000, seed=1)
     times = np.array([record.timestamp for record in records])
-    for start_s, end_s, rate_per_s in ((0, 50, 15), (50, 70, 3), (477, 502, 60), (502, 602, 60)):
-        expected = rate_per_s * (end_s - start_s)
-        assert abs(np.sum((times >= start_s) & (times < end_s)) - expected) < 5 * expected**0.5
-    assert abs(np.sum(times < 502) - SENT) < 5 * SENT**0.5
+    for start_s, end_s, sent in ((0, 50, 750), (50, 70, 60), (477, 502, 1500), (502, 527, 1500)):
+        assert np.sum((times >= start_s) & (times < end_s)) == sent
+    assert np.sum(times < 502) == 17_084
+    halves = np.sum(times < 25), np.sum((times >= 25) & (times < 50))
+    assert abs(halves[0] - halves[1]) < 5 * 750**0.5
+    gaps = np.diff(times[times < 50])
+    assert 0.8 < gaps.std() / gaps.mean() < 1.2  # as those of a Poisson process
 
 
 def test_a_question_that_fills_no_block_belongs_to_its_prompt_alone() -> None:

@@ -60,7 +60,7 @@ def test_compiled_and_uncompiled_do_the_same(
     known = prompts(built(*trace))
     plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
     run(plain, policy)
-    stepper(lane_class(policy), policy.evicts == "leaf")(compiled, FOREVER, FOREVER)
+    stepper(lane_class(policy), policy.evicts == "leaf")(compiled, FOREVER, FOREVER, np.inf)
     for name in TABLES:
         left, right = getattr(plain, name), getattr(compiled, name)
         if left.dtype.names is None:  # stacks: what lies above their top is rest
@@ -84,7 +84,7 @@ def test_the_books_are_right_after_every_step(
     step = stepper(lane_class(policy), leaf).py_func
     more, steps = True, 0
     while more:
-        more = step(machine, 1, FOREVER)
+        more = step(machine, 1, FOREVER, np.inf)
         check_books(machine, leaf)
         steps += 1
         assert steps < FOREVER

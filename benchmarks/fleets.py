@@ -1,0 +1,368 @@
+"""Compare simulated fleets with NVIDIA's simulator and with published comparisons of routers.
+
+`dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
+same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
+`mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`: the four schedulers of llm-d's benchmark.
+KVSCOPE_TRACES names the folder of the Mooncake trace. `--record` writes the tables into
+docs/evidence/fleets.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import gzip
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import ROOT
+from benchmarks.processes import measure, note
+from benchmarks.table import Table, record
+from benchmarks.traces import MOONCAKE
+from kvscope.core.arrays import Float64s
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.fleet.kernel import Asked
+from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.ingest.pipeline import ingest
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.lru import Lru
+from kvscope.replay.traffic import Traffic, traffic
+from kvscope.routers.base import Router
+from kvscope.routers.dynamo import Dynamo
+from kvscope.routers.least_requests import LeastRequests
+from kvscope.routers.llm_d import LlmD
+from kvscope.routers.llm_d_precise import LlmDPrecise
+from kvscope.routers.mooncake import Mooncake
+from kvscope.routers.random import Random
+from kvscope.routers.round_robin import RoundRobin
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
+from kvscope.synth.profiles import write_jsonl
+from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
+
+PAGE = ROOT / "docs" / "evidence" / "fleets.md"
+PARTS = ("dynosim", "mooncake", "llm-d")
+SEEDS = 5
+TOLERANCE_PP = 0.5
+POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
+LONE_TOKENS = 2_048, 16_384
+
+# Mean TTFT in s; figure 5 has no other numbers.
+FIGURE_5 = {"random": 19.65, "load balancing": 5.27, "local cache-aware": 3.58, "global": 3.07}
+NODE_TOKENS = 3_000_000  # Mooncake, FAST'25, section 5.3.2: KV cache of a node
+
+# Output tokens/s, TTFT p90 and mean in s: means over the 16 stages after the first one.
+LLM_D_PUBLISHED = {
+    "precise": (8730.0, 0.542, 0.298),
+    "approximate": (6944.4, 31.083, 13.316),
+    "load": (4266.4, 94.865, 46.987),
+    "random": (4428.7, 92.551, 45.281),
+}
+LLM_D_PODS, LLM_D_POOL_TOKENS = 8, 307_328
+LLM_D_OUTPUT_TOKENS = 245  # 8,730 output tokens/s over 35.6 requests/s; 1,000 were asked for
+LLM_D_ROUTERS: dict[str, Router] = {
+    "precise": LlmDPrecise({"prefix_weight": 3, "queue_weight": 2, "kv_weight": 2}),
+    "approximate": LlmD({"prefix_weight": 1, "queue_weight": 1, "kv_weight": 1, "auto_tune": 0}),
+    "load": LlmD({"prefix_weight": 0, "queue_weight": 1, "kv_weight": 1}),
+    "random": Random(),
+}
+
+
+class Loaded(NamedTuple):
+    """A trace as fleets take it; outputs are not cached."""
+
+    prompts: Prompts
+    traffic: Traffic
+    asked: Asked
+
+    def first(self, requests: int, arrival_s: Float64s) -> Loaded:
+        """Return the first requests, with other times of arrival."""
+        rows = {
+            name: column[:requests]
+            for name, column in self.traffic._asdict().items()
+            if name not in {"block_size", "block_parent"}
+        }
+        rows["arrival_s"] = arrival_s[:requests]
+        columns: dict[str, Any] = {
+            name: column[:requests] for name, column in self.asked._asdict().items()
+        }
+        return Loaded(self.prompts, self.traffic._replace(**rows), Asked(**columns))
+
+    def replay(
+        self, profile: LatencyProfile, router: Router, replicas: int, blocks: int, seed: int = 0
+    ) -> FleetReplay:
+        """Replay LRU caches of `blocks` behind a router."""
+        return replay_fleet(
+            self.traffic, self.asked, profile, Lru(), router, replicas, blocks, seed=seed
+        )
+
+    def hit_share(self, run: FleetReplay) -> float:
+        """Return the share of input tokens that hit."""
+        tokens = self.traffic.input_tokens.astype(np.int64)
+        hit = np.minimum(run.hit_blocks * np.int64(self.traffic.block_size), tokens)
+        return float(hit.sum() / tokens.sum())
+
+
+def load(path: Path) -> Loaded:
+    """Read a trace."""
+    with open_store(MEMORY) as store:
+        prompts = load_prompts(store, ingest(store, str(path)).trace)
+    return Loaded(prompts, traffic(prompts, standard(outputs="ignored")), asked(prompts))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleets", description=__doc__)
+    parser.add_argument("--only", action="append", choices=PARTS, help="one part (repeat for more)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of NVIDIA's KV router a point")
+    parser.add_argument(
+        "--dynamo",
+        type=Path,
+        default=ROOT / ".venv-dynamo" / "bin" / "python",
+        help="interpreter with ai-dynamo-runtime",
+    )
+    parser.add_argument("--record", action="store_true", help="also write docs/evidence/fleets.md")
+    options = parser.parse_args()
+    for part in options.only or PARTS:
+        if part == "dynosim":
+            table = dynosim(options.dynamo, options.rounds)
+        else:
+            table = figure_5() if part == "mooncake" else llm_d()
+        text = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}. {table.description}"
+        text = replace(table, description=text).markdown()
+        print(text, flush=True)
+        if options.record:
+            record(PAGE, text, part)
+
+
+def dynosim(python: Path, rounds: int) -> Table:
+    """Compare hits and TTFT with those of NVIDIA's simulator at six points."""
+    trace = load(_mooncake())
+    rows, largest = [], 0.0
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / "mooncake.jsonl"
+        plain.write_bytes(gzip.decompress(_mooncake().read_bytes()))
+        base_s, per_token_s = _lone_prompts(python, Path(folder))
+        for replicas, blocks in POINTS:
+            for mode, router in (("kv_router", Dynamo()), ("round_robin", RoundRobin())):
+                note(f"{replicas} replicas of {blocks} blocks: {mode}")
+                runs = rounds if router.draws else 1
+                peers = [_peer(python, plain, replicas, blocks, mode) for _ in range(runs)]
+                token_s = float(np.mean([peer["token_s"] for peer in peers]))
+                profile = LatencyProfile(
+                    "dynosim", "measured on it", base_s, per_token_s, decode_base_s=token_s
+                )
+                started = time.perf_counter()
+                own = [
+                    trace.replay(profile, router, replicas, blocks, seed)
+                    for seed in range(SEEDS if router.draws else 1)
+                ]
+                own_s = (time.perf_counter() - started) / len(own)
+                theirs = [100 * peer["hit_share"] for peer in peers]
+                ours = [100 * trace.hit_share(run) for run in own]
+                difference = float(np.mean(ours) - np.mean(theirs))
+                largest = max(largest, abs(difference))
+                rows.append(
+                    [
+                        f"{replicas} x {blocks}, {router.name}",
+                        _spread(theirs),
+                        _spread(ours),
+                        f"{difference:+.2f}",
+                        f"{np.mean([peer['mean_ttft_s'] for peer in peers]):.3f}",
+                        f"{np.mean([run.ttft_s.mean() for run in own]):.3f}",
+                        f"{np.mean([peer['wall_s'] for peer in peers]):.1f}",
+                        f"{own_s:.2f}",
+                    ]
+                )
+    columns = (
+        "replicas x blocks, router",
+        "DynoSim: hits %",
+        "kvscope: hits %",
+        "difference, points",
+        "DynoSim: mean TTFT s",
+        "kvscope: mean TTFT s",
+        "DynoSim s",
+        "kvscope s",
+    )
+    short, long = LONE_TOKENS
+    description = (
+        f"ai-dynamo-runtime {peers[0]['version']}; Mooncake conversation trace, 12,031 requests;"
+        f" {rounds} runs of DynoSim's KV router and {SEEDS} seeds of kvscope's (range in brackets),"
+        f" as ties are drawn. Prefills: the straight line through lone prompts of {short:,} and"
+        f" {long:,} tokens on DynoSim ({base_s * 1e3:.1f} ms + {per_token_s * 1e6:.1f} µs a token);"
+        " decoding: its mean time between tokens at the point. Largest difference of hits:"
+        f" {largest:.2f} points (target: {TOLERANCE_PP:g}). Seconds are those of a replay; DynoSim"
+        " simulates every decode step, kvscope none."
+    )
+    return Table("Against NVIDIA's simulator", description, columns, rows)
+
+
+def figure_5() -> Table:
+    """Compare the order and the factors of Mooncake's figure 5."""
+    trace = load(_mooncake())
+    blocks = NODE_TOKENS // trace.traffic.block_size
+    routers: dict[str, Router] = {
+        "random": Random(),
+        "load balancing": LeastRequests(),
+        "local cache-aware": Mooncake({"kvcache_balancing_threshold": 1e9}),
+        "global": Mooncake(),
+    }
+    mean_s: dict[int, dict[str, float]] = {}
+    hits: dict[int, dict[str, float]] = {}
+    fitted = {}
+    for nodes in (16, 8):
+        low, high = 1e-5, 1e-2
+        for _ in range(24):
+            profile = _prefill_only((low * high) ** 0.5)
+            run_s = [trace.replay(profile, Random(), nodes, blocks, s).ttft_s for s in range(SEEDS)]
+            if np.mean(run_s) < FIGURE_5["random"]:
+                low = profile.per_token_s
+            else:
+                high = profile.per_token_s
+        fitted[nodes] = profile.per_token_s
+        mean_s[nodes], hits[nodes] = {}, {}
+        for name, router in routers.items():
+            runs = [
+                trace.replay(profile, router, nodes, blocks, seed)
+                for seed in range(SEEDS if router.draws else 1)
+            ]
+            mean_s[nodes][name] = float(np.mean([run.ttft_s.mean() for run in runs]))
+            hits[nodes][name] = float(np.mean([trace.hit_share(run) for run in runs]))
+    rows = [
+        [
+            f"{name}: {router.name}",
+            f"{FIGURE_5[name]:.2f}",
+            *(f"{mean_s[nodes][name]:.2f}" for nodes in (16, 8)),
+            *(f"{100 * hits[nodes][name]:.1f}" for nodes in (16, 8)),
+        ]
+        for name, router in routers.items()
+    ]
+    columns = ("scheduling", "published s", "16 nodes s", "8 nodes s", "16: hits %", "8: hits %")
+    description = (
+        f"Mean TTFT; LRU caches of {NODE_TOKENS:,} tokens a node. The paper gives neither the"
+        " prefill speed nor how many of its 16 nodes prefill: the time a token is fitted so that"
+        f" random takes {FIGURE_5['random']} s ({fitted[16] * 1e3:.3f} ms with 16 nodes,"
+        f" {fitted[8] * 1e3:.3f} ms with 8), and requests leave with their first token."
+    )
+    return Table("Mooncake, FAST'25, figure 5", description, columns, rows)
+
+
+def llm_d() -> Table:
+    """Compare llm-d's four schedulers on its published workload."""
+    workload = replace(SharedPrefixGroups(), output_tokens=LLM_D_OUTPUT_TOKENS)
+    sent = [int(rate_per_s * duration_s) for rate_per_s, duration_s in LLM_D_STAGES]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "groups.jsonl"
+        write_jsonl(workload.generate(requests=sum(sent), seed=1), path)
+        trace = load(path)
+    deployment = resolve(Deployment(gpu="h100", tp=2, model="qwen3-32b"), workload.block_size)
+    rows = []
+    for name, router in LLM_D_ROUTERS.items():
+        note(f"llm-d: {name}")
+        stages, hit_share = _in_stages(trace, deployment.latency, router, sent)
+        published = LLM_D_PUBLISHED[name]
+        rows.append(
+            [
+                f"{name}: {router.name}",
+                *(f"{published[0]:,.0f}", f"{published[1]:.2f}", f"{published[2]:.2f}"),
+                f"{np.mean([stage[0] for stage in stages]):,.0f}",
+                f"{np.mean([stage[1] for stage in stages]):.2f}",
+                f"{np.mean([stage[2] for stage in stages]):.2f}",
+                f"{100 * hit_share:.1f}",
+            ]
+        )
+    columns = (
+        "scheduler",
+        "published: output tokens/s",
+        "TTFT p90 s",
+        "mean s",
+        "kvscope: output tokens/s",
+        "TTFT p90 s",
+        "mean s",
+        "hits %",
+    )
+    description = (
+        f"{LLM_D_PODS} pods of {LLM_D_POOL_TOKENS:,} tokens, profile `shared-prefix-groups`,"
+        f" {LLM_D_OUTPUT_TOKENS} output tokens; means over the 16 stages from 3 to 60 requests/s,"
+        " each begun when the one before is answered, as the benchmark's tool does. Nothing is"
+        " fitted: latency is kvscope's own estimate for qwen3-32b on 2 x h100"
+        f" ({deployment.pool.blocks * workload.block_size:,} tokens would be its estimate of the"
+        " pool)."
+    )
+    return Table("llm-d's four schedulers", description, columns, rows)
+
+
+def _in_stages(
+    trace: Loaded, profile: LatencyProfile, router: Router, sent: Sequence[int]
+) -> tuple[list[tuple[float, float, float]], float]:
+    """Return output tokens/s, TTFT p90 and mean (s) of every stage after the first, and hits.
+
+    Each stage begins once the one before is answered, so its arrivals depend on the replay so far.
+    """
+    arrival_s = trace.traffic.arrival_s.copy()
+    blocks = LLM_D_POOL_TOKENS // trace.traffic.block_size
+    stages, begin_s, first, planned_s = [], 0.0, 0, 0.0
+    for (_, duration_s), count in zip(LLM_D_STAGES, sent, strict=True):
+        last = first + count
+        arrival_s[first:last] += begin_s - planned_s
+        run = trace.first(last, arrival_s).replay(profile, router, LLM_D_PODS, blocks)
+        end_s = max(begin_s + duration_s, float(run.end_s.max()))
+        ttft_s = run.ttft_s[first:last]
+        tokens_per_s = count * LLM_D_OUTPUT_TOKENS / (end_s - begin_s)
+        stages.append((tokens_per_s, float(np.percentile(ttft_s, 90)), float(ttft_s.mean())))
+        begin_s, first, planned_s = end_s, last, planned_s + duration_s
+    return stages[1:], trace.hit_share(run)
+
+
+def _prefill_only(per_token_s: float) -> LatencyProfile:
+    return LatencyProfile("fitted", "fitted", 0.0, per_token_s, decode_base_s=0.0)
+
+
+def _lone_prompts(python: Path, folder: Path) -> tuple[float, float]:
+    """Return the seconds of a prefill and of each of its tokens on DynoSim."""
+    path, first = folder / "lone.jsonl", 0
+    lines = []
+    for number, tokens in enumerate(LONE_TOKENS):
+        blocks = list(range(first, first + tokens // 512))
+        first += len(blocks)
+        request: dict[str, Any] = {"timestamp": 60_000 * number, "input_length": tokens}
+        lines.append(json.dumps({**request, "output_length": 1, "hash_ids": blocks}))
+    path.write_text("\n".join(lines), encoding="utf-8")
+    ttft_s = _peer(python, path, 1, POINTS[0][1], "round_robin", "--lone")["ttft_s"]
+    short, long = (ttft_s[str(tokens)] for tokens in LONE_TOKENS)
+    per_token_s = (long - short) / (LONE_TOKENS[1] - LONE_TOKENS[0])
+    return short - LONE_TOKENS[0] * per_token_s, per_token_s
+
+
+def _peer(python: Path, trace: Path, replicas: int, blocks: int, *words: str) -> dict[str, Any]:
+    """Run DynoSim; return what it printed and the seconds that it took."""
+    command = [str(python), "-m", "benchmarks.workers.dynosim", str(trace)]
+    run = measure([*command, str(replicas), str(blocks), *words])
+    return {**run.document, "wall_s": run.wall_s}
+
+
+def _mooncake() -> Path:
+    path = Path(os.environ.get("KVSCOPE_TRACES", "")) / MOONCAKE
+    if not path.is_file():
+        raise SystemExit(f"python -m benchmarks.fleets: KVSCOPE_TRACES has no {MOONCAKE}")
+    return path
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return the mean, and the range of more than one value."""
+    text = f"{np.mean(values):.2f}"
+    return f"{text} [{min(values):.2f}, {max(values):.2f}]" if len(values) > 1 else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Replay a Mooncake trace on NVIDIA's simulator of engines and routers, without a GPU.
+
+Arguments: TRACE REPLICAS BLOCKS ROUTER, with an interpreter that has ai-dynamo-runtime. Prints the
+share of input tokens that hit, TTFT and the time between tokens; with --lone also the TTFT of each
+request, by length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from importlib.metadata import version
+from typing import Any
+
+BLOCK_TOKENS = 512
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("trace")
+    parser.add_argument("replicas", type=int)
+    parser.add_argument("blocks", type=int)
+    parser.add_argument("router", choices=("kv_router", "round_robin"))
+    parser.add_argument("--lone", action="store_true")
+    options = parser.parse_args()
+    os.environ["DYN_LOG"] = "error"
+    output = os.dup(1)
+    os.dup2(2, 1)  # logs of the runtime go to stderr
+    runtime: Any = __import__("dynamo._core", fromlist=["_core"])
+    engine = {"num_gpu_blocks": options.blocks, "block_size": BLOCK_TOKENS}
+    normalize = runtime._normalize_mocker_config  # noqa: SLF001  # there is no public way
+    result = runtime.run_mocker_trace_replay(
+        [options.trace],
+        extra_engine_args=normalize({"engine": {**engine, "max_num_batched_tokens": 16384}}),
+        num_workers=options.replicas,
+        router_mode=options.router,
+        router_config=runtime.KvRouterConfig() if options.router == "kv_router" else None,
+        trace_block_size=BLOCK_TOKENS,
+        trace_format="mooncake",
+        capture_per_request=options.lone,
+    )
+    summary = result.summary
+    document: dict[str, Any] = {
+        "version": version("ai-dynamo-runtime"),
+        "hit_share": summary["prefix_cache_reused_ratio"],
+        "mean_ttft_s": summary["mean_ttft_ms"] / 1e3,
+        "token_s": summary["mean_itl_ms"] / 1e3,
+    }
+    if options.lone:
+        document["ttft_s"] = {
+            request["input_length"]: request["ttft_ms"] / 1e3 for request in result.per_request
+        }
+    sys.stdout.flush()
+    os.write(output, json.dumps(document).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""A fleet whose replicas are simulated vLLMs: requests share steps, and running ones pin blocks.
+
+Routers see what happened until a request arrives. A replica computes whole steps, so what its cache
+holds may be ahead by the step in progress, as KV events that an engine sends after a step are
+behind by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.prefix import write_path
+from kvscope.core.trace import Prompts
+from kvscope.fleet.kernel import OPEN
+from kvscope.fleet.replay import FleetReplay, asked, no_view
+from kvscope.policies.base import Policy
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.routers.base import Load, Prompt, Router, Sizes, View
+from kvscope.vllm_sim import EngineSettings, StepCost
+from kvscope.vllm_sim.replay import SLICE_STEPS
+from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.state import NONE, Machine, idle_machine, lane_class
+
+_NEVER = 2**62
+
+
+@kernel
+def _look_up(
+    machine: Machine, path: Int32s, look: int, prompt: Int32s, blocks: int
+) -> tuple[int, int]:
+    """Return how many leading blocks of a path an engine holds, and how many no request uses."""
+    cached, new = 0, 0
+    while cached < look and machine.nodes[path[cached]].first != NONE:
+        cached += 1
+    for depth in range(blocks):
+        block = machine.nodes[prompt[depth]].first
+        if block == NONE or machine.blocks[block].users == 0:
+            new += 1
+    return cached, new
+
+
+@kernel
+def _write_path(block_parent: Int32s, leaf: int, path: Int32s, length: int) -> None:
+    write_path(block_parent, leaf, path, 0, length)
+
+
+@once
+def _chooser(router: type[Router]) -> Callable[..., int]:
+    choose = callable_in_kernels(router.choose)
+
+    @kernel
+    def chosen(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        return choose(prompt, path, view, memory, p)
+
+    return chosen
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One engine and the requests sent to it, by their place among them.
+
+    `sent` are their numbers in the trace, `uncached_tokens` what it had to compute of each when it
+    was sent. `open` are the places that may be in flight, `told` those of them whose end
+    `advance_to_end` has returned.
+    """
+
+    machine: Machine
+    sent: list[int] = field(default_factory=list)
+    uncached_tokens: list[int] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+    told: set[int] = field(default_factory=set)
+    idle: bool = True
+
+    @property
+    def now_s(self) -> float:
+        """The time until which it has been simulated, infinity while it has nothing to do."""
+        return math.inf if self.idle else float(self.machine.state[0].now_s)
+
+    def end_s(self, place: int) -> float:
+        """Return when a request ended, nan while it has not; a rejected one ends at once."""
+        row = self.machine.requests[place]
+        return float(row.arrival_s if row.oversized else row.finished_s)
+
+
+class _Engines:
+    """N engines, simulated up to the latest arrival; `known` has all requests of the trace."""
+
+    def __init__(self, known: Machine, replicas: int, policy: Policy) -> None:
+        self._requests = known.requests
+        self._run = stepper(lane_class(policy), policy.evicts == "leaf")
+        self.replicas: list[_Replica] = []
+        for _ in range(replicas):
+            machine = Machine._make(column.copy() for column in known)
+            machine.requests.arrival_s = np.inf
+            machine.since[1:] = _NEVER
+            self.replicas.append(_Replica(machine))
+
+    def send(self, replica: int, request: int, now_s: float, uncached_tokens: int) -> int:
+        """Queue a request on a replica; return its place there."""
+        engine = self.replicas[replica]
+        place = len(engine.sent)
+        engine.machine.requests[place] = self._requests[request]
+        engine.machine.requests[place].arrival_s = now_s
+        engine.sent.append(request)
+        engine.uncached_tokens.append(uncached_tokens)
+        engine.open.append(place)
+        engine.idle = False
+        return place
+
+    def take_table(self, period: int) -> None:
+        """Let all replicas read the policy's table of a period from their next request on."""
+        for engine in self.replicas:
+            engine.machine.since[period] = len(engine.sent)
+
+    def advance(self, until_s: float) -> None:
+        """Simulate all replicas up to `until_s`."""
+        for engine in self.replicas:
+            while engine.now_s < until_s:
+                engine.idle = not self._run(engine.machine, SLICE_STEPS, _NEVER, until_s)
+
+    def advance_to_end(self, until_s: float) -> list[tuple[int, float]]:
+        """Simulate step by step up to `until_s`, or to a step in which requests end.
+
+        Return those: (request, when it ended). The replica that is furthest behind goes first, so
+        that none has planned a step after that end.
+        """
+        while True:
+            engine = min(self.replicas, key=lambda each: each.now_s)
+            if engine.now_s >= until_s:
+                return []
+            finished = int(engine.machine.state[0].finished)
+            engine.idle = not self._run(engine.machine, 1, _NEVER, until_s)
+            if engine.machine.state[0].finished > finished:
+                ends = {
+                    place: engine.end_s(place)
+                    for place in engine.open
+                    if place not in engine.told and not math.isnan(engine.end_s(place))
+                }
+                engine.told.update(ends)
+                return [(engine.sent[place], end_s) for place, end_s in ends.items()]
+
+    def forget(self, before_s: float) -> None:
+        """Forget the requests that ended by then: no load is counted for earlier times."""
+        for engine in self.replicas:
+            engine.open = [place for place in engine.open if not engine.end_s(place) <= before_s]
+
+    def count_load(self, at_s: float, before_s: float, load: Load) -> None:
+        """Count what replicas had to do at `at_s`, of what arrived before; blocks used as now."""
+        for number, engine in enumerate(self.replicas):
+            places = np.array(engine.open, dtype=np.int64)
+            rows: Any = engine.machine.requests[places]
+            end_s = np.where(rows.oversized > 0, rows.arrival_s, rows.finished_s)
+            here = (rows.arrival_s < before_s) & ~(end_s <= at_s)
+            rows, places = rows[here], places[here]
+            running = int((rows.admitted_s <= at_s).sum())
+            no_token = ~(rows.first_token_s <= at_s)
+            load.in_flight[number], load.running[number] = len(rows), running
+            load.waiting[number] = len(rows) - running
+            load.prompt_tokens[number] = rows.prompt[no_token].sum()
+            load.uncached_tokens[number] = sum(
+                engine.uncached_tokens[place] for place in places[no_token].tolist()
+            )
+            state = engine.machine.state[0]
+            load.used_blocks[number] = state.blocks - state.free
+
+
+def replay_engines(
+    prompts: Prompts,
+    policy: Policy,
+    router: Router,
+    replicas: int,
+    settings: EngineSettings,
+    cost: StepCost,
+    *,
+    think_s: Float64s | None = None,
+    rate_scale: float = 1.0,
+    tables: Tables = NO_TABLES,
+    seed: int = 0,
+) -> FleetReplay:
+    """Replay a trace on `replicas` simulated vLLMs of these settings, behind `router`.
+
+    Arguments as in `replay_engine` and `replay_fleet`. `begin_s` is when a request was admitted;
+    one that needs more than all blocks of a replica is rejected: it has no hits, and nan for times.
+    A prefix that is computed between a request's arrival and its admission counts in `best_blocks`
+    where the request hit it. `Truth.wait_s` is what the tokens in front take, without decodes.
+    Raises UsageError for a policy without lanes.
+    """
+    known = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
+    requests, routed, parents = known.requests, asked(prompts), known.nodes.parent.copy()
+    count, size = len(requests), prompts.block_size
+    think_s = np.full(count, OPEN) if think_s is None else think_s
+    closed = bool((think_s >= 0).any())
+    engines = _Engines(known, replicas, policy)
+    scrape_s = router.values.get("scrape_s", 0.0)
+    view = no_view(replicas, settings.usable_blocks, size)
+    if scrape_s > 0:
+        view = view._replace(scraped=no_view(replicas, 0, size).own)
+    longest = int(max(routed.blocks.max(initial=0), requests.length.max(initial=0))) + 1
+    sizes = Sizes(replicas, count, len(parents), longest, size, settings.usable_blocks, parents)
+    memory, p, choose = router.memory(sizes, seed), router.settings(), _chooser(type(router))
+    path, prompt_path = np.zeros((2, longest), dtype=np.int32)
+    due = [(float(requests.arrival_s[r]), r) for r in range(count) if think_s[r] < 0]
+    heapify(due)
+    turns: dict[int, list[int]] = {}
+    for turn in np.flatnonzero(think_s >= 0).tolist():
+        turns.setdefault(int(prompts.parent[turn]), []).append(turn)
+    order, replica_of, best = np.zeros((3, count), dtype=np.int32)
+    place_of, period = np.zeros(count, dtype=np.int64), 0
+    for slot in range(count):
+        if closed:
+            while ended := engines.advance_to_end(due[0][0] if due else math.inf):
+                for request, end_s in ended:
+                    for turn in turns.get(request, ()):
+                        heappush(due, (end_s + float(think_s[turn]), turn))
+        else:
+            engines.advance(due[0][0])
+        now_s, request = heappop(due)
+        while period + 1 < len(known.since) and known.since[period + 1] <= slot:
+            period += 1
+            engines.take_table(period)
+        scraped_at_s = math.floor(now_s / scrape_s) * scrape_s if scrape_s > 0 else now_s
+        if scrape_s > 0:
+            engines.count_load(scraped_at_s, scraped_at_s, view.scraped)
+        engines.count_load(now_s, math.inf, view.own)
+        engines.forget(scraped_at_s)
+
+        row, blocks = requests[request], int(routed.blocks[request])
+        _write_path(parents, int(row.leaf), path, int(row.length))
+        _write_path(parents, int(routed.leaf[request]), prompt_path, blocks)
+        tokens = int(row.prompt)
+        for number, engine in enumerate(engines.replicas):
+            blocks_held = _look_up(engine.machine, path, int(row.look), prompt_path, blocks)
+            _tell_truth(view, number, tokens, *blocks_held, cost)
+        prompt = Prompt(
+            slot, now_s, tokens, int(routed.key[request]), blocks, int(routed.full_blocks[request])
+        )
+        replica = int(choose(prompt, prompt_path, view, memory, p))
+        cached_blocks = view.truth.cached_blocks
+        uncached = tokens - min(int(cached_blocks[replica]) * size, tokens)
+        place_of[request] = engines.send(replica, request, now_s, uncached)
+        view.own.processed[replica] += 1
+        order[slot], replica_of[request] = request, replica
+        best[request] = cached_blocks.max()
+    engines.advance(math.inf)
+    return _outcome(engines, order, replica_of, best, place_of)
+
+
+def _tell_truth(
+    view: View, replica: int, tokens: int, cached: int, new: int, cost: StepCost
+) -> None:
+    """Set what a prompt would meet on a replica; its prefill is taken to be alone in one step."""
+    hit = min(cached * view.block_size, tokens)
+    uncached = tokens - hit
+    read_s = max(cost.floor_s, cost.prefill_token_s * uncached)
+    pairs_s = cost.prefill_pair_s * uncached * (hit + uncached / 2)
+    truth = view.truth
+    truth.cached_blocks[replica], truth.new_blocks[replica] = cached, new
+    truth.prefill_s[replica] = cost.base_s + read_s + pairs_s
+    truth.wait_s[replica] = cost.prefill_token_s * view.own.uncached_tokens[replica]
+
+
+def _outcome(
+    engines: _Engines, order: Int32s, replica: Int32s, best: Int32s, place: Int64s
+) -> FleetReplay:
+    rows = [
+        engines.replicas[number].machine.requests[at]
+        for number, at in zip(replica.tolist(), place.tolist(), strict=True)
+    ]
+    hit_blocks = np.array([max(row.hits, 0) for row in rows], dtype=np.int32)
+    arrival_s, begin_s, token_s, end_s = (
+        np.array([row[name] for row in rows], dtype=np.float64)
+        for name in ("arrival_s", "admitted_s", "first_token_s", "finished_s")
+    )
+    return FleetReplay(
+        replicas=len(engines.replicas),
+        replica=replica,
+        hit_blocks=hit_blocks,
+        best_blocks=np.maximum(best, hit_blocks),
+        order=order,
+        arrival_s=arrival_s,
+        begin_s=begin_s,
+        token_s=token_s,
+        end_s=end_s,
+        evictions=np.array(
+            [each.machine.state[0].evictions for each in engines.replicas], dtype=np.int64
+        ),
+    )

@@ -1,0 +1,173 @@
+"""Simulated vLLMs behind a router: each replica is an engine that got its share of the trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.fleet.closed_loop import think_times
+from kvscope.fleet.engines import replay_engines
+from kvscope.fleet.replay import FleetReplay
+from kvscope.policies.base import Floats, Parameter, Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.replay.derived_traces import select
+from kvscope.replay.traffic import traffic
+from kvscope.routers.base import Prompt, Router, Sizes, View
+from kvscope.routers.least_requests import LeastRequests
+from kvscope.routers.min_ttft import MinTtft
+from kvscope.routers.round_robin import RoundRobin
+from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
+from tests.small_traces import built, prompts
+from tests.tuning.examples import PROFILE, chats
+
+SETTINGS = EngineSettings(300, max_num_seqs=6, max_num_batched_tokens=256)
+COST = StepCost.of(PROFILE)
+
+
+def a_trace(seconds: float = 300.0) -> Prompts:
+    """Return 300 requests of conversations within so many seconds."""
+    trace = prompts(built(chats(5, 300), 16))
+    return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * seconds)
+
+
+def check_engines(trace: Prompts, done: FleetReplay, policy: Policy) -> None:
+    """Check that each replica did what an engine does that gets the same requests when they came.
+
+    Of two that come at once the engine takes the one first that was sent first.
+    """
+    trace = replace(trace, arrival_s=done.arrival_s)
+    for replica in range(done.replicas):
+        members = np.flatnonzero(done.replica == replica)
+        order = np.argsort(done.arrival_s[members], kind="stable")
+        assert np.all(np.diff(done.arrival_s[members][order]) >= 0)
+        if not np.array_equal(order, np.arange(len(order))):
+            continue  # in the closed loop turns may overtake; `select` wants the trace's order
+        part = replay_engine(select(trace, members), policy, SETTINGS, COST)
+        assert done.hit_blocks[members].tolist() == part.hit_blocks.tolist()
+        ttft_s = done.token_s[members] - done.arrival_s[members]
+        np.testing.assert_allclose(ttft_s, part.ttft_s, rtol=1e-12)
+        assert done.evictions[replica] == part.evictions
+
+
+@pytest.mark.parametrize("policy", [Lru(), TLru({"xi_tokens": 64})], ids=lambda each: each.name)
+@pytest.mark.parametrize("kind", [RoundRobin, LeastRequests, MinTtft], ids=lambda each: each.name)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_are_engines(kind: type[Router], replicas: int, policy: Policy) -> None:
+    trace = a_trace()
+    done = replay_engines(trace, policy, kind(), replicas, SETTINGS, COST)
+    assert len(np.unique(done.replica)) == replicas
+    assert np.all(done.best_blocks >= done.hit_blocks)
+    check_engines(trace, done, policy)
+
+
+def test_in_the_closed_loop_turns_follow_the_end_of_the_one_before() -> None:
+    trace = a_trace(100.0)
+    steps = traffic(trace, standard())
+    think_s = think_times(trace, steps, PROFILE).think_s
+    done = replay_engines(trace, Lru(), LeastRequests(), 2, SETTINGS, COST, think_s=think_s)
+    later = np.flatnonzero(think_s >= 0)
+    assert len(later) > 100
+    due_s = done.end_s[trace.parent[later]] + think_s[later]
+    np.testing.assert_allclose(done.arrival_s[later], due_s, rtol=1e-12)
+    first = np.flatnonzero(think_s < 0)
+    assert done.arrival_s[first].tolist() == trace.arrival_s[first].tolist()
+    assert np.all(np.diff(done.arrival_s[done.order]) >= 0)
+
+
+def test_in_the_closed_loop_replicas_are_the_same_engines() -> None:
+    """Turns keep the trace's order where all users think for as long as the trace takes."""
+    trace = a_trace(100.0)
+    trace = select(trace, np.flatnonzero(trace.parent < 0))
+    pairs = replace(trace, parent=np.arange(-1, len(trace.leaf) - 1, dtype=np.int32))
+    think_s = np.full(len(pairs.leaf), 0.25)
+    think_s[0] = -1.0
+    done = replay_engines(pairs, Lru(), RoundRobin(), 2, SETTINGS, COST, think_s=think_s)
+    assert done.order.tolist() == list(range(len(pairs.leaf)))
+    check_engines(pairs, done, Lru())
+
+
+class Seen(NamedTuple):
+    """What a spy noted: (requests x replicas x 4) of its own load, and of the scraped one."""
+
+    own: Int64s
+    scraped: Int64s
+
+
+class Spy(Router):
+    """Note every load that a router sees."""
+
+    name = "spy"
+    summary = "notes loads"
+    source = "made up"
+    sees = "load"
+    parameters = (Parameter("scrape_s", 0.5, "seconds between two scrapes"),)
+
+    def memory(self, sizes: Sizes, seed: int) -> Seen:
+        """Return room for all loads."""
+        notes.append(Seen(*np.zeros((2, sizes.requests, sizes.replicas, 4), dtype=np.int64)))
+        return notes[-1]
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+        """Choose in turn."""
+        for replica in range(view.replicas):
+            own, scraped = view.own, view.scraped
+            memory.own[prompt.request, replica, 0] = own.in_flight[replica]
+            memory.own[prompt.request, replica, 1] = own.waiting[replica]
+            memory.own[prompt.request, replica, 2] = own.running[replica]
+            memory.own[prompt.request, replica, 3] = own.prompt_tokens[replica]
+            memory.scraped[prompt.request, replica, 0] = scraped.in_flight[replica]
+            memory.scraped[prompt.request, replica, 1] = scraped.waiting[replica]
+            memory.scraped[prompt.request, replica, 2] = scraped.running[replica]
+            memory.scraped[prompt.request, replica, 3] = scraped.prompt_tokens[replica]
+        return prompt.request % view.replicas
+
+
+notes: list[Seen] = []
+
+
+def recounted(
+    trace: Prompts, done: FleetReplay, slot: int, replica: int, at_s: float, before_s: float
+) -> list[int]:
+    """Count a load from the times of all requests that arrived before."""
+    sent = done.order[:slot]
+    sent = sent[(done.replica[sent] == replica) & (done.arrival_s[sent] < before_s)]
+    sent = sent[done.end_s[sent] > at_s]
+    return [
+        len(sent),
+        int((done.begin_s[sent] > at_s).sum()),
+        int((done.begin_s[sent] <= at_s).sum()),
+        int(trace.input_tokens[sent[done.token_s[sent] > at_s]].sum()),
+    ]
+
+
+def test_loads_are_those_of_the_moment() -> None:
+    trace = a_trace(40.0)
+    done = replay_engines(trace, Lru(), Spy(), 2, SETTINGS, COST)
+    busy = 0
+    for slot, request in enumerate(done.order.tolist()):
+        now_s = done.arrival_s[request]
+        scrape_s = np.floor(now_s / 0.5) * 0.5
+        for replica in range(2):
+            own = recounted(trace, done, slot, replica, now_s, np.inf)
+            scraped = recounted(trace, done, slot, replica, scrape_s, scrape_s)
+            assert notes[-1].own[slot, replica].tolist() == own
+            assert notes[-1].scraped[slot, replica].tolist() == scraped
+            busy += own[1] > 0
+    assert busy > 20
+
+
+def test_a_request_that_no_replica_can_hold_is_rejected() -> None:
+    trace = a_trace()
+    small = EngineSettings(20, max_num_seqs=6, max_num_batched_tokens=256)
+    done = replay_engines(trace, Lru(), LeastRequests(), 2, small, COST)
+    rejected = np.isnan(done.token_s)
+    assert 0 < rejected.sum() < len(rejected)
+    assert not done.hit_blocks[rejected].any()
