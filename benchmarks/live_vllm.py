@@ -76,7 +76,7 @@ def main() -> int:
 def _run_all(folder: Path, options: argparse.Namespace) -> int:
     (folder / "mid").mkdir(exist_ok=True)
     (folder / "mid" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-    run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
+    run(folder, f"calibrate --model mid --max-tokens {LONGEST} --repeats 15")
     slo_s = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0))
     (folder / "kvscope.toml").write_text(DEPLOYMENT, encoding="utf-8")
     for name, at_once in (("interleaved", CONVERSATIONS), ("one-by-one", 1)):
