@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.app.options import DeploymentOptions, FitOptions
+from kvscope.app.options import DeploymentOptions, FitOptions, ReplicaOptions
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
@@ -15,7 +15,7 @@ from kvscope.deployment.file import deployment_file, read_deployment
 if TYPE_CHECKING:
     from kvscope.app.engine_options import ValidateOptions
 
-    Stating = DeploymentOptions | FitOptions | ValidateOptions
+    Stating = ReplicaOptions | FitOptions | ValidateOptions
 
 _NAMES = tuple(field.name for field in fields(Deployment))
 _OF_A_CACHE_STUDY = frozenset(

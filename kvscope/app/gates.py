@@ -20,12 +20,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, get_args
 
 from kvscope.app.options import DEFAULT_POINTS
-from kvscope.app.requests import BASELINE, AnalyzeRequest, SimulateRequest
+from kvscope.app.requests import BASELINE, AnalyzeRequest, FleetRequest, SimulateRequest
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
+    from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.core.percentiles import Percentiles
@@ -67,13 +68,19 @@ class _Quantity:
 _TIME = _Quantity(units.parse_duration, ">200ms", "it takes requests with a TTFT")
 _QUEUED_TIME = _Quantity(units.parse_duration, ">200ms", "it takes a trace with arrival times")
 _ATTAINMENT = _Quantity(units.parse_share, "<95%", "it takes an SLO")
+_REPLICAS = _Quantity(lambda text: float(units.parse_tokens(text)), ">8", "it takes a fleet")
 _HIT_RATE = _Quantity(units.parse_share, "<40%", "it takes a trace with block hashes")
 _THROUGHPUT = _Quantity(_requests_per_second, "<3", "it takes a trace with arrival times")
 
 
 def _quantity(name: str) -> _Quantity:
     figure = name.rpartition(".")[2]
-    fixed = {"hit-rate": _HIT_RATE, "throughput": _THROUGHPUT, "attainment": _ATTAINMENT}
+    fixed = {
+        "hit-rate": _HIT_RATE,
+        "throughput": _THROUGHPUT,
+        "attainment": _ATTAINMENT,
+        "replicas": _REPLICAS,
+    }
     return fixed.get(
         figure.removeprefix(_QUEUED), _QUEUED_TIME if figure.startswith(_QUEUED) else _TIME
     )
@@ -379,4 +386,46 @@ def tune_figures(tuned: Recommendation) -> Figures:
         "attainment": trial.attainment,
         "tel": trial.tel_s,
         "throughput": trial.served_per_s,
+    }
+
+
+_FLEET_FIGURES = ("replicas", *_PERCENTILES, "tpot-p95", "attainment", "hit-rate")
+
+
+def fleet_gates(texts: Sequence[str] | None, request: FleetRequest) -> tuple[Gate, ...]:
+    """Return the conditions on a fleet: its verdict and figures, as `ROUTER.NAME` of a router's."""
+    if not texts:
+        return ()
+    from kvscope.app.fleet import VERDICTS  # loads kernels
+
+    routers = dict.fromkeys(router.name for router in request.routers)
+    owned = (f"{router}.{figure}" for router in routers for figure in _FLEET_FIGURES)
+    return parse_gates(texts, Known((*_FLEET_FIGURES, *owned), VERDICTS))
+
+
+def fleet_figures(study: FleetStudy) -> Figures:
+    """Return the verdict, the answer's figures, and those of each router's best line."""
+    figures: dict[str, float | str | None] = {
+        VERDICT: study.verdict,
+        **_line_figures(study.best, study.chosen),
+    }
+    for line in reversed(study.ranked):  # the best of a router's lines comes last
+        of_line = _line_figures(line, study.chosen)
+        figures |= {f"{line.router.name}.{name}": value for name, value in of_line.items()}
+    return figures
+
+
+def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
+    """Return the fewest replicas of a line, and its figures at the chosen number of them."""
+    run = line.at(replicas)
+    if run is None:
+        return dict.fromkeys(_FLEET_FIGURES)
+    outcome, latencies = run.outcome, run.outcome.latencies
+    ttft, tpot = latencies.ttft_ms, latencies.tpot_ms
+    return {
+        "replicas": None if line.fewest is None else float(line.fewest),
+        **(dict.fromkeys(_PERCENTILES, math.inf) if ttft is None else _times(ttft)),
+        "tpot-p95": None if tpot is None else tpot.p95 / 1e3,
+        "attainment": latencies.attainment,
+        "hit-rate": outcome.taken,
     }

@@ -19,6 +19,7 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
+from kvscope.fleet.options import ROUTED
 from kvscope.replay.policy_options import REPLAYED, contenders
 
 DEFAULT_EXPORT = "gittins"
@@ -134,20 +135,13 @@ DeploymentFile = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentOptions:
-    """What states a deployment; an option wins over the same key of a kvscope.toml."""
+class ReplicaOptions:
+    """What states one replica; an option wins over the same key of a kvscope.toml."""
 
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
     ] = None
     tp: Tp = None
-    replicas: Annotated[
-        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
-    ] = None
-    traffic: Annotated[
-        Literal["fleet", "replica"] | None,
-        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
-    ] = None
     model: Model = None
     weight_dtype: Annotated[
         WeightDtype | None, Option("Precision of the weights, if not the model's own.")
@@ -184,6 +178,19 @@ class DeploymentOptions:
         float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
     ] = None
     deployment: DeploymentFile = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions(ReplicaOptions):
+    """What states a deployment: a replica, their number, and whose traffic the trace holds."""
+
+    replicas: Annotated[
+        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
+    ] = None
+    traffic: Annotated[
+        Literal["fleet", "replica"] | None,
+        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +476,60 @@ class TuneOptions(DeploymentOptions):
         float | None,
         Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions(ReplicaOptions):
+    """What `fleet` takes."""
+
+    slo: Annotated[float, Time("TTFT threshold to meet, for example 2s.")]
+    percentile: Annotated[
+        float | None,
+        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
+    ] = None
+    tpot_slo: Annotated[
+        float | None, Time("Time per output token to meet as well, for example 50ms.")
+    ] = None
+    replicas: Annotated[
+        tuple[int, ...],
+        Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
+    ] = tuple(range(1, 17))
+    router: Annotated[
+        str | None,
+        Option(
+            "Routers to try (see `kvscope routers`); all: every one.",
+            "NAME,...",
+            str.lower,
+            ROUTED,
+        ),
+    ] = None
+    policy: Annotated[
+        str, Option("Eviction policies of the replicas to try.", "NAME,...", str.lower)
+    ] = "lru"
+    capacity: Annotated[
+        int | None,
+        Option(
+            "Cache of a replica, for example 40GiB; needs --model.",
+            "SIZE",
+            values.size,
+            "the deployment's pool",
+        ),
+    ] = None
+    capacity_blocks: Annotated[int | None, Blocks("Cache of a replica in blocks.")] = None
+    param: Annotated[
+        list[str] | None,
+        Option(
+            "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
+            " several values are replayed each. Repeatable.",
+            "NAME.PARAMETER=VALUE,...",
+        ),
+    ] = None
+    closed_loop: Annotated[
+        bool,
+        Option("Let a turn arrive its think time after the simulated end of the previous one."),
+    ] = False
+    seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
+    warmup: Warmup = 0.0
 
 
 def declared(annotation: object) -> tuple[Any, Option] | None:

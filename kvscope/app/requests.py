@@ -6,18 +6,25 @@ UsageError names the option that is wrong. This module and what it imports load 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.app.deployment import resolved_deployment
-from kvscope.app.options import AnalyzeOptions, SimulateOptions, TuneOptions
+from kvscope.app.options import (
+    AnalyzeOptions,
+    FleetOptions,
+    ReplicaOptions,
+    SimulateOptions,
+    TuneOptions,
+)
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
 from kvscope.core.runs import RunSetting
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import KvDtype, Model, resolve_model
+from kvscope.fleet.options import ROUTED
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import (
     DEFAULT_PROFILE,
@@ -45,6 +52,8 @@ from kvscope.tuning.target import Limits, Target
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.fleet.outcome import Slo
+    from kvscope.routers.base import Router
     from kvscope.tuning.file import EngineTable, RecommendationFile
 
 BASELINE = "lru"
@@ -127,6 +136,27 @@ class TuneRequest:
     limits: Limits = Limits()
     deployment: ResolvedDeployment | None = None
     given: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """Which fleets to replay, and the SLO that the fewest replicas have to meet.
+
+    Each replica has the one of `capacities`, or else the deployment's pool. Without
+    `routers_named`, those that need sessions are left out where the trace has none.
+    """
+
+    setting: RunSetting
+    slo: Slo
+    routers: tuple[Router, ...]
+    variants: tuple[Variant, ...]
+    replicas: tuple[int, ...]
+    capacities: Capacities
+    model: Model | None = None
+    deployment: ResolvedDeployment | None = None
+    closed_loop: bool = False
+    seeds: int = 1
+    routers_named: bool = True
 
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
@@ -316,6 +346,74 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         ),
         deployment=where,
         given=frozenset(name for name, value in stated.items() if value is not None),
+    )
+
+
+def fleet_request(options: FleetOptions) -> FleetRequest:
+    """Return what the options of `fleet` ask for."""
+    from kvscope.fleet.options import parse_routers, router_variants, split_assignments
+    from kvscope.fleet.outcome import Slo
+
+    if options.capacity is not None and options.capacity_blocks is not None:
+        raise UsageError(
+            "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
+        )
+    where = resolved_deployment(
+        ReplicaOptions(
+            **{each.name: getattr(options, each.name) for each in fields(ReplicaOptions)}
+        )
+    )
+    if where is not None and where.traffic == "replica":
+        raise UsageError(
+            "the trace holds one replica's traffic",
+            where="traffic of the deployment",
+            remedy="take a trace of the whole fleet, or --deployment -",
+        )
+    sizes_named = options.capacity is not None
+    kv = (
+        where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)
+    )
+    if sizes_named and kv is None:
+        raise UsageError("bytes need a model", where="--capacity", remedy="name one with --model")
+    if where is None and not sizes_named and options.capacity_blocks is None:
+        raise UsageError(
+            "how much a replica caches is not stated",
+            where="--capacity-blocks",
+            remedy="name it, or --capacity with --model, or a deployment: --gpu and --model",
+        )
+    named = Capacities(
+        () if options.capacity_blocks is None else (options.capacity_blocks,),
+        () if options.capacity is None else (options.capacity,),
+    )
+    if where is not None and named == Capacities():
+        named = Capacities(tokens=(where.pool.tokens,))
+    profile = where.latency if where else latency_profile(options.latency)
+    kinds = parse_routers(options.router or ROUTED)
+    assigned, of_policies = split_assignments(kinds, options.param or ())
+    policies = parse_policies(options.policy, "--policy")
+    for policy in policies:
+        if policy.hindsight:
+            raise UsageError(
+                f"{policy.name} is an oracle, which no engine can run",
+                where="--policy",
+                remedy="leave it out: a pooled cache with it is shown anyway",
+            )
+    return FleetRequest(
+        setting=run_setting(
+            hit_definition(None, "carried", options.warmup), profile, slo_s=options.slo
+        ),
+        slo=Slo(options.slo, options.percentile or DEFAULT_PERCENTILE, options.tpot_slo),
+        routers=tuple(
+            router for kind in kinds for router in router_variants(kind, assigned.get(kind, []))
+        ),
+        variants=tuple(parse_variants(policies, of_policies)),
+        replicas=options.replicas,
+        capacities=named,
+        model=kv,
+        deployment=where,
+        closed_loop=options.closed_loop,
+        seeds=options.seeds,
+        routers_named=options.router is not None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvscope.app.documents import analyze, deployment, engines, fit, lists, runs, tune
+from kvscope.app.documents import analyze, deployment, engines, fit, fleet, lists, runs, tune
 from kvscope.app.documents.base import Document
 
 DOCUMENTS: Mapping[str, type[Document]] = {
@@ -17,11 +17,13 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "calibrate": engines.CalibrateDocument,
     "deployment": deployment.DeploymentDocument,
     "fit": fit.FitDocument,
+    "fleet": fleet.FleetDocument,
     "formats": lists.FormatsDocument,
     "ingest": lists.IngestDocument,
     "latencies": lists.LatenciesDocument,
     "models": lists.ModelsDocument,
     "policies": lists.PoliciesDocument,
+    "routers": lists.RoutersDocument,
     "runs": runs.RunsDocument,
     "simulate": runs.SimulateDocument,
     "traces": lists.TracesDocument,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +52,9 @@ if TYPE_CHECKING:
 
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
-CONCURRENT = 0.25, 1, 4, 16  # session starts within a typical session, where these are not known
-SESSION_SEEDS = 1, 2
+SESSION_STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
+"""Where a trace does not know when sessions begin: times its rate, at least so many starts within a
+typical session, and the seed. Much rarer starts would take long: learners are refitted by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,16 +281,16 @@ def _latency_ends(fit: TraceFit | None) -> tuple[End, ...]:
 
 
 def _layouts(prompts: Prompts) -> Iterator[End]:
-    """Yield other starts of sessions without a common clock: rarer to denser, by two seeds each."""
+    """Yield other starts of sessions without a common clock, from rarer to denser ones."""
     clock, own = prompts.clock, prompts.clock >= 0
     if clock.max() < 1:
         return
     begin_s, end_s = session_span(prompts.arrival_s[own], clock[own])
-    typical_s = float(np.median(end_s - begin_s))
-    for concurrent, seed in product(CONCURRENT, SESSION_SEEDS):
-        if not typical_s:  # sessions of one request: none is open
-            continue
-        rate = concurrent / typical_s
+    span_s, typical_s = float(end_s.max() - begin_s.min()), float(np.median(end_s - begin_s))
+    if not typical_s:  # sessions of one request are never open together
+        return
+    for times, least, seed in SESSION_STARTS:
+        rate = max(times * len(begin_s) / span_s, least / typical_s)
         count = open_sessions(placed(prompts.arrival_s, clock, rate, seed), clock)
         yield End(f"{count:.3g} sessions open at a time", sessions=SessionStarts(rate, seed, count))
 
@@ -324,12 +324,7 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
             )
     for note in trace.notes:
         if note.startswith(NO_COMMON_CLOCK):
-            known = prompts.clock.max() > 0  # not in stores of earlier versions
-            count = open_sessions(prompts.arrival_s, prompts.clock) if known else None
-            yield (
-                f"The {note}{f', {count:.3g} open at a time' if count else ''}: the answer depends"
-                " on when they begin (--session-arrivals poisson:RATE)."
-            )
+            yield f"The {note} (otherwise: --session-arrivals poisson:RATE)."
 
 
 def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:

@@ -61,6 +61,18 @@ def listed(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     return lambda text: tuple(parse(part.strip()) for part in text.split(","))
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Return the whole numbers above 0 in `1..16`, `8` or `2,4,8`, ascending and each once."""
+    number = whole(1)
+    low, dots, high = text.partition("..")
+    if not dots:
+        return tuple(sorted(set(listed(number)(text))))
+    ends = number(low), number(high)
+    if ends[0] > ends[1]:
+        raise UsageError(f"{text!r} is no range", remedy="write for example 1..16")
+    return tuple(range(ends[0], ends[1] + 1))
+
+
 size = positive(units.parse_size)
 duration = positive(units.parse_duration)
 share = positive(units.parse_share)

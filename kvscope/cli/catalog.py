@@ -1,4 +1,4 @@
-"""`kvscope policies`, `models`, `latencies` and `formats`: what kvscope knows by name."""
+"""`kvscope policies`, `routers`, `models`, `latencies`, `formats`: what kvscope knows by name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ def policies(as_json: Json = False) -> None:
         rows.append((entry.name, "oracle" if entry.hindsight else engines, entry.summary))
     columns = ("policy", "runs in", "evicts first")
     _show(document, columns, rows, as_json=as_json)
+
+
+def routers(as_json: Json = False) -> None:
+    """List the routers of fleets.
+
+    With what a choice depends on: the order of requests, those before, how busy replicas are, or
+    what their caches hold.
+    """
+    from kvscope.app.documents.lists import routers_document
+
+    document = routers_document()
+    rows = [
+        (entry.name, "reference" if entry.reference else entry.sees, entry.summary)
+        for entry in document.routers
+    ]
+    _show(document, ("router", "sees", "rule"), rows, as_json=as_json)
 
 
 def models(as_json: Json = False) -> None:

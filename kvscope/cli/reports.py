@@ -1,4 +1,4 @@
-"""`kvscope analyze`, `fit`, `simulate` and `tune`: a report on a trace, as its options ask for it.
+"""`kvscope analyze`, `fit`, `simulate`, `tune` and `fleet`: a report on a trace, as options say.
 
 Options are checked first, then the trace's name, then the names of sections: what loads NumPy and
 kernels is imported after the mistakes that can be told without it.
@@ -18,6 +18,7 @@ from kvscope.app import values
 from kvscope.app.options import (
     AnalyzeOptions,
     FitOptions,
+    FleetOptions,
     Option,
     Reading,
     SimulateOptions,
@@ -192,6 +193,46 @@ def tune(
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
     end_on(gates, tune_figures(tuned))
+
+
+def fleet(
+    *,
+    options: FleetOptions,
+    fail_on: FailOn = None,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Find the fewest replicas that meet an SLO, and the router in front of them.
+
+    Replays the trace with every router, policy and number of replicas; says what each router loses.
+    """
+    from kvscope.app.gates import fleet_figures, fleet_gates
+    from kvscope.app.requests import fleet_request
+
+    request = fleet_request(options)
+    gates = fleet_gates(fail_on, request)
+    with _opened(db, trace) as store:
+        load_in_background()
+        from kvscope.app.fleet import KERNELS
+        from kvscope.app.fleet import fleet as study_fleet
+        from kvscope.app.traces import prompts_to_replay
+        from kvscope.report import fleet as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        with (
+            prompts_to_replay(store, trace, KERNELS, Terminal(), reading) as (stored, prompts),
+            stoppable() as terminal,
+        ):
+            try:
+                study = study_fleet(stored, prompts, request, terminal)
+            except Stopped as error:
+                note(str(error))
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+    output.report(report.report(study), printing)
+    end_on(gates, fleet_figures(study))
 
 
 @contextmanager

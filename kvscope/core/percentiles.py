@@ -41,3 +41,11 @@ def percentiles(values: NDArray[Any]) -> Percentiles:
 
     rank = -(-np.array(_PERCENTS) * len(values) // 100) - 1
     return Percentiles(*(float(value) for value in np.sort(values)[rank]))
+
+
+def at_rank(values: NDArray[Any], rank: float) -> float:
+    """Return the percentile `rank` (0-1, 0 excluded) of at least one value, in any order."""
+    import numpy as np  # late, as above
+
+    at = int(np.ceil(rank * len(values) - 1e-9)) - 1
+    return float(np.partition(values, at)[at])

@@ -41,6 +41,49 @@ def queued_ttft_s(arrival_s: Float64s, service_s: Float64s, rate_scale: float = 
     return waiting_s(arrival_s, service_s, rate_scale) + service_s
 
 
+GROWTH = 0.02
+"""Seconds of TTFT gained per second of the window from which on replicas do not keep up."""
+_PART = 5  # the first and the last fifth of a window are compared
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimes:
+    """Requests of one queue, in order of arrival: when each arrived, its TTFT, how long it waited.
+
+    All are seconds; the queue was empty at `began_s`.
+    """
+
+    arrival_s: Float64s
+    ttft_s: Float64s
+    waited_s: Float64s
+    began_s: float
+
+    @property
+    def growth(self) -> float:
+        """Seconds by which the TTFT grows per second: within the window, or until it.
+
+        Within: mean of the last fifth of the requests less that of the first fifth, over the time
+        between their mean arrivals. Until: how long the former waited, over the time since the
+        queue was empty. The larger one counts; 0 with too few requests. An engine that serves a
+        share 1/(1 + g) of the work that arrives has a growth of g.
+        """
+        part = len(self.ttft_s) // _PART
+        if not part:
+            return 0.0
+        last_s, first_s = float(self.ttft_s[-part:].mean()), float(self.ttft_s[:part].mean())
+        end_s, start_s = float(self.arrival_s[-part:].mean()), float(self.arrival_s[:part].mean())
+        if not self.began_s <= start_s < end_s:
+            return 0.0
+        until = float(self.waited_s[-part:].mean()) / (end_s - self.began_s)
+        return max((last_s - first_s) / (end_s - start_s), until)
+
+    def keeps_up(self, slo_s: float) -> bool:
+        """Return whether the queue does not grow: by GROWTH, and at the end beyond the SLO."""
+        if self.growth <= GROWTH:
+            return True
+        return bool(self.ttft_s[-(len(self.ttft_s) // _PART) :].mean() <= slo_s)
+
+
 @dataclass(frozen=True, slots=True)
 class ServedRequests:
     """How each of R requests was served, those of the warm-up included.

@@ -15,7 +15,7 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.policies.lru import Lru
-from kvscope.replay.metrics import ServedRequests
+from kvscope.replay.metrics import QueueTimes, ServedRequests
 from kvscope.replay.settings import engine_setting
 from kvscope.replay.workload import Workload
 from kvscope.tuning.replicas import split_over, thinned
@@ -23,39 +23,14 @@ from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
-GROWTH = 0.02
-"""Seconds of TTFT gained per second of the window from which on replicas do not keep up."""
 MOST_REPLICAS = 64  # times those of the deployment
-_PART = 5  # the first and the last fifth of a window are compared
 _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
 def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
-    """Return the seconds by which the queued TTFT grows per second: within the window, or until it.
-
-    Within: mean of the last fifth of the counted requests less that of the first fifth, over the
-    time between their mean arrivals. Until: how long the former waited, over the time since the
-    trace began, when nothing queued. The larger one counts; 0 without times or with too few
-    requests that got a token. An engine that serves a share 1/(1 + g) of the work that arrives has
-    a growth of g.
-    """
-    if served.queued_ttft_s is None:
-        return 0.0
-    counted = slice(served.first, None)
-    times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s[counted] / rate_scale
-    answered = np.isfinite(times)
-    waited_s = (times - served.ttft_s[counted])[answered]
-    times, arrival_s = times[answered], arrival_s[answered]
-    part = len(times) // _PART
-    if not part:
-        return 0.0
-    last_s, first_s = float(times[-part:].mean()), float(times[:part].mean())
-    end_s, start_s = float(arrival_s[-part:].mean()), float(arrival_s[:part].mean())
-    began_s = float(served.prompts.arrival_s[0]) / rate_scale
-    if not began_s <= start_s < end_s:
-        return 0.0
-    until = float(waited_s[-part:].mean()) / (end_s - began_s)
-    return max((last_s - first_s) / (end_s - start_s), until)
+    """Return the growth of the queue of the counted requests; 0 without times."""
+    queue = _queue(served, rate_scale)
+    return 0.0 if queue is None else queue.growth
 
 
 def running_blocks(
@@ -94,7 +69,7 @@ def running_blocks(
 class Load:
     """How the replicas of a deployment bear the arrivals of one window, under LRU.
 
-    `growth` is that of `ttft_growth`. The rest is set where they are `overloaded`: the least number
+    `growth` is that of the queue. The rest is set where they are `overloaded`: the least number
     of replicas that keep up, None where MOST_REPLICAS times as many do not; the largest share of
     the conversations that the present ones carry, and LRU's trial on that share.
     """
@@ -107,12 +82,20 @@ class Load:
 
 
 def keeps_up(served: ServedRequests, slo_s: float, rate_scale: float = 1.0) -> bool:
-    """Return whether a queue does not grow: the TTFT by GROWTH, and at the end beyond the SLO."""
-    if ttft_growth(served, rate_scale) <= GROWTH or served.queued_ttft_s is None:
-        return True
-    times = served.queued_ttft_s[served.first :]
-    times = times[np.isfinite(times)]
-    return bool(times[-(len(times) // _PART) :].mean() <= slo_s)
+    """Return whether the queue of the counted requests does not grow; True without times."""
+    queue = _queue(served, rate_scale)
+    return queue is None or queue.keeps_up(slo_s)
+
+
+def _queue(served: ServedRequests, rate_scale: float) -> QueueTimes | None:
+    """Return the counted requests that got a token, None where the trace has no times."""
+    if served.queued_ttft_s is None:
+        return None
+    counted = slice(served.first, None)
+    times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s / rate_scale
+    answered = np.isfinite(times)
+    waited_s = (times - served.ttft_s[counted])[answered]
+    return QueueTimes(arrival_s[counted][answered], times[answered], waited_s, float(arrival_s[0]))
 
 
 def least_replicas(good: Callable[[int], bool], present: int) -> int | None:

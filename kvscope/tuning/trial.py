@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, Stopped
-from kvscope.core.percentiles import Percentiles, percentiles
+from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
 from kvscope.replay.metrics import ServedRequests, summarize
@@ -101,7 +101,7 @@ def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, targe
         capacity_blocks=capacity_blocks,
         outcome=summarize(served, target.slo_s),
         times_ms=percentiles(times * 1e3),
-        target_s=_at_rank(times, target.percentile),
+        target_s=at_rank(times, target.percentile),
         violation_share=len(late) / len(times),
         tel_s=float((late[np.isfinite(late)] - target.slo_s).sum()),
         tpot_s=_tpot_s(served, target.percentile),
@@ -116,13 +116,7 @@ def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
         return None
     counted = served.tpot_s[served.first :]
     counted = counted[np.isfinite(counted)]
-    return _at_rank(counted, percentile) if len(counted) else None
-
-
-def _at_rank(times: NDArray[np.float64], percentile: float) -> float:
-    """Return the nearest-rank percentile."""
-    rank = int(np.ceil(percentile * len(times) - 1e-9)) - 1
-    return float(np.partition(times, rank)[rank])
+    return at_rank(counted, percentile) if len(counted) else None
 
 
 class Evaluator:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import kvscope
 from kvscope.core import units
+from kvscope.replay.metrics import GROWTH
 from kvscope.replay.policy_options import format_value
 from kvscope.report.words import percent_change, points, share, significant
-from kvscope.tuning.load import GROWTH
 from tests.cli.replayed import write_profile
 from tests.cli.tune.asked import write_trace
 from tests.tuning.examples import chats, in_turn

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
-from kvscope.replay.metrics import ServedRequests, waiting_s
+from kvscope.replay.metrics import GROWTH, ServedRequests, waiting_s
 from kvscope.tuning.load import (
-    GROWTH,
     MOST_REPLICAS,
     Load,
     keeps_up,

@@ -12,7 +12,7 @@ from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 
 if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Ingested
-    from kvscope.policies.base import Policy
+    from kvscope.policies.base import Parameter, Policy
 
 
 class StoredTrace(TraceFacts):
@@ -67,7 +67,7 @@ class Entry(Facts):
 
 
 class ParameterEntry(Facts):
-    """A policy's parameter; its unit is in its name. An infinite bound or default is None."""
+    """A parameter; its unit is in its name. An infinite bound or default is None."""
 
     name: str
     default: float | None
@@ -87,6 +87,22 @@ class PolicyEntry(Entry):
     hindsight: bool
     leaves: str
     engines: tuple[str, ...]
+    parameters: tuple[ParameterEntry, ...]
+
+
+class RouterEntry(Entry):
+    """A router; the version whose rule it is, is part of the name.
+
+    `sees` is what a choice depends on, `needs` what a trace must have. A router that `draws` does
+    so at random. A `reference` knows what no router can. `flags` set it with its defaults.
+    """
+
+    aliases: tuple[str, ...]
+    sees: str
+    needs: str
+    draws: bool
+    reference: bool
+    flags: tuple[str, ...]
     parameters: tuple[ParameterEntry, ...]
 
 
@@ -123,6 +139,13 @@ class PoliciesDocument(Document):
     policies: tuple[PolicyEntry, ...]
 
 
+class RoutersDocument(Document):
+    """The routers, in the order of the registry."""
+
+    command: Literal["routers"] = "routers"
+    routers: tuple[RouterEntry, ...]
+
+
 class ModelsDocument(Document):
     """The model presets."""
 
@@ -152,14 +175,22 @@ def policies_document() -> PoliciesDocument:
         PolicyEntry.build(
             policy,
             engines=tuple(_engines(policy)),
-            parameters=tuple(
-                ParameterEntry.build(parameter, summary=parameter.help)
-                for parameter in policy.parameters
-            ),
+            parameters=_parameters(policy.parameters),
         )
         for policy in POLICIES
     )
     return PoliciesDocument(policies=entries)
+
+
+def routers_document() -> RoutersDocument:
+    """Return the document of `kvscope routers`."""
+    from kvscope.routers.registry import ROUTERS
+
+    entries = tuple(
+        RouterEntry.build(router, flags=router().flags(), parameters=_parameters(router.parameters))
+        for router in ROUTERS
+    )
+    return RoutersDocument(routers=entries)
 
 
 def models_document() -> ModelsDocument:
@@ -200,6 +231,10 @@ def formats_document() -> FormatsDocument:
         ),
     )
     return FormatsDocument(formats=entries)
+
+
+def _parameters(parameters: Sequence[Parameter]) -> tuple[ParameterEntry, ...]:
+    return tuple(ParameterEntry.build(known, summary=known.help) for known in parameters)
 
 
 def _engines(policy: type[Policy]) -> list[str]:

@@ -1,0 +1,236 @@
+"""The document of `kvscope fleet`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
+from kvscope.app.fleet import FleetLine, FleetStudy
+from kvscope.core.percentiles import Percentiles
+from kvscope.fleet.outcome import FleetOutcome, Imbalance, Latencies
+from kvscope.fleet.sweep import FleetRun
+
+
+class LoopFacts(Facts):
+    """When requests arrive: `open`, at the trace's times, or `closed`, by think times.
+
+    Counts are of requests that follow another: their think time was `recorded` (gap less the
+    trace's duration) or `estimated` (gap less service on an idle replica); `floored` ones are 0.
+    """
+
+    kind: Literal["open", "closed"]
+    recorded: int | None
+    estimated: int | None
+    floored: int | None
+
+
+class LatencyFigures(Facts):
+    """Latencies of counted requests; percentiles are null where the queue grows (`overloaded`)."""
+
+    requests: int
+    overloaded: bool
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    attainment: float
+    tpot_attainment: float | None
+
+
+class ReplicaFigures(Facts):
+    """One replica; `latencies` is null where it served no counted request."""
+
+    hit_rate: float
+    computed_tokens: int
+    utilization: float
+    evictions: int
+    latencies: LatencyFigures | None
+
+
+class SpreadFacts(Facts):
+    """The least and the largest figures over the seeds of a router that draws."""
+
+    seeds: int
+    ttft_ms: tuple[float, float]
+    hit_rate: tuple[float, float]
+
+
+class FleetFigures(Facts):
+    """One fleet: a router, a policy and a number of replicas.
+
+    `hit_rate` is what was taken: infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the
+    SLO's percentile, null where the queue grows. `sent_tokens` has a row a replica, the uncached
+    tokens sent to it in bins of `bin_s`; it is empty but for the chosen number of replicas.
+    """
+
+    router: str
+    router_params: Mapping[str, float]
+    reference: bool
+    policy: str
+    policy_params: Mapping[str, float]
+    replicas: int
+    meets: bool
+    ttft_at_percentile_ms: float | None
+    tpot_at_percentile_ms: float | None
+    latencies: LatencyFigures
+    hit_rate: float
+    best_available: float
+    infinite: float
+    not_held: float
+    not_chosen: float
+    imbalance: Imbalance
+    overloaded_replicas: int
+    by_replica: tuple[ReplicaFigures, ...]
+    spread: SpreadFacts | None
+    bin_s: float
+    sent_tokens: tuple[tuple[float, ...], ...]
+
+
+class LineFigures(Facts):
+    """A router with a policy: the fewest replicas that meet the SLO, null where none do."""
+
+    router: str
+    policy: str
+    reference: bool
+    fewest: int | None
+    flags: tuple[str, ...]
+
+
+class PooledFigures(Facts):
+    """One cache as large as all replicas' together: hit rates, and latencies with one queue.
+
+    `latencies` is null in closed loop. `lru` and `belady` are hit rates in the trace's order.
+    """
+
+    lru: float
+    belady: float
+    latencies: LatencyFigures | None
+
+
+class FleetDocument(Document):
+    """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
+
+    `verdict` is meets-slo, misses-slo or overloaded. `fewest` is null where no number of replicas
+    meets the SLO; `chosen` is then the largest one. What a policy learns it learns of the whole
+    fleet's traffic.
+    """
+
+    command: Literal["fleet"] = "fleet"
+    trace: TraceFacts
+    model: ModelFacts | None
+    deployment: DeploymentFacts | None
+    latency: LatencyFacts
+    time_model: Literal["queue"]
+    loop: LoopFacts
+    slo_ms: float
+    percentile: float
+    tpot_slo_ms: float | None
+    warmup: float
+    capacity_blocks: int
+    capacity_tokens: int
+    capacity_bytes: int | None
+    verdict: str
+    words: tuple[str, ...]
+    fewest: int | None
+    chosen: int
+    price_hour: float | None
+    pooled: PooledFigures | None
+    lines: tuple[LineFigures, ...]
+    fleets: tuple[FleetFigures, ...]
+
+
+def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
+    """Return the document of `kvscope fleet`, with the answer in words."""
+    tokens = study.capacity_blocks * study.trace.block_size
+    where, setting, think = study.deployment, study.setting, study.think
+    return FleetDocument.build(
+        study,
+        trace=TraceFacts.build(study.trace),
+        model=model_facts(study.model),
+        deployment=deployment_facts(where) if where else None,
+        latency=LatencyFacts.build(setting, profile=setting.latency),
+        time_model="queue",
+        loop=LoopFacts(
+            kind="closed" if think else "open",
+            recorded=think.recorded if think else None,
+            estimated=think.estimated if think else None,
+            floored=think.floored if think else None,
+        ),
+        slo_ms=study.slo.ttft_s * 1e3,
+        percentile=study.slo.percentile,
+        tpot_slo_ms=None if study.slo.tpot_s is None else study.slo.tpot_s * 1e3,
+        warmup=setting.definition.warmup,
+        capacity_tokens=tokens,
+        capacity_bytes=study.model.bytes_for(tokens) if study.model else None,
+        words=tuple(words),
+        pooled=_pooled(study),
+        lines=tuple(map(_line, study.ranked)),
+        fleets=tuple(_fleet(run, study) for line in study.ranked for run in line.runs),
+    )
+
+
+def _line(line: FleetLine) -> LineFigures:
+    return LineFigures(
+        router=line.router.name,
+        policy=line.policy.name,
+        reference=line.router.reference,
+        fewest=line.fewest,
+        flags=line.router.flags(),
+    )
+
+
+def _fleet(run: FleetRun, study: FleetStudy) -> FleetFigures:
+    fleet, outcome = run.fleet, run.outcome
+    tpot_s = outcome.target_tpot_s
+    sent = outcome.sent_tokens.tolist() if fleet.replicas == study.chosen else []
+    return FleetFigures.build(
+        outcome,
+        router=fleet.router.name,
+        router_params=fleet.router.values,
+        reference=fleet.router.reference,
+        policy=fleet.policy.name,
+        policy_params=fleet.policy.values,
+        replicas=fleet.replicas,
+        meets=run.meets,
+        ttft_at_percentile_ms=_finite(outcome.target_ttft_s * 1e3),
+        tpot_at_percentile_ms=None if tpot_s is None else tpot_s * 1e3,
+        latencies=LatencyFigures.build(outcome.latencies),
+        hit_rate=outcome.taken,
+        by_replica=tuple(
+            ReplicaFigures.build(each, latencies=_latencies(each.latencies))
+            for each in outcome.replicas
+        ),
+        spread=_spread(run),
+        sent_tokens=tuple(tuple(row) for row in sent),
+    )
+
+
+def _spread(run: FleetRun) -> SpreadFacts | None:
+    def over(figure: str, scale: float = 1.0) -> tuple[float, float]:
+        values = [getattr(each, figure) * scale for each in run.outcomes]
+        return min(values), max(values)
+
+    if len(run.outcomes) == 1:
+        return None
+    return SpreadFacts(
+        seeds=len(run.outcomes), ttft_ms=over("target_ttft_s", 1e3), hit_rate=over("taken")
+    )
+
+
+def _pooled(study: FleetStudy) -> PooledFigures | None:
+    if study.pooled_hits is None:
+        return None
+    pooled: FleetOutcome | None = study.pooled
+    return PooledFigures.build(
+        study.pooled_hits, latencies=None if pooled is None else _latencies(pooled.latencies)
+    )
+
+
+def _latencies(latencies: Latencies | None) -> LatencyFigures | None:
+    return None if latencies is None else LatencyFigures.build(latencies)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,236 @@
+"""Fleets: how many replicas meet the SLO, behind which router, and what the others lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from kvscope.app.monitor import Monitor
+from kvscope.app.requests import FleetRequest
+from kvscope.characterize.windows import Windows
+from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.runs import RunSetting
+from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.models import Model
+from kvscope.fleet.closed_loop import ThinkTimes, think_times
+from kvscope.fleet.outcome import FleetOutcome, Slo
+from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledHits
+from kvscope.policies.base import Policy
+from kvscope.policies.belady import Belady
+from kvscope.policies.lru import Lru
+from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
+from kvscope.replay.policy_options import format_value
+from kvscope.replay.workload import Workload
+from kvscope.routers.base import Router
+
+KERNELS: tuple[type[Policy], ...] = (Lru, Belady)
+"""The policies whose caches are also replayed as one."""
+
+MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
+VERDICTS = (MEETS, MISSES, OVERLOADED)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLine:
+    """One router with one policy at every number of replicas, ascending."""
+
+    router: Router
+    policy: Policy
+    runs: tuple[FleetRun, ...]
+
+    @property
+    def fewest(self) -> int | None:
+        """The least number of replicas that meets the SLO, None where none does."""
+        return next((run.fleet.replicas for run in self.runs if run.meets), None)
+
+    def at(self, replicas: int) -> FleetRun | None:
+        """Return the run with so many replicas."""
+        return next((run for run in self.runs if run.fleet.replicas == replicas), None)
+
+
+@dataclass(frozen=True)
+class FleetStudy:
+    """What fleets of one trace gave; `think` is None in open loop.
+
+    `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
+    in closed loop; `pooled_hits` are those of one such cache in the trace's order.
+    """
+
+    trace: Trace
+    model: Model | None
+    deployment: ResolvedDeployment | None
+    setting: RunSetting
+    slo: Slo
+    capacity_blocks: int
+    replicas: tuple[int, ...]
+    seeds: int
+    think: ThinkTimes | None
+    lines: tuple[FleetLine, ...]
+    pooled: FleetOutcome | None = None
+    pooled_hits: PooledHits | None = None
+
+    @cached_property
+    def ranked(self) -> tuple[FleetLine, ...]:
+        """The lines, fewest replicas first, then the lowest TTFT there; references last."""
+
+        def rank(line: FleetLine) -> tuple[bool, float, float, float]:
+            run = line.at(line.fewest or self.replicas[-1])
+            outcome = None if run is None else run.outcome
+            ttft_s = np.inf if outcome is None else outcome.target_ttft_s
+            within = 0.0 if outcome is None else outcome.latencies.attainment
+            return line.router.reference, line.fewest or np.inf, ttft_s, -within
+
+        return tuple(sorted(self.lines, key=rank))
+
+    @property
+    def best(self) -> FleetLine:
+        """The line that needs the fewest replicas, a reference only where all are."""
+        return self.ranked[0]
+
+    @property
+    def fewest(self) -> int | None:
+        """The fewest replicas that meet the SLO; of a reference only where all routers are one."""
+        return self.best.fewest
+
+    @property
+    def chosen(self) -> int:
+        """The number of replicas that tables show: the fewest, or the most that were tried."""
+        return self.fewest or self.replicas[-1]
+
+    @property
+    def answer(self) -> FleetRun:
+        """The best line's run with the chosen number of replicas."""
+        run = self.best.at(self.chosen)
+        assert run is not None  # noqa: S101  (a study without it is not made)
+        return run
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS."""
+        if self.fewest is not None:
+            return MEETS
+        return OVERLOADED if self.answer.outcome.latencies.overloaded else MISSES
+
+    @property
+    def price_hour(self) -> float | None:
+        """Price of the chosen replicas for an hour, None where it is not known."""
+        where = self.deployment
+        return None if where is None else where.price_of(where.tp * self.chosen)
+
+
+def fleet(
+    trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor | None = None
+) -> FleetStudy:
+    """Return what every router, policy and number of replicas gives.
+
+    Raises Stopped once the monitor's `stop` is set; UsageError for more replicas than requests, for
+    a router that needs sessions which the trace lacks, and for a capacity that holds no block;
+    InputError for a trace without arrival times.
+    """
+    monitor = monitor or Monitor()
+    routers = _checked(trace, request, monitor)
+    if trace.span_s <= 0:
+        raise InputError(
+            "the trace has no arrival times, so queues cannot be simulated",
+            where=trace.source,
+            remedy="take one with timestamps, or --session-arrivals",
+        )
+    (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
+    workload = Workload(prompts, request.setting, Windows(1.0, 1))
+    estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
+    for name, estimate in used(request.variants, estimates).items():
+        monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
+    think = None
+    if request.closed_loop:
+        think = think_times(prompts, workload.traffic, workload.profile)
+    sweep = FleetSweep(
+        workload,
+        capacity,
+        request.slo,
+        think_s=None if think is None else think.think_s,
+        seeds=request.seeds,
+    )
+    policies = [bind(variant, estimates) for variant in request.variants]
+    fleets = [
+        Fleet(router, policy, replicas)
+        for router in routers
+        for policy in policies
+        for replicas in request.replicas
+    ]
+    runs = _runs(sweep, fleets, monitor)
+    lines = _lines(runs, routers, policies)
+    study = FleetStudy(
+        trace=trace,
+        model=request.model,
+        deployment=request.deployment,
+        setting=request.setting,
+        slo=request.slo,
+        capacity_blocks=capacity,
+        replicas=request.replicas,
+        seeds=request.seeds,
+        think=think,
+        lines=lines,
+    )
+    with monitor.steps("replaying one cache for all"):
+        workload.prepare([Lru(), Belady(), study.best.policy])
+        return replace(
+            study,
+            pooled=None if think else sweep.pooled(study.best.policy, study.chosen),
+            pooled_hits=sweep.pooled_hits(study.chosen),
+        )
+
+
+def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Router]:
+    """Return the routers that the trace can be replayed with."""
+    if request.replicas[-1] > trace.requests:
+        raise UsageError(
+            f"{request.replicas[-1]} replicas for {trace.requests:,} requests",
+            where="--replicas",
+            remedy="take fewer replicas, or a longer trace",
+        )
+    keyless = [router for router in request.routers if router.needs == "keys"]
+    if trace.lineage != "none" or not keyless:
+        return list(request.routers)
+    if request.routers_named:
+        raise UsageError(
+            f"{keyless[0].name} needs conversations, which {trace.name!r} does not have",
+            where="--router",
+            remedy="leave it out, or take a trace with sessions or parents",
+        )
+    names = ", ".join(router.name for router in keyless)
+    monitor.note(f"left out: {names}, since the trace has no conversations")
+    return [router for router in request.routers if router not in keyless]
+
+
+def _runs(sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor) -> list[FleetRun]:
+    """Return the runs of all fleets, in their order."""
+    with monitor.steps("compiling and preparing"):
+        for _ in sweep.prepare(fleets):
+            if monitor.stop.is_set():
+                raise Stopped("stopped before any fleet was replayed")
+    runs = []
+    with monitor.steps("replaying fleets", sum(map(sweep.replays, fleets))) as advance:
+        for run in sweep.sweep(fleets, monitor.stop):
+            runs.append(run)
+            advance(len(run.outcomes))
+    if len(runs) < len(fleets):
+        raise Stopped(f"stopped after {len(runs):,} of {len(fleets):,} fleets")
+    return runs
+
+
+def _lines(
+    runs: Sequence[FleetRun], routers: Sequence[Router], policies: Sequence[Policy]
+) -> tuple[FleetLine, ...]:
+    """Return the runs by router and policy."""
+    lines = []
+    for router in routers:
+        for policy in policies:
+            alike = [
+                run for run in runs if run.fleet.router is router and run.fleet.policy is policy
+            ]
+            lines.append(FleetLine(router, policy, tuple(alike)))
+    return tuple(lines)

@@ -1,0 +1,94 @@
+"""`--router` and `--param` of a fleet: routers with parameters, from text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import product
+from typing import TYPE_CHECKING
+
+from kvscope.core.errors import UsageError, placed
+from kvscope.replay.policy_options import ALL, format_value, parse_value
+
+if TYPE_CHECKING:
+    from kvscope.routers.base import Router
+
+ROUTED = "round-robin,session,sglang@0.3.2,llm-d@0.8,dynamo@1.6,min-ttft"  # by default
+
+Assignments = list[tuple[str, str]]
+"""Pairs of a parameter's name and its values as they are written."""
+
+
+def parse_routers(text: str) -> list[type[Router]]:
+    """Return the routers in `session,sglang@0.3.2`, each once; `all` is every router."""
+    from kvscope.routers.registry import ROUTERS, router_by_name
+
+    if text == ALL:
+        return list(ROUTERS)
+    return list(dict.fromkeys(router_by_name(name.strip()) for name in text.split(",")))
+
+
+def split_assignments(
+    routers: Sequence[type[Router]], assignments: Sequence[str]
+) -> tuple[dict[type[Router], Assignments], list[str]]:
+    """Return what `NAME.PARAMETER=VALUE,...` set of routers, and the others, which are policies'.
+
+    Raises UsageError for a router that is not replayed.
+    """
+    from kvscope.routers.registry import ROUTERS
+
+    by_name = {name: known for known in ROUTERS for name in (known.name, *known.aliases)}
+    taken: dict[type[Router], Assignments] = {}
+    others = []
+    for assignment in assignments:
+        place, _, written = assignment.partition("=")
+        owner, _, parameter = place.rpartition(".")  # versions have dots too
+        router = by_name.get(owner.casefold())
+        if router is None:
+            others.append(assignment)
+            continue
+        if router not in routers:
+            raise UsageError(
+                f"{router.name} is not replayed",
+                where=f"--param {place}",
+                remedy=f"add {router.name} to --router",
+            )
+        taken.setdefault(router, []).append((parameter, written))
+    return taken, others
+
+
+def router_variants(router: type[Router], assignments: Assignments) -> list[Router]:
+    """Return the router with every combination of the values that are assigned.
+
+    Raises UsageError for a parameter or a value that it does not take.
+    """
+    known = {parameter.name: parameter for parameter in router.parameters}
+    values: dict[str, list[float]] = {}
+    for name, written in assignments:
+        where = f"--param {router.name}.{name}"
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            has = "it has " + ", ".join(known) if known else "it has none"
+            raise UsageError(
+                f"{router.name} has no parameter {name!r}",
+                where=where,
+                remedy=f"did you mean {near[0]}?" if near else has,
+            )
+        with placed(where):
+            for text in written.split(","):
+                values.setdefault(name, []).append(parse_value(known[name], text))
+    return [
+        router(dict(zip(values, chosen, strict=True)))
+        for chosen in product(*(dict.fromkeys(each) for each in values.values()))
+    ]
+
+
+def router_label(router: Router) -> str:
+    """Return a router's name with the parameters that are not its defaults."""
+    usual = {parameter.name: parameter.default for parameter in router.parameters}
+    changed = (
+        f"{name}={format_value(name, value)}"
+        for name, value in router.values.items()
+        if value != usual[name]
+    )
+    return " ".join([router.name, *changed])

@@ -1,0 +1,191 @@
+"""Many fleets over one workload, on all cores: routers, policies and numbers of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Event
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.trace import Prompts
+from kvscope.fleet.kernel import Asked
+from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
+from kvscope.fleet.pooled import pooled_fleet
+from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.policies.base import Policy
+from kvscope.policies.belady import Belady
+from kvscope.policies.lru import Lru
+from kvscope.replay.sweep import cores, serve_replay
+from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.routers.base import Router
+
+SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """So many replicas with a policy behind a router."""
+
+    router: Router
+    policy: Policy
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """A fleet and what it gave with each seed; one seed where nothing is drawn."""
+
+    fleet: Fleet
+    outcomes: tuple[FleetOutcome, ...]
+
+    @property
+    def outcome(self) -> FleetOutcome:
+        """The outcome of the seed whose TTFT is the median; of two the worse."""
+        ranked = sorted(self.outcomes, key=lambda each: each.target_ttft_s)
+        return ranked[len(ranked) // 2]
+
+    @property
+    def meets(self) -> bool:
+        """Whether the SLO is met with every seed."""
+        return all(each.meets for each in self.outcomes)
+
+    def spread(self, figure: Callable[[FleetOutcome], float]) -> tuple[float, float] | None:
+        """Return the least and the largest of a figure over seeds, None for one seed."""
+        values = [figure(each) for each in self.outcomes]
+        return (min(values), max(values)) if len(values) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class PooledHits:
+    """Hit rates of one cache as large as all replicas' caches together, in the trace's order."""
+
+    lru: float
+    belady: float
+
+
+class FleetSweep:
+    """Replays fleets of one workload; each replica has `capacity_blocks`.
+
+    `think_s` closes the loop (see `kvscope.fleet.replay.arrivals`). `isolated` workloads route as
+    they serve. Random routers are replayed with `seeds` seeds.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        capacity_blocks: int,
+        slo: Slo,
+        *,
+        think_s: Float64s | None = None,
+        seeds: int = SEEDS,
+    ) -> None:
+        self.workload = workload
+        self.capacity_blocks = capacity_blocks
+        self.slo = slo
+        self.think_s = think_s
+        self.seeds = seeds
+        self._asked: Asked = asked(workload.prompts)
+
+    @property
+    def prompts(self) -> Prompts:
+        """The requests."""
+        return self.workload.prompts
+
+    def replays(self, fleet: Fleet) -> int:
+        """Return how many replays a fleet takes."""
+        return self.seeds if fleet.router.draws else 1
+
+    def replay(self, fleet: Fleet, seed: int = 0) -> FleetReplay:
+        """Return what the fleet does with each request."""
+        return replay_fleet(
+            self.workload.traffic,
+            self._asked,
+            self.workload.profile,
+            fleet.policy,
+            fleet.router,
+            fleet.replicas,
+            self.capacity_blocks,
+            think_s=self.think_s,
+            tables=self.workload.tables(fleet.policy),
+            seed=seed,
+        )
+
+    def run(self, fleet: Fleet) -> FleetRun:
+        """Return what the fleet gives with each seed."""
+        outcomes = (self.outcome(self.replay(fleet, seed)) for seed in range(self.replays(fleet)))
+        return FleetRun(fleet, tuple(outcomes))
+
+    def outcome(self, done: FleetReplay) -> FleetOutcome:
+        """Return what a replay gave."""
+        known = self._infinite if self.think_s is None else None
+        return fleet_outcome(
+            self.prompts, self.workload.traffic, self.workload.setting, self.slo, done, known
+        )
+
+    def prepare(self, fleets: Sequence[Fleet]) -> Iterator[Fleet]:
+        """Compile what the fleets need; yield the first one of each kernel when it is ready."""
+        seen = set()
+        _ = self._infinite
+        for fleet in fleets:
+            kernel = type(fleet.router), type(fleet.policy), fleet.policy.evicts
+            if kernel not in seen:
+                seen.add(kernel)
+                self._compile(fleet)
+                yield fleet
+
+    def sweep(self, fleets: Sequence[Fleet], stop: Event | None = None) -> Iterator[FleetRun]:
+        """Yield the run of each fleet, in their order; once `stop` is set no further one begins."""
+        stop = stop or Event()
+
+        def run(fleet: Fleet) -> FleetRun | None:
+            return None if stop.is_set() else self.run(fleet)
+
+        pool = ThreadPoolExecutor(cores(), thread_name_prefix="fleet")
+        try:
+            for done in pool.map(run, fleets):
+                if done is not None:
+                    yield done
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def pooled(self, policy: Policy, replicas: int) -> FleetOutcome:
+        """Return what one cache of all replicas' size and one queue for all of them give."""
+        request = ReplayRequest(policy, replicas * self.capacity_blocks)
+        hits = serve_replay(self.workload, request).served.hit_blocks
+        return self.outcome(
+            pooled_fleet(self.workload.traffic, hits, self.workload.profile, replicas)
+        )
+
+    def pooled_hits(self, replicas: int) -> PooledHits:
+        """Return what LRU and Bélády hit in one cache of all replicas' size."""
+        return PooledHits(*(self.pooled(policy, replicas).taken for policy in (Lru(), Belady())))
+
+    @cached_property
+    def _infinite(self) -> Int32s:
+        """The hits of an infinite cache, in the trace's order."""
+        traffic = self.workload.traffic
+        return infinite_hit_blocks(traffic, np.arange(len(traffic.leaf), dtype=np.int32))
+
+    def _compile(self, fleet: Fleet) -> None:
+        """Replay no request: any traffic needs what is compiled for it."""
+        nothing = self.workload.traffic._replace(
+            **{
+                name: column[:0]
+                for name, column in self.workload.traffic._asdict().items()
+                if name not in {"block_size", "block_parent"}
+            }
+        )
+        replay_fleet(
+            nothing,
+            Asked(**{name: column[:0] for name, column in self._asked._asdict().items()}),
+            self.workload.profile,
+            fleet.policy,
+            fleet.router,
+            fleet.replicas,
+            self.capacity_blocks,
+            tables=self.workload.tables(fleet.policy),
+        )

@@ -1,0 +1,305 @@
+"""A fleet: how many replicas meet the SLO, behind which router, and where hits are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvscope.app.documents.fleet import fleet_document
+from kvscope.app.fleet import FleetLine, FleetStudy
+from kvscope.core import units
+from kvscope.fleet.options import router_label
+from kvscope.fleet.outcome import FleetOutcome, Latencies
+from kvscope.fleet.sweep import FleetRun
+from kvscope.replay.policy_options import format_value
+from kvscope.report.report import Report
+from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.words import (
+    NONE,
+    Sizes,
+    count,
+    counted,
+    points,
+    share,
+    significant,
+    time_unit,
+)
+
+if TYPE_CHECKING:
+    from kvscope.policies.base import Policy
+
+SECTIONS = ("answer", "routers", "losses", "replicas", "assumed")
+"""What `--section` of `kvscope fleet` takes."""
+
+_ROWS = 10  # of a table on the one screen
+_MARK = "*"
+OVERLOADED = "overloaded"
+
+
+def screen(study: FleetStudy) -> list[Section]:
+    """Return the one screen: the answer, the routers, and what they lose."""
+    return [
+        Section.of("Answer", *in_words(study)),
+        Section.of(_here(study), _routers(study, _leading(study))),
+        Section.of(_losses_title(study), _losses(study, _leading(study))),
+        Section.of("Assumed", *_assumed(study)),
+    ]
+
+
+def sections(study: FleetStudy) -> list[Section]:
+    """Return every section."""
+    return [
+        Section.of("Answer", *in_words(study)),
+        Section.of(f"Routers: {_here(study)}", _routers(study, study.ranked)),
+        Section.of(f"Losses: {_losses_title(study)}", _losses(study, study.ranked)),
+        Section.of("Replicas", _replicas(study)),
+        Section.of("Assumed", *_assumed(study)),
+    ]
+
+
+def report(study: FleetStudy) -> Report:
+    """Return the study in every form."""
+    return Report(
+        "kvscope fleet",
+        study.trace,
+        document=lambda: fleet_document(study, in_words(study)),
+        screen=lambda: screen(study),
+        sections=lambda: sections(study),
+    )
+
+
+def in_words(study: FleetStudy) -> list[str]:
+    """Return the answer: the fewest replicas, what one fewer breaks, the price and the flags."""
+    best, run = study.best, study.answer
+    target = _target(study)
+    name = _called(study)(best)
+    if study.fewest is None:
+        most = counted(study.replicas[-1], "replica")
+        what = _failure(study, run)
+        return [f"No fleet of up to {most} meets {target}: with {name}, the best, {what}."]
+    price = "" if study.price_hour is None else f" for {study.price_hour:.4g} an hour"
+    answer = (
+        f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
+        f" with {_reached(study, run.outcome)}."
+    )
+    fewer = best.at(study.chosen - 1)
+    words = [answer]
+    if fewer is not None:
+        words.append(f"With one fewer, {_failure(study, fewer)}.")
+    others = [line for line in _leading(study)[1:] if not line.router.reference]
+    if others:
+        words.append(_others(study, others))
+    flags = best.router.flags()
+    if flags:
+        words.append(f"To set: {' '.join(flags)}")
+    return words
+
+
+def _leading(study: FleetStudy) -> list[FleetLine]:
+    """Return the best line of each router, as many as fit on one screen."""
+    best: dict[str, FleetLine] = {}
+    for line in study.ranked:
+        best.setdefault(line.router.name, line)
+    return list(best.values())[:_ROWS]
+
+
+def _outcomes(
+    study: FleetStudy, lines: Sequence[FleetLine]
+) -> list[tuple[FleetLine, FleetOutcome]]:
+    """Return the outcome of each line at the chosen number of replicas."""
+    runs = ((line, line.at(study.chosen)) for line in lines)
+    return [(line, run.outcome) for line, run in runs if run is not None]
+
+
+def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
+    """Return how many replicas the other routers take."""
+    name = _called(study)
+    parts = [f"{name(line)} {line.fewest or f'more than {study.replicas[-1]}'}" for line in others]
+    return f"Other routers need: {', '.join(parts)}."
+
+
+def _target(study: FleetStudy) -> str:
+    slo = study.slo
+    rank = units.format_percentile(slo.percentile)
+    target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"
+    if slo.tpot_s is not None:
+        target += f" and {rank} TPOT ≤ {units.duration_in_words(slo.tpot_s)}"
+    return target
+
+
+def _reached(study: FleetStudy, outcome: FleetOutcome) -> str:
+    """Return the percentiles that the SLO is about, and the share within it."""
+    rank = units.format_percentile(study.slo.percentile)
+    words = f"{rank} TTFT {units.duration_in_words(outcome.target_ttft_s)}"
+    if study.slo.tpot_s is not None and outcome.target_tpot_s is not None:
+        words += f", {rank} TPOT {units.duration_in_words(outcome.target_tpot_s)}"
+    return f"{words} and {share(outcome.latencies.attainment)} of the requests within it"
+
+
+def _failure(study: FleetStudy, run: FleetRun) -> str:
+    """Return what a fleet that misses the SLO breaks."""
+    missed = [each for each in run.outcomes if not each.meets]
+    outcome = run.outcome if run.outcome in missed else missed[0]
+    within = f"{share(outcome.latencies.attainment)} of the requests are within the SLO"
+    if outcome.latencies.overloaded:
+        return f"queues grow without end: {within}"
+    rank = units.format_percentile(study.slo.percentile)
+    if outcome.target_ttft_s > study.slo.ttft_s:
+        return f"{rank} TTFT is {units.duration_in_words(outcome.target_ttft_s)}, and {within}"
+    tpot_s = outcome.target_tpot_s or 0.0
+    return f"{rank} TPOT is {units.duration_in_words(tpot_s)}"
+
+
+def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
+    """Return how to call a line: its router, and its policy where there are several."""
+    policies = {id(line.policy) for line in study.lines}
+
+    def name(line: FleetLine) -> str:
+        star = _MARK if line.router.reference else ""
+        router = f"{router_label(line.router)}{star}"
+        return router if len(policies) == 1 else f"{router} + {_policy(study, line.policy)}"
+
+    return name
+
+
+def _policy(study: FleetStudy, policy: Policy) -> str:
+    """Return a policy's name, with the parameters in which its lines differ."""
+    alike = [line.policy for line in study.lines if line.policy.name == policy.name]
+    differing = [
+        f"{name}={format_value(name, value)}"
+        for name, value in policy.values.items()
+        if len({other.values[name] for other in alike}) > 1
+    ]
+    return " ".join([policy.name, *differing])
+
+
+def _here(study: FleetStudy) -> str:
+    size = Sizes(study.trace.block_size, study.model).in_words(study.capacity_blocks)
+    return f"{counted(study.chosen, 'replica')} of {size} each"
+
+
+def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
+    """Return a row for each router and policy at the chosen number of replicas."""
+    rank = units.format_percentile(study.slo.percentile)
+    known = _outcomes(study, lines)
+    unit = time_unit(_p95_s(outcome.latencies) for _, outcome in known)
+    name = _called(study)
+
+    def ttft(row: tuple[FleetLine, FleetOutcome], percentile: str) -> str:
+        times = row[1].latencies.ttft_ms
+        if times is None:
+            return OVERLOADED if percentile == "p95" else NONE
+        return unit.cell(getattr(times, percentile) / 1e3)
+
+    def tpot(row: tuple[FleetLine, FleetOutcome]) -> str:
+        times = row[1].latencies.tpot_ms
+        return NONE if times is None else significant(times.p95)
+
+    columns: dict[str, Callable[[tuple[FleetLine, FleetOutcome]], str]] = {
+        "router": lambda row: name(row[0]),
+        "needs": lambda row: count(row[0].fewest),
+        f"TTFT p50 ({unit.name})": lambda row: ttft(row, "p50"),
+        "p95": lambda row: ttft(row, "p95"),
+        "p99": lambda row: ttft(row, "p99"),
+        "TPOT p95 (ms)": tpot,
+        "within": lambda row: share(row[1].latencies.attainment),
+        "hit rate": lambda row: share(row[1].taken),
+        "max/mean": lambda row: significant(row[1].imbalance.p50),
+        "busiest": lambda row: share(max(each.utilization for each in row[1].replicas)),
+    }
+    note = (
+        f"needs: replicas for {rank}; max/mean: uncached tokens a minute, busiest replica over the"
+        " mean, median minute; busiest: prefill utilization"
+    )
+    if any(line.router.reference for line in study.lines):
+        note += f"; {_MARK} reference: no router can know this"
+    return tabulate("", known, columns, note)
+
+
+def _losses_title(study: FleetStudy) -> str:
+    return f"Share of the input tokens with {counted(study.chosen, 'replica')}"
+
+
+def _losses(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
+    """Return where the hits of an infinite cache are lost, a row a router."""
+    name = _called(study)
+    columns: dict[str, Callable[[tuple[FleetLine, FleetOutcome]], str]] = {
+        "router": lambda row: name(row[0]),
+        "infinite cache": lambda row: share(row[1].infinite),
+        "not held": lambda row: points(-row[1].not_held),
+        "best available": lambda row: share(row[1].best_available),
+        "not chosen": lambda row: points(-row[1].not_chosen),
+        "hit rate": lambda row: share(row[1].taken),
+    }
+    note = "not held: by any single replica; not chosen: another replica held more"
+    if study.pooled_hits is not None:
+        pooled = study.pooled_hits
+        note += (
+            f"; one cache of all replicas' size would hit {share(pooled.lru)} with lru,"
+            f" {share(pooled.belady)} with belady"
+        )
+    return tabulate("", _outcomes(study, lines), columns, note)
+
+
+def _replicas(study: FleetStudy) -> Table:
+    """Return the replicas of the answer."""
+    outcome = study.answer.outcome
+    rows = list(enumerate(outcome.replicas))
+    unit = time_unit(_p95_s(each.latencies) for each in outcome.replicas)
+
+    def ttft(number: int, percentile: str) -> str:
+        latencies = outcome.replicas[number].latencies
+        if latencies is None:
+            return NONE
+        if latencies.ttft_ms is None:
+            return OVERLOADED if percentile == "p95" else NONE
+        return unit.cell(getattr(latencies.ttft_ms, percentile) / 1e3)
+
+    def requests(number: int) -> str:
+        latencies = outcome.replicas[number].latencies
+        return count(latencies.requests if latencies else 0)
+
+    return tabulate(
+        f"Behind {_called(study)(study.best)}",
+        rows,
+        {
+            "replica": lambda row: str(row[0]),
+            "requests": lambda row: requests(row[0]),
+            "hit rate": lambda row: share(row[1].hit_rate),
+            "computed tokens": lambda row: count(row[1].computed_tokens),
+            "utilization": lambda row: share(row[1].utilization),
+            f"TTFT p50 ({unit.name})": lambda row: ttft(row[0], "p50"),
+            "p95": lambda row: ttft(row[0], "p95"),
+            "p99": lambda row: ttft(row[0], "p99"),
+            "evictions": lambda row: count(row[1].evictions),
+        },
+    )
+
+
+def _p95_s(latencies: Latencies | None) -> float | None:
+    times = None if latencies is None else latencies.ttft_ms
+    return None if times is None else times.p95 / 1e3
+
+
+def _assumed(study: FleetStudy) -> list[str]:
+    """Return the time model, the loop, and what is learned of what."""
+    queue = (
+        "Time model: one prefill queue a replica, first come, first served, at the latency of"
+        f" {study.setting.latency}; decoding slows with the requests that decode."
+    )
+    words = [queue]
+    think = study.think
+    if think is None:
+        words.append("Open loop: requests arrive at the times of the trace.")
+    else:
+        words.append(
+            f"Closed loop: a turn arrives its think time after the previous one's simulated end;"
+            f" {count(think.recorded)} think times are the gap less the recorded duration,"
+            f" {count(think.estimated)} less the estimated service; {count(think.floored)} would be"
+            " negative and are 0."
+        )
+    words.append(
+        "What policies learn is learned of the whole fleet's traffic. Capacity holds idle cached"
+        " blocks alone, not those of running requests."
+    )
+    return words
