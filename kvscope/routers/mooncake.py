@@ -30,6 +30,7 @@ class Mooncake(Router):
     summary = "Mooncake's Conductor: the least estimated TTFT, prefixes copied where that pays"
     source = "Mooncake, FAST'25, Algorithm 1"
     sees = "truth"
+    copies = True
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(
             "kvcache_balancing_threshold",
