@@ -44,7 +44,7 @@ from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.llm_d import LlmD
 from kvscope.routers.llm_d_precise import LlmDPrecise
 from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import Mooncake
+from kvscope.routers.mooncake import MooncakeConductor
 from kvscope.routers.random import Random
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.store.db import MEMORY, open_store
@@ -285,7 +285,7 @@ def figure_5() -> Table:
         "random": Random(),
         "load balancing": LeastRequests(),
         "local cache-aware": MinTtft(),
-        "global": Mooncake(),
+        "global": MooncakeConductor(),
     }
     mean_s: dict[int, dict[str, float]] = {}
     hits: dict[int, dict[str, float]] = {}

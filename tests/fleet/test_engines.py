@@ -23,7 +23,7 @@ from kvscope.replay.traffic import traffic
 from kvscope.routers.base import Prompt, Router, Sizes, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import Mooncake
+from kvscope.routers.mooncake import MooncakeConductor
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.small_traces import built, prompts
@@ -177,4 +177,4 @@ def test_a_request_that_no_replica_can_hold_is_rejected() -> None:
 
 def test_a_router_that_copies_prefixes_is_refused() -> None:
     with pytest.raises(UsageError, match="mooncake@fast25 copies prefixes"):
-        replay_engines(a_trace(), Lru(), Mooncake(), 2, SETTINGS, COST)
+        replay_engines(a_trace(), Lru(), MooncakeConductor(), 2, SETTINGS, COST)
