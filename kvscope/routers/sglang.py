@@ -127,7 +127,7 @@ class Sglang(Router):
                 least = replica
             if load[replica] > load[most]:
                 most = replica
-        # The real program counts in 32-bit floats, and so does whoever compares with it.
+        # In 32-bit floats, as the real program compares.
         imbalanced = load[most] - load[least] > p[1] and np.float32(load[most]) > np.float32(
             load[least]
         ) * np.float32(p[2])
