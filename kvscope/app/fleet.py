@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from kvscope.app.monitor import Monitor
+from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import InputError, Stopped, UsageError
@@ -57,7 +58,7 @@ class FleetStudy:
     """What fleets of one trace gave; `think` is None in open loop.
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
-    in closed loop; `pooled_hits` are those of one such cache in the trace's order.
+    in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
     """
 
     trace: Trace
@@ -68,6 +69,7 @@ class FleetStudy:
     capacity_blocks: int
     replicas: tuple[int, ...]
     seeds: int
+    time_model: TimeModel
     think: ThinkTimes | None
     lines: tuple[FleetLine, ...]
     pooled: FleetOutcome | None = None
@@ -153,6 +155,7 @@ def fleet(
         request.slo,
         think_s=None if think is None else think.think_s,
         seeds=request.seeds,
+        engine=None if request.engine is None else replace(request.engine, usable_blocks=capacity),
     )
     policies = [bind(variant, estimates) for variant in request.variants]
     fleets = [
@@ -172,6 +175,7 @@ def fleet(
         capacity_blocks=capacity,
         replicas=request.replicas,
         seeds=request.seeds,
+        time_model="queue" if request.engine is None else "engine",
         think=think,
         lines=lines,
     )
@@ -179,7 +183,9 @@ def fleet(
         workload.prepare([Lru(), Belady(), study.best.policy])
         return replace(
             study,
-            pooled=None if think else sweep.pooled(study.best.policy, study.chosen),
+            pooled=None
+            if think or request.engine
+            else sweep.pooled(study.best.policy, study.chosen),
             pooled_hits=sweep.pooled_hits(study.chosen),
         )
 
