@@ -20,7 +20,7 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.store.traces import load_prompts
 from tests.served import TRUE, served, without_queue_times, write_served
 
-GPU = ("--gpu", "h100", "--model", "llama3-8b")
+GPU = ("--gpu", "a100-80gb", "--model", "llama3-8b")  # its roofline is near the server's times
 FITTED = "TTFT is fitted to"
 
 
@@ -69,7 +69,7 @@ def test_a_trace_wins_over_a_roofline(traces: Path, capsys: pytest.CaptureFixtur
 def test_decoding_is_still_the_rooflines() -> None:
     """TTFTs say nothing of output tokens; a step takes some time whatever was fitted."""
     fitted = without_queue_times(served(1, 0.5)).fit()
-    stated = Deployment(gpu="h100", model="llama3-8b")
+    stated = Deployment(gpu="a100-80gb", model="llama3-8b")
     derived, timed = resolve(stated).latency, resolve(stated, fitted=fitted).latency
     assert timed.decode_base_s == derived.decode_base_s
     assert timed.decode_context_token_s == derived.decode_context_token_s
@@ -107,10 +107,24 @@ def test_a_roofline_stays_where_the_trace_does_not_determine_it(
         assert document["deployment"]["latency"]["source"] == "derived"
         assert "TTFT is a roofline's, not fitted to the trace: " in notes
         assert reason in notes
-        assert document["latency"]["profile"] == "llama3-8b-bf16-1xh100"
+        assert document["latency"]["profile"] == "llama3-8b-bf16-1xa100-80gb"
         named = command(capsys, traces / f"{trace}.jsonl", *GPU, "--latency", "trace")
         assert (named[0], named[1]) == (3, None)
         assert reason in named[2]
+
+
+def test_other_gpus_than_the_traces_keep_their_roofline(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace of slower GPUs than are asked about is used only if it is named."""
+    faster = ("--gpu", "h100", "--model", "llama3-8b")
+    _, document, notes = command(capsys, traces / "half.jsonl", *faster)
+    assert document["deployment"]["latency"]["source"] == "derived"
+    assert "TTFT is a roofline's: the trace's TTFTs are" in notes
+    assert "times as long, as if on other GPUs (--latency trace fits them)" in notes
+    _, document, notes = command(capsys, traces / "half.jsonl", *faster, "--latency", "trace")
+    assert document["latency"]["profile"] == "trace half"
+    assert FITTED in notes
 
 
 def test_sessions_without_a_common_clock_are_refused(traces: Path) -> None:
@@ -176,9 +190,9 @@ def test_tune_says_it_first_and_varies_it(
 def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All commands state the same latency of a deployment."""
     with kvscope.open_trace(traces / "half.jsonl") as trace:
-        analyzed = kvscope.analyze(trace, gpu="h100", model="llama3-8b").to_dict()
+        analyzed = kvscope.analyze(trace, gpu="a100-80gb", model="llama3-8b").to_dict()
         simulated = kvscope.simulate(
-            trace, gpu="h100", model="llama3-8b", latency="trace", policies="lru"
+            trace, gpu="a100-80gb", model="llama3-8b", latency="trace", policies="lru"
         ).to_dict()
     _, printed, _ = command(capsys, traces / "half.jsonl", *GPU, name="analyze")
     latency = analyzed["deployment"]["latency"]
