@@ -134,7 +134,7 @@ def fleet(
     InputError for a trace without arrival times.
     """
     monitor = monitor or Monitor()
-    routers = _checked(trace, request, monitor)
+    routers = _checked(trace, prompts, request, monitor)
     if trace.span_s <= 0:
         raise InputError(
             "the trace has no arrival times, so queues cannot be simulated",
@@ -190,7 +190,9 @@ def fleet(
         )
 
 
-def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Router]:
+def _checked(
+    trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor
+) -> list[Router]:
     """Return the routers that the trace can be replayed with."""
     if request.replicas[-1] > trace.requests:
         raise UsageError(
@@ -198,18 +200,22 @@ def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Rout
             where="--replicas",
             remedy="take fewer replicas, or a longer trace",
         )
-    keyless = [router for router in request.routers if router.needs == "keys"]
-    if trace.lineage != "none" or not keyless:
+    by_session = [router for router in request.routers if router.needs == "keys"]
+    if not by_session:
+        return list(request.routers)
+    if len(np.unique(prompts.conversation)) < trace.requests:
+        if trace.lineage == "inferred":
+            monitor.note("sessions are inferred from prompts: a real router's keys may differ")
         return list(request.routers)
     if request.routers_named:
         raise UsageError(
-            f"{keyless[0].name} needs conversations, which {trace.name!r} does not have",
+            f"{by_session[0].name} needs sessions, and no two requests of {trace.name!r} share one",
             where="--router",
             remedy="leave it out, or take a trace with sessions or parents",
         )
-    names = ", ".join(router.name for router in keyless)
-    monitor.note(f"left out: {names}, since the trace has no conversations")
-    return [router for router in request.routers if router not in keyless]
+    names = ", ".join(router.name for router in by_session)
+    monitor.note(f"left out: {names}, since no two requests share a session")
+    return [router for router in request.routers if router not in by_session]
 
 
 def _runs(sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor) -> list[FleetRun]:
