@@ -17,6 +17,7 @@ from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
 from kvscope.deployment.pool import KvPool
+from kvscope.deployment.roofline import HIGH, LOW
 from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS, LatencyProfile
@@ -205,7 +206,7 @@ def tune(
             tuning_options,
             capacity_blocks=pool.blocks - running,
             replicas=replicas,
-            ends=_ends(where, pool, running),
+            ends=_ends(where, pool, running, latency.fit if request.target.tpot_slo_s else None),
             scale_out=True,
         )
     layouts = (
@@ -253,12 +254,16 @@ def _launch(where: ResolvedDeployment) -> EngineLaunch:
     )
 
 
-def _ends(where: ResolvedDeployment, pool: KvPool, running: int) -> tuple[End, ...]:
+def _ends(
+    where: ResolvedDeployment, pool: KvPool, running: int, fit: TraceFit | None
+) -> tuple[End, ...]:
     """Return both ends of what is not known: the smaller pool with the slower prefill, and back.
 
     `running` blocks of the pool are not for the cache.
     """
     slow, fast = where.latency_high, where.latency_low
+    if fit is not None:  # an SLO of TPOT, which a fit to TTFTs leaves to the roofline
+        slow, fast = max(slow, HIGH), min(fast, LOW)
     if pool.low_blocks == pool.high_blocks and slow == fast:
         return ()
     return (
