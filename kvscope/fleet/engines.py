@@ -59,7 +59,7 @@ def _chooser(router: type[Router]) -> Callable[..., int]:
         raise UsageError(
             f"{router.name} copies prefixes between replicas, which simulated vLLMs do not",
             where="--router",
-            remedy="take the simple time model",
+            remedy="take --time-model queue",
         )
     choose = callable_in_kernels(router.choose)
 
