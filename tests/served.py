@@ -11,7 +11,7 @@ import numpy as np
 
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.trace import Measurements
-from kvscope.latency.observed import TraceFit, fit_trace
+from kvscope.latency.observed import TraceFit, fit_ttfts
 from kvscope.latency.profile import LatencyProfile
 
 TRUE = LatencyProfile("true", "", 20e-3, 1e-4, 4e-9)
@@ -29,7 +29,7 @@ class Served:
 
     def fit(self) -> TraceFit:
         """Fit a profile to what was measured."""
-        return fit_trace("made", self.arrival_s, self.input_tokens, self.measured)
+        return fit_ttfts("made", self.arrival_s, self.input_tokens, self.measured)
 
     def measuring(self, **columns: object) -> Served:
         """Return the requests with other measurements."""

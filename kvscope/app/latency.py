@@ -32,10 +32,10 @@ class TraceLatency:
 
 def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
     """Return the profile that the TTFTs of a trace determine. Raises InputError if they do not."""
-    from kvscope.latency.observed import fit_trace
+    from kvscope.latency.observed import fit_ttfts
 
     remedy = "measure with `kvscope calibrate`"
-    if trace.models and trace.models > 1:
+    if trace.measured_requests and trace.models and trace.models > 1:
         raise InputError(
             f"has requests of {trace.models} models, which take different times",
             where=trace.name,
@@ -47,7 +47,7 @@ def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
             where=trace.name,
             remedy=remedy,
         )
-    return fit_trace(trace.name, prompts.arrival_s, prompts.input_tokens, prompts.measurements)
+    return fit_ttfts(trace.name, prompts.arrival_s, prompts.input_tokens, prompts.measurements)
 
 
 def latency_for(
@@ -58,8 +58,9 @@ def latency_for(
 ) -> TraceLatency:
     """Return the latency for a trace: the one fitted to it in place of TO_FIT or of a roofline.
 
-    A roofline stays where the trace's TTFTs do not determine a profile. Raises InputError where
-    they do not but have to. `prompts` loads the trace's.
+    A roofline stays where the trace's TTFTs do not determine a profile, or one beyond its band: a
+    trace may be of other GPUs than are asked about. Raises InputError where they determine none
+    but have to. `prompts` loads the trace's.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
     derived = deployment is not None and deployment.latency_origin == "derived"
@@ -80,6 +81,22 @@ def latency_for(
             profile, deployment, note=f"TTFT is a roofline's, not fitted to the trace: {why}"
         )
     if deployment is not None:
+        times = 1.0 if named else _times_as_long(deployment.latency, fitted, loaded)
+        if not deployment.latency_low <= times <= deployment.latency_high:
+            note = (
+                f"TTFT is a roofline's: the trace's TTFTs are {times:.2g} times as long, as if on"
+                " other GPUs (--latency trace fits them)."
+            )
+            return TraceLatency(profile, deployment, note=note)
         deployment = resolve(deployment.stated, fitted=fitted)
     timed = deployment.latency if deployment else fitted.profile
     return TraceLatency(timed, deployment, fitted, f"TTFT is {timed.source}.")
+
+
+def _times_as_long(derived: LatencyProfile, fitted: TraceFit, prompts: Prompts) -> float:
+    """Return the fitted over the derived prefill time of the requests whose hits are known."""
+    assert prompts.measurements is not None  # noqa: S101  (it was fitted to them)
+    cached = prompts.measurements.cached_tokens
+    known = cached >= 0
+    tokens = (prompts.input_tokens - cached)[known], cached[known]
+    return float(fitted.profile.ttft_s(*tokens).sum() / derived.ttft_s(*tokens).sum())

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.errors import UsageError
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.core.trace import Prompts
@@ -54,6 +55,12 @@ def _write_path(block_parent: Int32s, leaf: int, path: Int32s, length: int) -> N
 
 @once
 def _chooser(router: type[Router]) -> Callable[..., int]:
+    if router.copies:
+        raise UsageError(
+            f"{router.name} copies prefixes between replicas, which simulated vLLMs do not",
+            where="--router",
+            remedy="take the simple time model",
+        )
     choose = callable_in_kernels(router.choose)
 
     @kernel
@@ -191,7 +198,7 @@ def replay_engines(
     one that needs more than all blocks of a replica is rejected: it has no hits, and nan for times.
     A prefix that is computed between a request's arrival and its admission counts in `best_blocks`
     where the request hit it. `Truth.wait_s` is what the tokens in front take, without decodes.
-    Raises UsageError for a policy without lanes.
+    Raises UsageError for a policy without lanes and for a router that copies prefixes.
     """
     known = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
     requests, routed, parents = known.requests, asked(prompts), known.nodes.parent.copy()

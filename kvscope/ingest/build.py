@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
-from kvscope.ingest.clocks import begin_together, placed
+from kvscope.ingest.clocks import begin_together, open_sessions, placed
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
@@ -105,9 +105,9 @@ def _place_sessions(rows: dict[str, NDArray[Any]], options: ReadOptions) -> list
     Once the user states when sessions begin, the clock is the trace's own.
     """
     clock = _numbered(rows["clock"])
-    together = begin_together(rows["arrival_s"], _numbered(rows["session"]))
-    if together and clock.max() < 0:
-        clock = _numbered(rows["session"])
+    session = _numbered(rows["session"])
+    if clock.max() < 0 and begin_together(rows["arrival_s"], session):
+        clock = session
     rows["clock"] = clock
     if clock.max() < 1:  # one session has no others to be placed among
         return []
@@ -116,8 +116,8 @@ def _place_sessions(rows: dict[str, NDArray[Any]], options: ReadOptions) -> list
         rows["arrival_s"] = placed(rows["arrival_s"], clock, rate, seed)
         rows["clock"] = np.full_like(clock, -1)
         return [f"sessions were placed as a Poisson process of {rate:g} sessions/s (seed {seed})"]
-    how = "all begin at one instant" if together else "were placed back to back"
-    return [f"{NO_COMMON_CLOCK} and {how}"]
+    count = open_sessions(rows["arrival_s"], clock)
+    return [f"{NO_COMMON_CLOCK}: as placed, {count:.3g} are open at a time"]
 
 
 def _numbered(first_row: Int32s) -> Int32s:

@@ -15,7 +15,7 @@ Queueing Systems I, 1975, chapter 5).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,19 @@ class TraceFit:
     high: float
 
 
-def fit_trace(
+class LoneRequests(NamedTuple):
+    """Uncached and cached tokens of requests, and the time of their prefill."""
+
+    uncached: Int64s
+    cached: Int64s
+    service_s: Float64s
+
+    def take(self, chosen: Int64s) -> LoneRequests:
+        """Return those with these numbers."""
+        return LoneRequests(self.uncached[chosen], self.cached[chosen], self.service_s[chosen])
+
+
+def fit_ttfts(
     name: str,
     arrival_s: Float64s,
     input_tokens: Int32s,
@@ -74,80 +86,93 @@ def fit_trace(
     profile.
     """
     if measured is None or not np.isfinite(measured.ttft_s).any():
-        raise _refused(name, "contains no TTFTs", "record one on the engine, or " + _REMEDY)
-    ttft_s, queue_s, cached_tokens = measured.ttft_s, measured.queue_s, measured.cached_tokens
-    timed = np.isfinite(ttft_s) & (ttft_s > 0)
-    usable = timed & (cached_tokens >= 0) & (cached_tokens < input_tokens)
-    if not usable.any():
-        raise _refused(
-            name,
-            "has TTFTs but no cached tokens, so how many were computed is unknown",
-            "log them too (vLLM: --enable-prompt-tokens-details), or " + _REMEDY,
+        raise InputError(
+            "contains no TTFTs", where=name, remedy=f"record one on the engine, or {_REMEDY}"
         )
-    waited_s = np.where((queue_s > 0) & (queue_s < ttft_s), queue_s, 0.0)
-    longest_s = float(np.quantile((ttft_s - waited_s)[timed], 0.99))
-    start_s = arrival_s + waited_s
-    end_s = np.where(timed, arrival_s + ttft_s, start_s + longest_s)
-    named = np.all(measured.worker >= 0)  # an unknown one could be any
-    worker = measured.worker if named else np.zeros_like(measured.worker)
-    lone = np.flatnonzero(usable & _lone(start_s, end_s, worker, _clock_s(arrival_s)))
-    stated = int(timed.sum())
-    if len(lone) < ENOUGH:
-        logged = "" if np.isfinite(queue_s).any() else "log queue times too, or "
-        raise _refused(
-            name,
-            f"only {len(lone):,} of {stated:,} TTFTs were measured without another prefill at the"
-            f" same time, and a fit needs {ENOUGH}",
-            logged + _REMEDY,
-        )
-    uncached = (input_tokens - cached_tokens)[lone].astype(np.int64)
-    cached = cached_tokens[lone].astype(np.int64)
-    service_s = (ttft_s - waited_s)[lone]
-    short, long = np.quantile(uncached, (0.05, 0.95))
-    if long < LEAST_RANGE * short:
-        raise _refused(
-            name,
-            f"nine of ten requests that did not wait compute {short:,.0f} to {long:,.0f} tokens:"
-            f" too narrow a range, a fit needs a factor of {LEAST_RANGE:g}",
-            _REMEDY,
-        )
-    order = np.random.default_rng(seed).permutation(len(lone))[:_MOST]
+    stated = int(np.isfinite(measured.ttft_s).sum())
+    lone = _lone_requests(name, arrival_s, input_tokens, measured)
+    order = np.random.default_rng(seed).permutation(len(lone.uncached))[:_MOST]
     held_out, chosen = np.split(order, [len(order) // 3])
-    longest, to_fit = int(uncached.max()), (uncached[chosen], cached[chosen], service_s[chosen])
+    to_fit, others = lone.take(chosen), lone.take(held_out)
+    longest = int(lone.uncached.max())
     try:
-        rough = fit(_groups(*to_fit), seed=seed, draws=1).profile("", "", longest)
-        fitted = fit(_groups(*to_fit, rough), seed=seed)
+        rough = fit(_groups(to_fit), seed=seed, draws=1).profile(name, "", longest)
+        fitted = fit(_groups(to_fit, rough), seed=seed).profile(f"trace {name}", "", longest)
     except EngineError as error:
-        raise _refused(name, f"no profile fits its TTFTs: {error.what}", _REMEDY) from error
-    model = fitted.profile(f"trace {name}", "", longest)
-    predicted_s = model.ttft_s(uncached[held_out], cached[held_out])
-    ratios = service_s[held_out] / predicted_s
+        raise InputError(
+            f"no profile fits its TTFTs: {error.what}", where=name, remedy=_REMEDY
+        ) from error
+    ratios = others.service_s / fitted.ttft_s(others.uncached, others.cached)
     median_error, p90_error = np.quantile(np.abs(1 / ratios - 1), (0.5, 0.9)).tolist()
     if p90_error > WORST_P90:
-        raise _refused(
-            name,
+        raise InputError(
             f"the fit to its TTFTs is off by {p90_error:.0%} (p90 of held-out requests): more than"
             " token counts decides them, such as load that the trace does not show",
-            _REMEDY,
+            where=name,
+            remedy=_REMEDY,
         )
     low, high = np.round(np.quantile(ratios, (0.05, 0.95)), 2).tolist()
     return TraceFit(
         profile=replace(
-            model,
-            base_s=model.base_s or float(model.ttft_s(1, 0)),  # a step takes some time
+            fitted,
+            base_s=fitted.base_s or float(fitted.ttft_s(1, 0)),  # a step takes some time
             source=(
-                f"fitted to {len(lone):,} of the {stated:,} TTFTs of {name}, those without another"
-                f" prefill at the same time; off by {median_error:.1%} (median) and"
+                f"fitted to {len(lone.uncached):,} of the {stated:,} TTFTs of {name}, those without"
+                f" another prefill at the same time; off by {median_error:.1%} (median) and"
                 f" {p90_error:.1%} (p90) on held-out requests"
             ),
         ),
-        requests=len(lone),
+        requests=len(lone.uncached),
         stated=stated,
         median_error=median_error,
         p90_error=p90_error,
         low=min(low, 1.0),
         high=max(high, 1.0),
     )
+
+
+def _lone_requests(
+    name: str, arrival_s: Float64s, input_tokens: Int32s, measured: Measurements
+) -> LoneRequests:
+    """Return the requests that share their prefill's time with no other one.
+
+    Raises InputError where there are too few, or too similar ones.
+    """
+    ttft_s, queue_s, cached_tokens = measured.ttft_s, measured.queue_s, measured.cached_tokens
+    timed = np.isfinite(ttft_s) & (ttft_s > 0)
+    usable = timed & (cached_tokens >= 0) & (cached_tokens < input_tokens)
+    if not usable.any():
+        raise InputError(
+            "has TTFTs but no cached tokens, so how many were computed is unknown",
+            where=name,
+            remedy=f"log them too (vLLM: --enable-prompt-tokens-details), or {_REMEDY}",
+        )
+    waited_s = np.where((queue_s > 0) & (queue_s < ttft_s), queue_s, 0.0)
+    typical_s = float(np.quantile((ttft_s - waited_s)[timed], 0.99))
+    start_s = arrival_s + waited_s
+    end_s = np.where(timed, arrival_s + ttft_s, start_s + typical_s)
+    named = np.all(measured.worker >= 0)  # an unknown one could be any
+    worker = measured.worker if named else np.zeros_like(measured.worker)
+    lone = np.flatnonzero(usable & _lone(start_s, end_s, worker, _clock_s(arrival_s)))
+    if len(lone) < ENOUGH:
+        logged = "" if np.isfinite(queue_s).any() else "log queue times too, or "
+        raise InputError(
+            f"only {len(lone):,} of {timed.sum():,} TTFTs were measured without another prefill at"
+            f" the same time, and a fit needs {ENOUGH}",
+            where=name,
+            remedy=logged + _REMEDY,
+        )
+    cached = cached_tokens[lone].astype(np.int64)
+    uncached = input_tokens[lone] - cached
+    short, long = np.quantile(uncached, (0.05, 0.95))
+    if long < LEAST_RANGE * short:
+        raise InputError(
+            f"nine of ten requests that did not wait compute {short:,.0f} to {long:,.0f} tokens:"
+            f" too narrow a range, a fit needs a factor of {LEAST_RANGE:g}",
+            where=name,
+            remedy=_REMEDY,
+        )
+    return LoneRequests(uncached, cached, (ttft_s - waited_s)[lone])
 
 
 def _clock_s(arrival_s: Float64s) -> float:
@@ -174,27 +199,20 @@ def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock
     return lone
 
 
-def _groups(
-    uncached: Int64s, cached: Int64s, service_s: Float64s, rough: LatencyProfile | None = None
-) -> dict[Cell, list[float]]:
+def _groups(requests: LoneRequests, rough: LatencyProfile | None = None) -> dict[Cell, list[float]]:
     """Return the times of groups of similar token counts, each by its median ones.
 
     With a rough profile, each time is first scaled to those by the ratio of its times.
     """
     groups: dict[Cell, list[float]] = {}
-    by_length = np.argsort(uncached, kind="stable")
-    lengths = min(_LONG, len(uncached) // (_WIDE * _LEAST_IN_GROUP))
+    by_length = np.argsort(requests.uncached, kind="stable")
+    lengths = min(_LONG, len(by_length) // (_WIDE * _LEAST_IN_GROUP))
     for similar in np.array_split(by_length, lengths):
-        by_cached = similar[np.lexsort((uncached[similar], cached[similar]))]
-        for members in np.array_split(by_cached, _WIDE):
-            cell = Cell(int(np.median(uncached[members])), int(np.median(cached[members])))
-            times = service_s[members]
+        by_cached = np.lexsort((requests.uncached[similar], requests.cached[similar]))
+        for members in np.array_split(similar[by_cached], _WIDE):
+            uncached, cached, times = requests.take(members)
+            cell = Cell(int(np.median(uncached)), int(np.median(cached)))
             if rough is not None:
-                own_s = rough.ttft_s(uncached[members], cached[members])
-                times = times * rough.ttft_s(*cell) / own_s
+                times = times * rough.ttft_s(*cell) / rough.ttft_s(uncached, cached)
             groups.setdefault(cell, []).extend(times.tolist())
     return groups
-
-
-def _refused(name: str, why: str, remedy: str) -> InputError:
-    return InputError(why, where=name, remedy=remedy)

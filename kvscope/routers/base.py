@@ -129,6 +129,7 @@ class Router:
     `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
     stood in for by `characters_per_token` characters a token. `reference` marks what no router can
     do. `counts_blocks` asks for `Load.used_blocks` and `Truth.new_blocks`, which cost time.
+    `copies` marks a router that writes `View.fetch`.
     """
 
     name: ClassVar[str]
@@ -140,6 +141,7 @@ class Router:
     draws: ClassVar[bool] = False
     reference: ClassVar[bool] = False
     counts_blocks: ClassVar[bool] = False
+    copies: ClassVar[bool] = False
     parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:

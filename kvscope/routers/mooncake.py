@@ -11,7 +11,7 @@ from kvscope.routers.base import Prompt, Router, View
 _THRESHOLD, _TRANSFER = 0, 1
 
 
-class Mooncake(Router):
+class MooncakeConductor(Router):
     """Send each request where queue, copy and prefill are estimated to end first.
 
     best is the longest prefix on any replica. A replica whose own prefix is shorter than
@@ -30,6 +30,7 @@ class Mooncake(Router):
     summary = "Mooncake's Conductor: the least estimated TTFT, prefixes copied where that pays"
     source = "Mooncake, FAST'25, Algorithm 1"
     sees = "truth"
+    copies = True
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(
             "kvcache_balancing_threshold",

@@ -40,7 +40,7 @@ class Prefixaware(Router):
     than `prefix_min_match_length` characters, the replica with the fewest requests of the last
     `request_stats_window_s` gets it; with the default of 0 the load counts for nothing.
 
-    Texts are stood in for by `characters_per_token`; two blocks differ from their first character.
+    A token stands for `characters_per_token`; blocks differ from their first character on.
     Source: vllm-project/production-stack, vllm-stack-0.1.12, src/vllm_router/prefix/hashtrie.py and
     routers/routing_logic.py (PrefixAwareRouter), stats/request_stats.py, parsers/parser.py.
     """

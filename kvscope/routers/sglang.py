@@ -47,14 +47,15 @@ class Tree(NamedTuple):
 class Sglang(Router):
     """Send a request where most of its prompt was sent before, unless load is imbalanced.
 
-    All replicas share one radix tree of texts. The replica that was first to get the deepest text
-    matched gets the request, if more than `cache_threshold` of the prompt matches; else the one
-    with the fewest requests in flight does, the first of equals. So it does when the most and the
-    fewest differ by more than both balance thresholds. Every `eviction_interval_s` the tree drops
-    the oldest leaves of replicas that have more than `max_tree_chars`; engines tell it nothing.
+    One radix tree has the texts sent to all replicas. If more than `cache_threshold` of a prompt
+    matches, the request goes to the replica that got the deepest matched text first. Otherwise, and
+    whenever the busiest replica exceeds the least busy one by both balance thresholds, it goes to
+    the replica with the fewest requests in flight, the first of equals. Every `eviction_interval_s`
+    the tree drops the oldest leaves of replicas with more than `max_tree_chars`, whatever engines
+    evict.
 
-    Texts are stood in for by `characters_per_token`; two blocks differ from their first character.
-    Where the first owner was evicted, the real router takes any other, here one drawn by the node.
+    A token stands for `characters_per_token`; blocks differ from their first character on. A text
+    whose first replica was evicted falls to any other that has it: here to one drawn by its node.
     Source: sglang-router 0.3.2 (sgl-project/sglang, release commit of #17168),
     sgl-model-gateway/src/policies/cache_aware.rs and tree.rs; defaults of its launcher,
     sglang_router/router_args.py.
@@ -126,7 +127,7 @@ class Sglang(Router):
                 least = replica
             if load[replica] > load[most]:
                 most = replica
-        # The real program counts in 32-bit floats, and so does whoever compares with it.
+        # In 32-bit floats, as the real program compares.
         imbalanced = load[most] - load[least] > p[1] and np.float32(load[most]) > np.float32(
             load[least]
         ) * np.float32(p[2])

@@ -24,6 +24,7 @@ class VllmDp(Router):
     """
 
     name = "vllm-dp@0.32"
+    aliases = ("vllm-dp",)
     summary = "vLLM's data-parallel balancer: fewest requests, no look at caches"
     source = "vLLM 0.32.0"
     sees = "load"

@@ -20,7 +20,7 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.store.traces import load_prompts
 from tests.served import TRUE, served, without_queue_times, write_served
 
-GPU = ("--gpu", "h100", "--model", "llama3-8b")
+GPU = ("--gpu", "a100-80gb", "--model", "llama3-8b")  # its roofline is near the server's times
 FITTED = "TTFT is fitted to"
 
 
@@ -69,7 +69,7 @@ def test_a_trace_wins_over_a_roofline(traces: Path, capsys: pytest.CaptureFixtur
 def test_decoding_is_still_the_rooflines() -> None:
     """TTFTs say nothing of output tokens; a step takes some time whatever was fitted."""
     fitted = without_queue_times(served(1, 0.5)).fit()
-    stated = Deployment(gpu="h100", model="llama3-8b")
+    stated = Deployment(gpu="a100-80gb", model="llama3-8b")
     derived, timed = resolve(stated).latency, resolve(stated, fitted=fitted).latency
     assert timed.decode_base_s == derived.decode_base_s
     assert timed.decode_context_token_s == derived.decode_context_token_s
@@ -107,10 +107,24 @@ def test_a_roofline_stays_where_the_trace_does_not_determine_it(
         assert document["deployment"]["latency"]["source"] == "derived"
         assert "TTFT is a roofline's, not fitted to the trace: " in notes
         assert reason in notes
-        assert document["latency"]["profile"] == "llama3-8b-bf16-1xh100"
+        assert document["latency"]["profile"] == "llama3-8b-bf16-1xa100-80gb"
         named = command(capsys, traces / f"{trace}.jsonl", *GPU, "--latency", "trace")
         assert (named[0], named[1]) == (3, None)
         assert reason in named[2]
+
+
+def test_other_gpus_than_the_traces_keep_their_roofline(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace of slower GPUs than are asked about is used only if it is named."""
+    faster = ("--gpu", "h100", "--model", "llama3-8b")
+    _, document, notes = command(capsys, traces / "half.jsonl", *faster)
+    assert document["deployment"]["latency"]["source"] == "derived"
+    assert "TTFT is a roofline's: the trace's TTFTs are" in notes
+    assert "times as long, as if on other GPUs (--latency trace fits them)" in notes
+    _, document, notes = command(capsys, traces / "half.jsonl", *faster, "--latency", "trace")
+    assert document["latency"]["profile"] == "trace half"
+    assert FITTED in notes
 
 
 def test_sessions_without_a_common_clock_are_refused(traces: Path) -> None:
@@ -157,6 +171,25 @@ def test_a_pool_and_a_trace_are_enough(traces: Path, capsys: pytest.CaptureFixtu
     assert document["deployment"]["latency"]["profile"] == "trace half"
     assert run(["deployment", *options]) == 0
     assert "Fitted to the TTFTs in the trace" in capsys.readouterr().out
+    assert run(["deployment", *options, "--json"]) == 2
+    assert "has no figures until a trace is read" in capsys.readouterr().err
+    assert run(["deployment", *GPU, "--latency", "trace"]) == 0
+    assert "a roofline until a trace is read" in capsys.readouterr().out
+
+
+def test_the_file_may_say_so(
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`latency = "trace"` is no file of that name, and refuses what an option would refuse."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace").write_text("no profile", encoding="utf-8")
+    assert run(["deployment", "create", *GPU, "--latency", "trace"]) == 0
+    _, document, _ = command(capsys, traces / "half.jsonl")
+    assert document["latency"]["profile"] == "trace half"
+    assert command(capsys, traces / "behind.jsonl")[0] == 3
 
 
 @pytest.mark.parametrize("options", [GPU, ("--capacity-blocks", "20000", "--latency", "trace")])
@@ -173,12 +206,25 @@ def test_tune_says_it_first_and_varies_it(
     assert all(0.7 < float(end.split("x")[0]) < 1.4 for end in ends)
 
 
+def test_output_tokens_keep_the_band_of_the_roofline(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TTFTs do not narrow what is known of the time per output token."""
+    more = ("--slo", "1s", "--tpot-slo", "50ms", "--policies", "tlru", "--output", "-")
+    _, document, _ = command(capsys, traces / "half.jsonl", *GPU, *more, name="tune")
+    assert document["deployment"]["latency"]["profile"] == "trace half"
+    assert {end["name"].split("prefill ")[1] for end in document["ends"]} == {
+        "1.65x as long",
+        "0.65x as long",
+    }
+
+
 def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All commands state the same latency of a deployment."""
     with kvscope.open_trace(traces / "half.jsonl") as trace:
-        analyzed = kvscope.analyze(trace, gpu="h100", model="llama3-8b").to_dict()
+        analyzed = kvscope.analyze(trace, gpu="a100-80gb", model="llama3-8b").to_dict()
         simulated = kvscope.simulate(
-            trace, gpu="h100", model="llama3-8b", latency="trace", policies="lru"
+            trace, gpu="a100-80gb", model="llama3-8b", latency="trace", policies="lru"
         ).to_dict()
     _, printed, _ = command(capsys, traces / "half.jsonl", *GPU, name="analyze")
     latency = analyzed["deployment"]["latency"]

@@ -1,4 +1,4 @@
-"""A real router on this machine, in front of scripted workers that answer when they are told to."""
+"""A real router on this machine, in front of scripted workers that answer on command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
@@ -30,12 +30,12 @@ _MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by":
 class RealRouter:
     """A router's own program and N workers, all on loopback, until the context ends.
 
-    `send` gives it a request and returns which worker has it; the worker answers on `finish`.
+    `send` passes a request on and returns the worker that it reached, which answers on `finish`.
     """
 
     def __init__(self, package: str, workers: int, options: Sequence[str]) -> None:
-        self._arrived: SimpleQueue[tuple[int, int]] = SimpleQueue()
-        self._may_answer: dict[int, threading.Event] = {}
+        self.arrived: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self.may_answer: dict[int, threading.Event] = {}
         self._waiting: dict[int, HTTPConnection] = {}
         self._idle: list[HTTPConnection] = []
         self._workers = [_Worker(number, self) for number in range(workers)]
@@ -56,7 +56,8 @@ class RealRouter:
             for worker in self._workers:
                 threading.Thread(target=worker.serve_forever, daemon=True).start()
             self._reader.start()
-            self._wait(lambda: self._get("/readiness").get("healthy_workers") == len(self._workers))
+            ready = len(self._workers)
+            self._wait(lambda: self._get("/readiness").get("healthy_workers") == ready)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -68,7 +69,7 @@ class RealRouter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for event in self._may_answer.values():
+        for event in self.may_answer.values():
             event.set()
         for connection in (*self._waiting.values(), *self._idle):
             connection.close()
@@ -83,21 +84,21 @@ class RealRouter:
 
     def send(self, number: int, text: str) -> int:
         """Send a request, and return the worker that it arrived at."""
-        self._may_answer[number] = threading.Event()
+        self.may_answer[number] = threading.Event()
         connection = self._idle.pop() if self._idle else self._connection()
         body = {"text": text, "sampling_params": {"max_new_tokens": number}}
         connection.request(
             "POST", "/generate", json.dumps(body), {"Content-Type": "application/json"}
         )
         self._waiting[number] = connection
-        arrived, worker = self._arrived.get(timeout=_TIMEOUT_S)
+        arrived, worker = self.arrived.get(timeout=_TIMEOUT_S)
         assert arrived == number
         return worker
 
     def finish(self, numbers: Sequence[int]) -> None:
-        """Let workers answer, and return when the router counts these requests no longer."""
+        """Let workers answer, and return when the router no longer counts these requests."""
         for number in numbers:
-            self._may_answer.pop(number).set()
+            self.may_answer.pop(number).set()
             connection = self._waiting.pop(number)
             response = connection.getresponse()
             response.read()
@@ -123,13 +124,13 @@ class RealRouter:
         self._idle.append(connection)
         return answer
 
-    def _wait(self, is_so: Any) -> None:
-        """Wait until something is so; the program may first have to start."""
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; the program may first have to start."""
         until = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < until:
             assert self._program.poll() is None, "".join(self.log[-20:])
             try:
-                if is_so():
+                if condition():
                     return
             except (OSError, HTTPException, json.JSONDecodeError):
                 time.sleep(0.05)
@@ -167,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_GET(self) -> None:
-        """Answer what routers ask workers: health, names, and no loads."""
+        """Answer health checks and queries for names; report no loads."""
         if "load" in self.path or "metrics" in self.path:
             self.send_error(404)
         else:
@@ -177,8 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a request when its event is set."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         number = body["sampling_params"]["max_new_tokens"]
-        event = self.server.router._may_answer[number]
-        self.server.router._arrived.put((number, self.server.number))
+        event = self.server.router.may_answer[number]
+        self.server.router.arrived.put((number, self.server.number))
         event.wait()
         self._answer(_ANSWER)
 

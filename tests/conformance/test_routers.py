@@ -254,7 +254,7 @@ class InOrder(PrefixHash):
 
 @REQUESTS
 def test_prefix_hash(count: int) -> None:
-    """Every choice is the real one, on a ring that the idle router was asked for."""
+    """Every choice is the real one, on a ring that probes of the idle router show."""
     script = scripted(count, 1, in_flight=40)
     values = {"prefix_tokens": 1.5 * BLOCK_SIZE, "load_factor": 1.25, "balance_abs_threshold": 2}
     # Texts that are not tokenized are hashed at 4 characters a token.

@@ -104,10 +104,11 @@ def test_ttfts_of_the_trace_are_its_latency(
         with open_store(tmp_path / "served.duckdb") as store:
             trace = ingest(store, str(path)).trace
             fitted = made.fit() if name == "half" else None
-        app = deployed(str(tmp_path / "served.duckdb"), monkeypatch, trace=trace.name)
+        a100 = {"gpu": "a100-80gb", "model": "llama3-8b", "trace": trace.name}
+        app = shown(str(tmp_path / "served.duckdb"), monkeypatch, **a100)
         profile = app.session_state["choices"].profile
         if fitted is None:
-            assert profile.name == "llama3-8b-bf16-1xh100"
+            assert profile.name == "llama3-8b-bf16-1xa100-80gb"
             assert "TTFT is a roofline's, not fitted to the trace: only" in captions(app)
             app.selectbox(key="timing").select("trace").run()
             assert "were measured without another prefill" in app.error[0].value

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.ingest.clocks import open_sessions
+from kvscope.ingest.clocks import SessionStarts, open_sessions
 from kvscope.ingest.formats.base import ReadOptions, Request
 from kvscope.replay.derived_traces import begun
 from kvscope.store.db import open_store
@@ -20,7 +20,7 @@ from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 SIZE = 16
-UNPLACED = "sessions have no common clock and "
+UNPLACED = "sessions have no common clock: as placed, "
 
 
 def request(at_s: float | None, session: str | None, **fields: Any) -> Request:
@@ -46,7 +46,7 @@ def test_a_format_says_that_sessions_have_clocks_of_their_own() -> None:
         request(1.0, "b", clock="x"),
         request(2.0, "c", clock="y"),
     ]
-    assert clocks(trace) == ([0, 0, 1], UNPLACED + "were placed back to back")
+    assert clocks(trace) == ([0, 0, 1], UNPLACED + "1 are open at a time")
     assert clocks([request(0.0, "a"), request(1.0, "a"), request(2.0, "b")]) == ([-1] * 3, "")
     assert clocks(trace[:2]) == ([0, 0], "")  # a single session
 
@@ -62,13 +62,13 @@ def test_a_session_whose_first_request_has_no_time_begins_at_none() -> None:
         request(None, "c", delay_s=1.0),
         request(11.0, None),
     ]
-    assert clocks(trace) == ([0, 0, 1, 1, -1, -1, -1], UNPLACED + "were placed back to back")
+    assert clocks(trace) == ([0, 0, 1, 1, -1, -1, -1], UNPLACED + "1.5 are open at a time")
 
 
 def test_sessions_that_all_begin_at_once_are_timed_each_from_its_start() -> None:
     """One that begins later, or a request outside of all sessions, shows a common clock."""
     together = [request(at, name) for name in "abc" for at in (5.0, 5.0 + ord(name))]
-    assert clocks(together) == ([0, 1, 2, 0, 1, 2], UNPLACED + "all begin at one instant")
+    assert clocks(together) == ([0, 1, 2, 0, 1, 2], UNPLACED + "2.5 are open at a time")
     assert clocks([*together, request(6.0, "d")])[1] == ""
     assert clocks([*together, request(6.0, None)])[1] == ""
     assert clocks([request(5.0, name) for name in "abc"])[1] == ""  # a batch lasts no time
@@ -126,7 +126,7 @@ def test_other_starts_make_the_trace_that_would_have_been_read() -> None:
     ]
     options = ReadOptions(session_arrivals=1.5, seed=3)
     read = small_traces.prompts(small_traces.built(trace, SIZE, options))
-    made = begun(small_traces.prompts(small_traces.built(trace, SIZE)), 1.5, 3)
+    made = begun(small_traces.prompts(small_traces.built(trace, SIZE)), SessionStarts(1.5, 3, 0.0))
     assert not np.array_equal(made.parent, np.sort(made.parent))
     for name in made.__dataclass_fields__:
         if name != "clock":

@@ -8,12 +8,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kvscope.core.errors import InputError
-from kvscope.latency.observed import fit_trace
+from kvscope.latency import observed
+from kvscope.latency.calibration import fit
+from kvscope.latency.observed import fit_ttfts
 from kvscope.latency.profile import LatencyProfile
 from tests.served import TRUE, Served, served, without_queue_times
 
@@ -27,6 +30,12 @@ def off(profile: LatencyProfile) -> float:
     return max(
         abs(float(profile.ttft_s(*each)) / float(TRUE.ttft_s(*each)) - 1) for each in PROMPTS
     )
+
+
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out most resamples: the intervals are those of `fit`, which has its own tests."""
+    monkeypatch.setattr(observed, "fit", partial(fit, draws=1))
 
 
 @pytest.mark.parametrize(
@@ -210,4 +219,4 @@ def test_without_measurements() -> None:
     """A trace of lengths and hashes has no TTFTs."""
     made = served(1, 0.5, requests=10)
     with pytest.raises(InputError, match="contains no TTFTs"):
-        fit_trace("made", made.arrival_s, made.input_tokens, None)
+        fit_ttfts("made", made.arrival_s, made.input_tokens, None)
