@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from kvscope.app.monitor import Monitor
+from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import InputError, Stopped, UsageError
@@ -57,7 +58,7 @@ class FleetStudy:
     """What fleets of one trace gave; `think` is None in open loop.
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
-    in closed loop; `pooled_hits` are those of one such cache in the trace's order.
+    in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
     """
 
     trace: Trace
@@ -68,6 +69,7 @@ class FleetStudy:
     capacity_blocks: int
     replicas: tuple[int, ...]
     seeds: int
+    time_model: TimeModel
     think: ThinkTimes | None
     lines: tuple[FleetLine, ...]
     pooled: FleetOutcome | None = None
@@ -132,7 +134,7 @@ def fleet(
     InputError for a trace without arrival times.
     """
     monitor = monitor or Monitor()
-    routers = _checked(trace, request, monitor)
+    routers = _checked(trace, prompts, request, monitor)
     if trace.span_s <= 0:
         raise InputError(
             "the trace has no arrival times, so queues cannot be simulated",
@@ -153,6 +155,7 @@ def fleet(
         request.slo,
         think_s=None if think is None else think.think_s,
         seeds=request.seeds,
+        engine=None if request.engine is None else replace(request.engine, usable_blocks=capacity),
     )
     policies = [bind(variant, estimates) for variant in request.variants]
     fleets = [
@@ -172,6 +175,7 @@ def fleet(
         capacity_blocks=capacity,
         replicas=request.replicas,
         seeds=request.seeds,
+        time_model="queue" if request.engine is None else "engine",
         think=think,
         lines=lines,
     )
@@ -179,12 +183,16 @@ def fleet(
         workload.prepare([Lru(), Belady(), study.best.policy])
         return replace(
             study,
-            pooled=None if think else sweep.pooled(study.best.policy, study.chosen),
+            pooled=None
+            if think or request.engine
+            else sweep.pooled(study.best.policy, study.chosen),
             pooled_hits=sweep.pooled_hits(study.chosen),
         )
 
 
-def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Router]:
+def _checked(
+    trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor
+) -> list[Router]:
     """Return the routers that the trace can be replayed with."""
     if request.replicas[-1] > trace.requests:
         raise UsageError(
@@ -192,18 +200,22 @@ def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Rout
             where="--replicas",
             remedy="take fewer replicas, or a longer trace",
         )
-    keyless = [router for router in request.routers if router.needs == "keys"]
-    if trace.lineage != "none" or not keyless:
+    by_session = [router for router in request.routers if router.needs == "keys"]
+    if not by_session:
+        return list(request.routers)
+    if len(np.unique(prompts.conversation)) < trace.requests:
+        if trace.lineage == "inferred":
+            monitor.note("sessions are inferred from prompts: a real router's keys may differ")
         return list(request.routers)
     if request.routers_named:
         raise UsageError(
-            f"{keyless[0].name} needs conversations, which {trace.name!r} does not have",
+            f"{by_session[0].name} needs sessions, and no two requests of {trace.name!r} share one",
             where="--router",
             remedy="leave it out, or take a trace with sessions or parents",
         )
-    names = ", ".join(router.name for router in keyless)
-    monitor.note(f"left out: {names}, since the trace has no conversations")
-    return [router for router in request.routers if router not in keyless]
+    names = ", ".join(router.name for router in by_session)
+    monitor.note(f"left out: {names}, since no two requests share a session")
+    return [router for router in request.routers if router not in by_session]
 
 
 def _runs(sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor) -> list[FleetRun]:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from kvscope.fleet.outcome import Slo
     from kvscope.routers.base import Router
     from kvscope.tuning.file import EngineTable, RecommendationFile
+    from kvscope.vllm_sim import EngineSettings
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -142,8 +143,9 @@ class TuneRequest:
 class FleetRequest:
     """Which fleets to replay, and the SLO that the fewest replicas have to meet.
 
-    Each replica has the one of `capacities`, or else the deployment's pool. Without
-    `routers_named`, those that need sessions are left out where the trace has none.
+    `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
+    out where the trace has none. `engine` has the limits of simulated vLLMs, None for a queue a
+    replica; its blocks are the capacity's.
     """
 
     setting: RunSetting
@@ -154,6 +156,7 @@ class FleetRequest:
     capacities: Capacities
     model: Model | None = None
     deployment: ResolvedDeployment | None = None
+    engine: EngineSettings | None = None
     closed_loop: bool = False
     seeds: int = 1
     routers_named: bool = True
@@ -411,9 +414,28 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         capacities=named,
         model=kv,
         deployment=where,
+        engine=_engine_limits(options, where) if options.time_model == "engine" else None,
         closed_loop=options.closed_loop,
         seeds=options.seeds,
         routers_named=options.router is not None,
+    )
+
+
+def _engine_limits(options: FleetOptions, where: ResolvedDeployment | None) -> EngineSettings:
+    """Return the limits of a simulated vLLM, its blocks aside. Raises UsageError for SGLang."""
+    from kvscope.vllm_sim import EngineSettings
+
+    if where is not None and where.engine.name != VLLM:
+        raise UsageError(
+            "SGLang's scheduler is not simulated",
+            where="--time-model engine",
+            remedy="take --time-model queue",
+        )
+    limits, usual = where or options, EngineSettings(1)
+    return replace(
+        usual,
+        max_num_seqs=limits.max_num_seqs or usual.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens or usual.max_num_batched_tokens,
     )
 
 

@@ -19,7 +19,7 @@ class ConsistentHash(Router):
 
     name = "consistent-hash"
     aliases = ("chwbl",)
-    summary = "all turns of a conversation to one replica of a hash ring that has room"
+    summary = "the session's next replica on a ring that has room"
     source = "Mirrokni et al., SODA 2018; HAProxy hash-balance-factor"
     sees = "load"
     needs = "keys"

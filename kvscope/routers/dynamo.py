@@ -102,7 +102,7 @@ class Dynamo(Router):
 
     name = "dynamo@1.6"
     aliases = ("dynamo",)
-    summary = "NVIDIA Dynamo's KV router: least prefill and decode load, less what is cached"
+    summary = "least prefill and decode load, less what is cached"
     source = "ai-dynamo 1.6.1"
     sees = "truth"
     draws = True

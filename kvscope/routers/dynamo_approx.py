@@ -32,7 +32,7 @@ class DynamoApprox(Router):
 
     name = "dynamo-approx@1.6"
     aliases = ("dynamo-approx",)
-    summary = "Dynamo's KV router without KV events: what was sent stays cached for 2 min"
+    summary = "the same without KV events: a prompt stays 2 min"
     source = "ai-dynamo 1.6.1"
     sees = "load"
     draws = True

@@ -90,7 +90,7 @@ class LlmD(Router):
 
     name = "llm-d@0.8"
     aliases = ("llm-d",)
-    summary = "llm-d's picker: queue, KV usage and a guess of the cached prefix, weighted"
+    summary = "queue, KV usage and a guess of the cached prefix"
     source = "llm-d-inference-scheduler 0.8.0"
     sees = "load"
     draws = True

@@ -32,7 +32,7 @@ class LlmDPrecise(Router):
 
     name = "llm-d-precise@0.8"
     aliases = ("llm-d-precise",)
-    summary = "llm-d's picker with KV events: queue, KV usage and the cached prefix, weighted"
+    summary = "queue, KV usage and the cached prefix (KV events)"
     source = "llm-d-inference-scheduler 0.8.0"
     sees = "truth"
     draws = True

@@ -27,7 +27,7 @@ class MooncakeConductor(Router):
 
     name = "mooncake@fast25"
     aliases = ("mooncake",)
-    summary = "Mooncake's Conductor: the least estimated TTFT, prefixes copied where that pays"
+    summary = "least estimated TTFT; copies prefixes if that pays"
     source = "Mooncake, FAST'25, Algorithm 1"
     sees = "truth"
     copies = True

@@ -21,7 +21,7 @@ class PrefixHash(Router):
 
     name = "prefix-hash@1.13"
     aliases = ("prefix-hash",)
-    summary = "prompts that begin alike to one replica, unless it has too many"
+    summary = "by a hash of the prompt's head, unless too busy"
     source = "smg 1.13, prefix_hash"
     sees = "load"
     needs = "text"

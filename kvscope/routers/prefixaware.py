@@ -47,7 +47,7 @@ class Prefixaware(Router):
 
     name = "production-stack-prefixaware@0.1.12"
     aliases = ("production-stack-prefixaware", "prefixaware")
-    summary = "any replica that got the longest prefix before, however busy"
+    summary = "longest prefix sent before, however busy"
     source = "vLLM production stack 0.1.12, prefixaware"
     sees = "history"
     needs = "text"

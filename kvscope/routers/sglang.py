@@ -63,7 +63,7 @@ class Sglang(Router):
 
     name = "sglang@0.3.2"
     aliases = ("sglang",)
-    summary = "where most of the prompt was sent before; the least busy when imbalanced"
+    summary = "most of the prompt sent before, or the least busy"
     source = "sglang-router 0.3.2, cache_aware"
     sees = "load"
     needs = "text"

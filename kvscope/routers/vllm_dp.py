@@ -25,7 +25,7 @@ class VllmDp(Router):
 
     name = "vllm-dp@0.32"
     aliases = ("vllm-dp",)
-    summary = "vLLM's data-parallel balancer: fewest requests, no look at caches"
+    summary = "fewest requests, waiting ones four times"
     source = "vLLM 0.32.0"
     sees = "load"
     counts_blocks = True
