@@ -20,7 +20,7 @@ from kvscope.deployment.models import Model
 from kvscope.fleet.closed_loop import ThinkTimes, think_times
 from kvscope.fleet.outcome import FleetOutcome, Slo
 from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledHits
-from kvscope.policies.base import Policy
+from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
@@ -59,6 +59,7 @@ class FleetStudy:
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
     in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
+    `on_engines` is the answer once more, with the simulated vLLMs of a deployment for its queues.
     """
 
     trace: Trace
@@ -73,6 +74,7 @@ class FleetStudy:
     think: ThinkTimes | None
     lines: tuple[FleetLine, ...]
     pooled: FleetOutcome | None = None
+    on_engines: FleetRun | None = None
     pooled_hits: PooledHits | None = None
 
     @cached_property
@@ -149,13 +151,14 @@ def fleet(
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)
+    engine = request.engine and replace(request.engine, usable_blocks=capacity)
     sweep = FleetSweep(
         workload,
         capacity,
         request.slo,
         think_s=None if think is None else think.think_s,
         seeds=request.seeds,
-        engine=None if request.engine is None else replace(request.engine, usable_blocks=capacity),
+        engine=engine if request.time_model == "engine" else None,
     )
     policies = [bind(variant, estimates) for variant in request.variants]
     fleets = [
@@ -175,19 +178,21 @@ def fleet(
         capacity_blocks=capacity,
         replicas=request.replicas,
         seeds=request.seeds,
-        time_model="queue" if request.engine is None else "engine",
+        time_model=request.time_model,
         think=think,
         lines=lines,
     )
+    best = study.best
+    simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
+    if engine is not None and sweep.engine is None and simulated:
+        with monitor.steps("replaying the answer on simulated vLLMs"):
+            study = replace(study, on_engines=sweep.run(study.answer.fleet, engine))
     with monitor.steps("replaying one cache for all"):
-        workload.prepare([Lru(), Belady(), study.best.policy])
-        return replace(
-            study,
-            pooled=None
-            if think or request.engine
-            else sweep.pooled(study.best.policy, study.chosen),
-            pooled_hits=sweep.pooled_hits(study.chosen),
-        )
+        workload.prepare([Lru(), Belady(), best.policy])
+        pooled = None
+        if think is None and sweep.engine is None:
+            pooled = sweep.pooled(best.policy, study.chosen)
+        return replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
 
 
 def _checked(

@@ -16,6 +16,7 @@ from kvscope.app.options import (
     FleetOptions,
     ReplicaOptions,
     SimulateOptions,
+    TimeModel,
     TuneOptions,
 )
 from kvscope.core import units
@@ -144,8 +145,8 @@ class FleetRequest:
     """Which fleets to replay, and the SLO that the fewest replicas have to meet.
 
     `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
-    out where the trace has none. `engine` has the limits of simulated vLLMs, None for a queue a
-    replica; its blocks are the capacity's.
+    out where the trace has none. `engine` has the limits of simulated vLLMs, its blocks aside: for
+    their time model, or to check the answer of a deployment's queues; else None.
     """
 
     setting: RunSetting
@@ -156,6 +157,7 @@ class FleetRequest:
     capacities: Capacities
     model: Model | None = None
     deployment: ResolvedDeployment | None = None
+    time_model: TimeModel = "queue"
     engine: EngineSettings | None = None
     closed_loop: bool = False
     seeds: int = 1
@@ -401,6 +403,13 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
                 where="--policy",
                 remedy="leave it out: a pooled cache with it is shown anyway",
             )
+    engine = _engine_limits(options, where)
+    if copying := [kind.name for kind in kinds if kind.copies and options.time_model == "engine"]:
+        raise UsageError(
+            f"{copying[0]} copies prefixes between replicas, which simulated vLLMs do not",
+            where="--time-model engine",
+            remedy="leave it out of --router, or take --time-model queue",
+        )
     return FleetRequest(
         setting=run_setting(
             hit_definition(None, "carried", options.warmup), profile, slo_s=options.slo
@@ -414,17 +423,25 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         capacities=named,
         model=kv,
         deployment=where,
-        engine=_engine_limits(options, where) if options.time_model == "engine" else None,
+        time_model=options.time_model,
+        engine=engine,
         closed_loop=options.closed_loop,
         seeds=options.seeds,
         routers_named=options.router is not None,
     )
 
 
-def _engine_limits(options: FleetOptions, where: ResolvedDeployment | None) -> EngineSettings:
-    """Return the limits of a simulated vLLM, its blocks aside. Raises UsageError for SGLang."""
+def _engine_limits(
+    options: FleetOptions, where: ResolvedDeployment | None
+) -> EngineSettings | None:
+    """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated.
+
+    Raises UsageError where SGLang would have to be.
+    """
     from kvscope.vllm_sim import EngineSettings
 
+    if options.time_model == "queue" and (where is None or where.engine.name != VLLM):
+        return None
     if where is not None and where.engine.name != VLLM:
         raise UsageError(
             "SGLang's scheduler is not simulated",

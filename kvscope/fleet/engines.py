@@ -24,7 +24,7 @@ from kvscope.fleet.kernel import OPEN
 from kvscope.fleet.replay import FleetReplay, asked, no_view
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.routers.base import Load, Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, ReplicaLoad, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.replay import SLICE_STEPS
 from kvscope.vllm_sim.scheduler import stepper
@@ -59,7 +59,7 @@ def _chooser(router: type[Router]) -> Callable[..., int]:
         raise UsageError(
             f"{router.name} copies prefixes between replicas, which simulated vLLMs do not",
             where="--router",
-            remedy="take the simple time model",
+            remedy="take --time-model queue",
         )
     choose = callable_in_kernels(router.choose)
 
@@ -75,7 +75,7 @@ class _Replica:
     """One engine and the requests sent to it, by their place among them.
 
     `sent` are their numbers in the trace, `uncached_tokens` what it had to compute of each when it
-    was sent. `open` are the places that may be in flight, `told` those of them whose end
+    was sent. `open` are the places that may be in flight, `ended` those of them whose end
     `advance_to_end` has returned.
     """
 
@@ -83,7 +83,7 @@ class _Replica:
     sent: list[int] = field(default_factory=list)
     uncached_tokens: list[int] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
-    told: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     idle: bool = True
 
     @property
@@ -149,9 +149,9 @@ class _Engines:
                 ends = {
                     place: engine.end_s(place)
                     for place in engine.open
-                    if place not in engine.told and not math.isnan(engine.end_s(place))
+                    if place not in engine.ended and not math.isnan(engine.end_s(place))
                 }
-                engine.told.update(ends)
+                engine.ended.update(ends)
                 return [(engine.sent[place], end_s) for place, end_s in ends.items()]
 
     def forget(self, before_s: float) -> None:
@@ -159,7 +159,7 @@ class _Engines:
         for engine in self.replicas:
             engine.open = [place for place in engine.open if not engine.end_s(place) <= before_s]
 
-    def count_load(self, at_s: float, before_s: float, load: Load) -> None:
+    def count_load(self, at_s: float, before_s: float, load: ReplicaLoad) -> None:
         """Count what replicas had to do at `at_s`, of what arrived before; blocks used as now."""
         for number, engine in enumerate(self.replicas):
             places = np.array(engine.open, dtype=np.int64)
@@ -211,7 +211,9 @@ def replay_engines(
     if scrape_s > 0:
         view = view._replace(scraped=no_view(replicas, 0, size).own)
     longest = int(max(routed.blocks.max(initial=0), requests.length.max(initial=0))) + 1
-    sizes = Sizes(replicas, count, len(parents), longest, size, settings.usable_blocks, parents)
+    sizes = MemorySizes(
+        replicas, count, len(parents), longest, size, settings.usable_blocks, parents
+    )
     memory, p, choose = router.memory(sizes, seed), router.settings(), _chooser(type(router))
     path, prompt_path = np.zeros((2, longest), dtype=np.int32)
     due = [(float(requests.arrival_s[r]), r) for r in range(count) if think_s[r] < 0]

@@ -104,10 +104,12 @@ class FleetSweep:
         """Return how many replays a fleet takes."""
         return self.seeds if fleet.router.draws else 1
 
-    def replay(self, fleet: Fleet, seed: int = 0) -> FleetReplay:
-        """Return what the fleet does with each request."""
-        if self.engine is not None:
-            return self._on_engines(fleet, self.engine, seed)
+    def replay(
+        self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
+    ) -> FleetReplay:
+        """Return what the fleet does with each request, on this engine or the sweep's."""
+        if (engine := engine or self.engine) is not None:
+            return self._on_engines(fleet, engine, seed)
         return replay_fleet(
             self.workload.traffic,
             self._asked,
@@ -138,9 +140,11 @@ class FleetSweep:
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
         return replace(done, token_s=done.token_s + outside_s, end_s=done.end_s + outside_s)
 
-    def run(self, fleet: Fleet) -> FleetRun:
-        """Return what the fleet gives with each seed."""
-        outcomes = (self.outcome(self.replay(fleet, seed)) for seed in range(self.replays(fleet)))
+    def run(self, fleet: Fleet, engine: EngineSettings | None = None) -> FleetRun:
+        """Return what the fleet gives with each seed, on this engine or the sweep's."""
+        outcomes = (
+            self.outcome(self.replay(fleet, seed, engine)) for seed in range(self.replays(fleet))
+        )
         return FleetRun(fleet, tuple(outcomes))
 
     def outcome(self, done: FleetReplay) -> FleetOutcome:

@@ -101,12 +101,17 @@ def in_words(study: FleetStudy) -> list[str]:
         what = _failure(study, run)
         return [f"No fleet of up to {most} meets {target}: with {name}, the best, {what}."]
     price = "" if study.price_hour is None else f" for {study.price_hour:.4g} an hour"
+    if study.chosen == 1:
+        alone = (
+            f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
+        )
+        return [alone, *_on_engines(study)]
     answer = (
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
         f" with {_reached(study, run)}."
     )
     fewer = best.at(study.chosen - 1)
-    words = [answer]
+    words = [answer, *_on_engines(study)]
     if fewer is not None:
         words.append(f"With one fewer, {_failure(study, fewer)}.")
     others = [line for line in _leading(study)[1:] if not line.router.reference]
@@ -116,6 +121,17 @@ def in_words(study: FleetStudy) -> list[str]:
     if flags:
         words.append(f"To set: {' '.join(flags)}")
     return words
+
+
+def _on_engines(study: FleetStudy) -> list[str]:
+    """Return whether the answer holds on the deployment's simulated engines."""
+    run = study.on_engines
+    if run is None:
+        return []
+    if run.meets:
+        return [f"Simulated vLLMs meet it too, with {_reached(study, run)}."]
+    misses = f"On simulated vLLMs it does not hold: {_failure(study, run)}."
+    return [misses, "Running requests take blocks and steps there: add --time-model engine."]
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
@@ -207,42 +223,45 @@ def _here(study: FleetStudy) -> str:
 
 def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     """Return a row for each router and policy at the chosen number of replicas."""
-    rank = units.format_percentile(study.slo.percentile)
-    known = _outcomes(study, lines)
-    unit = time_unit(_p95_s(outcome.latencies) for _, outcome in known)
     name = _called(study)
+    rows = [(name(line), count(line.fewest), got) for line, got in _outcomes(study, lines)]
+    if study.pooled is not None:
+        rows.append((f"pooled{_MARK}", NONE, study.pooled))
+    unit = time_unit(_p95_s(outcome.latencies) for _, _, outcome in rows)
 
-    def ttft(row: tuple[FleetLine, FleetOutcome], percentile: str) -> str:
-        times = row[1].latencies.ttft_ms
+    def ttft(row: tuple[str, str, FleetOutcome], percentile: str) -> str:
+        times = row[2].latencies.ttft_ms
         if times is None:
             return OVERLOADED if percentile == "p95" else NONE
         return unit.cell(getattr(times, percentile) / 1e3)
 
-    def tpot(row: tuple[FleetLine, FleetOutcome]) -> str:
-        times = row[1].latencies.tpot_ms
+    def tpot(row: tuple[str, str, FleetOutcome]) -> str:
+        times = row[2].latencies.tpot_ms
         return NONE if times is None else significant(times.p95)
 
-    columns: dict[str, Callable[[tuple[FleetLine, FleetOutcome]], str]] = {
-        "router": lambda row: name(row[0]),
-        "needs": lambda row: count(row[0].fewest),
+    columns: dict[str, Callable[[tuple[str, str, FleetOutcome]], str]] = {
+        "router": lambda row: row[0],
+        "needs": lambda row: row[1],
         f"TTFT p50 ({unit.name})": lambda row: ttft(row, "p50"),
         "p95": lambda row: ttft(row, "p95"),
         "p99": lambda row: ttft(row, "p99"),
         "TPOT p95 (ms)": tpot,
-        "within": lambda row: share(row[1].latencies.attainment),
-        "hit rate": lambda row: share(row[1].taken),
-        "max/mean": lambda row: significant(row[1].imbalance.p50),
-        "busiest": lambda row: share(max(each.utilization for each in row[1].replicas)),
+        "within": lambda row: share(row[2].latencies.attainment),
+        "hit rate": lambda row: share(row[2].taken),
+        "max/mean": lambda row: significant(row[2].imbalance.p50),
+        "busiest": lambda row: share(max(each.utilization for each in row[2].replicas)),
     }
     note = (
-        f"needs: replicas for {rank}; max/mean: uncached tokens a minute, busiest replica over the"
-        " mean, median minute; busiest: prefill utilization"
+        "needs: replicas to meet the SLO; max/mean: uncached tokens a minute, busiest replica over"
+        " the mean, median minute; busiest: prefill utilization"
     )
     if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
         note += f"; of {study.seeds} seeds, the median"
-    if any(line.router.reference for line in study.lines):
-        note += f"; {_MARK} reference: no router can know this"
-    return tabulate("", known, columns, note)
+    if study.pooled is not None or any(line.router.reference for line in study.lines):
+        note += f"; {_MARK} reference, which no router can be"
+    if study.pooled is not None:
+        note += "; pooled: one cache and one queue for all"
+    return tabulate("", rows, columns, note)
 
 
 def _losses_title(study: FleetStudy) -> str:

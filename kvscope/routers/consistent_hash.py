@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.core.arrays import Int32s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.hash_ring import HashRing, first_place, new_ring
 
 
@@ -33,7 +33,7 @@ class ConsistentHash(Router):
         ),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> HashRing:
+    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 
 SCALE, CREDIT, DECAY, REQUEST_WEIGHT, TEMPERATURE = range(5)
 _FINE = 1 << 30
@@ -109,7 +109,7 @@ class Dynamo(Router):
     counts_blocks = True
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
-    def memory(self, sizes: Sizes, seed: int) -> DynamoMemory:
+    def memory(self, sizes: MemorySizes, seed: int) -> DynamoMemory:
         """Return room for the costs of one request, and dice."""
         return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
 

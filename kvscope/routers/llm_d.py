@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
 
 PREFIX, QUEUE, KV, _SCRAPE, _LIMIT, _BLOCK = range(6)
@@ -102,7 +102,7 @@ class LlmD(Router):
         Parameter("auto_tune", 1, "1: a list has the engine's blocks; 0: 31,250", high=1),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> PickerMemory:
+    def memory(self, sizes: MemorySizes, seed: int) -> PickerMemory:
         """Return empty lists."""
         capacity = sizes.capacity_blocks
         if not self.values["auto_tune"]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, new_dice
 from kvscope.routers.llm_d import pick, plugin_config, weights
 
 _MIN_MAX = 4
@@ -49,7 +49,7 @@ class LlmDPrecise(Router):
         ),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> ScoreMemory:
+    def memory(self, sizes: MemorySizes, seed: int) -> ScoreMemory:
         """Return room for the scores of one request, and dice."""
         return ScoreMemory(np.zeros(sizes.replicas), new_dice(seed))
 

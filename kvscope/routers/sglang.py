@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, mix32
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, mix32
 
 # Stamps of a replica at a tree node: not its own, its own, or its own since epoch `stamp - FIRST`.
 _ABSENT, _TIMELESS, _FIRST = 0, 1, 2
@@ -92,7 +92,7 @@ class Sglang(Router):
         Parameter("characters_per_token", 4, "characters of a token", low=0.1, high=1000),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> Tree:
+    def memory(self, sizes: MemorySizes, seed: int) -> Tree:
         """Return an empty tree: each request adds at most two nodes and two epochs."""
         replicas, nodes = sizes.replicas, 2 * sizes.requests + 2
         # Each replica that registers adds an epoch for every one registered so far and itself. As

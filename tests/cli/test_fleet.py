@@ -91,6 +91,21 @@ def test_closed_loop_and_engines_say_so(capsys: Streams) -> None:
     assert "Closed loop: a turn arrives its think time after" in capsys.readouterr().out
 
 
+def test_a_deployment(capsys: Streams) -> None:
+    """Pool, latency and price are the deployment's; the answer is checked on simulated vLLMs."""
+    start = ("fleet", SAMPLE, "--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b")
+    start = (*start, "--router", "session", "--replicas", "3,4", "--gpu-hour", "0.5")
+    made = document(capsys, *start, "--slo", "10s")
+    assert made["capacity_tokens"] == made["capacity_blocks"] * 16 == 1801 * 16  # of one l4
+    assert made["capacity_bytes"] == made["capacity_tokens"] * made["model"]["bytes_per_token"]
+    assert made["price_hour"] == 0.5 * made["chosen"]
+    assert made["on_engines"]["replicas"] == made["chosen"]
+    queued, engines = made["fleets"][0], made["on_engines"]
+    assert engines["ttft_at_percentile_ms"] != queued["ttft_at_percentile_ms"]
+    assert run([*start, "--slo", "10s"]) == ExitCode.DONE
+    assert "imulated vLLMs" in capsys.readouterr().out
+
+
 def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
     """A queue that grows is called so: it has no percentile, and fails conditions on one."""
     profile = tmp_path / "latency.toml"
@@ -140,6 +155,7 @@ def test_conditions_that_do_not(capsys: Streams) -> None:
         (("--replicas", "3000"), "3000 replicas for 2,000 requests; take fewer replicas"),
         (("--param", "random.x=1"), "random is not replayed; add random to --router"),
         (("--param", "dynamo@1.6.heat=1"), "dynamo@1.6 has no parameter 'heat'; it has"),
+        (("--router", "mooncake", "--time-model", "engine"), "copies prefixes between replicas"),
         (("--policy", "belady"), "belady is an oracle, which no engine can run"),
         (("--capacity", "1GiB"), "both state the capacity"),
     ],

@@ -20,7 +20,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
-from kvscope.routers.base import Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.min_ttft import MinTtft
 from kvscope.routers.mooncake import MooncakeConductor
@@ -111,7 +111,7 @@ class Spy(Router):
     sees = "load"
     parameters = (Parameter("scrape_s", 0.5, "seconds between two scrapes"),)
 
-    def memory(self, sizes: Sizes, seed: int) -> Seen:
+    def memory(self, sizes: MemorySizes, seed: int) -> Seen:
         """Return room for all loads."""
         notes.append(Seen(*np.zeros((2, sizes.requests, sizes.replicas, 4), dtype=np.int64)))
         return notes[-1]

@@ -116,7 +116,7 @@ class FleetDocument(Document):
 
     `verdict` is meets-slo, misses-slo or overloaded. `fewest` is null where no number of replicas
     meets the SLO; `chosen` is then the largest one. What a policy learns it learns of the whole
-    fleet's traffic.
+    fleet's traffic. `on_engines` is the answer once more on a deployment's simulated vLLMs.
     """
 
     command: Literal["fleet"] = "fleet"
@@ -139,6 +139,7 @@ class FleetDocument(Document):
     chosen: int
     price_hour: float | None
     pooled: PooledFigures | None
+    on_engines: FleetFigures | None
     lines: tuple[LineFigures, ...]
     fleets: tuple[FleetFigures, ...]
 
@@ -167,6 +168,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         capacity_bytes=study.model.bytes_for(tokens) if study.model else None,
         words=tuple(words),
         pooled=_pooled(study),
+        on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),
         lines=tuple(map(_line, study.ranked)),
         fleets=tuple(_fleet(run, study) for line in study.ranked for run in line.runs),
     )
