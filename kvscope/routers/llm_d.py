@@ -78,11 +78,11 @@ class LlmD(Router):
     """Send each request to the replica with the highest weighted sum of three scores.
 
     The prefix score is the matched share of the prompt's first max_prefix_blocks full engine
-    blocks, by an LRU list per replica of the blocks sent to it. A request
-    touches its head first, so heads leave first, unlike in an engine; a replica is credited for
-    each block that it has until the first that none has. Scores of queue and KV usage are as of the
-    last scrape. Characters are taken to be four a token, and two prompts that differ within one
-    block of the trace to differ from its start. Lists change at once, not after the pick.
+    blocks, by an LRU list per replica of the blocks sent to it. A request touches its head first,
+    so heads leave first, unlike in an engine; a replica is credited for each block that it has
+    until the first that none has. Scores of queue and KV usage are as of the last scrape.
+    Characters are taken to be four a token, and two prompts that differ within one block of the
+    trace to differ from its start. Lists change at once, not after the pick.
     Source: llm-d-inference-scheduler 0.8.0 with gateway-api-inference-extension 1.5.0,
     pkg/epp/framework/plugins (approximateprefix, queuedepth, kvcacheutilization, picker/maxscore);
     weights of its Helm chart, config/charts/epplib/templates/_config.yaml.
