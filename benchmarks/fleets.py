@@ -2,7 +2,8 @@
 
 `dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
 same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
-`mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`: the four schedulers of llm-d's benchmark.
+`samples`: every router on every sample trace. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
+the four schedulers of llm-d's benchmark.
 KVSCOPE_TRACES names the folder of the Mooncake trace. `--record` writes the tables into
 docs/evidence/fleets.md.
 """
@@ -25,6 +26,7 @@ import numpy as np
 
 from benchmarks import ROOT
 from benchmarks.processes import measure, note
+from benchmarks.router_choice import samples
 from benchmarks.table import Table, record
 from benchmarks.traces import MOONCAKE
 from kvscope.core.arrays import Float64s, Int64s
@@ -54,7 +56,7 @@ from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
 from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"
-PARTS = ("dynosim", "mooncake", "llm-d")
+PARTS = ("samples", "dynosim", "mooncake", "llm-d")
 SEEDS = 5
 TOLERANCE_PP = 0.5
 POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
@@ -142,7 +144,7 @@ def main() -> None:
         if part == "dynosim":
             table = dynosim(options.dynamo, options.rounds)
         else:
-            table = figure_5() if part == "mooncake" else llm_d()
+            table = {"samples": samples, "mooncake": figure_5, "llm-d": llm_d}[part]()
         text = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}. {table.description}"
         text = replace(table, description=text).markdown()
         print(text, flush=True)
