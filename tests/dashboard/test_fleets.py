@@ -47,21 +47,14 @@ def test_the_page_is_the_report(db: str, monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_replica_has_the_deployments_pool(
     db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without a capacity of its own; a cache study needs one, and one replica's trace is refused."""
+    """Without a capacity of its own. A cache study needs one; one replica's trace is refused."""
     monkeypatch.chdir(tmp_path)
-    app = shown(db, monkeypatch, "fleets", fleet_replicas="1,2", routers="round-robin")
+    asked = {"fleet_replicas": "1,2", "routers": "round-robin", "loop": "closed"}
+    app = shown(db, monkeypatch, "fleets", **asked)
     assert app.button(key="replay_fleets").disabled
     assert "Enter the capacity of a replica" in words(app)
     where = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": "2"}
-    app = shown(
-        db,
-        monkeypatch,
-        "fleets",
-        fleet_replicas="1,2",
-        routers="round-robin",
-        loop="closed",
-        **where,
-    )
+    app = shown(db, monkeypatch, "fleets", **asked, **where)
     app.button(key="replay_fleets").click().run()
     settled(app, "Answer")
     study: FleetStudy = app.session_state["job fleets"].result
