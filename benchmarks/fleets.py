@@ -31,6 +31,7 @@ from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.kernel import Asked
 from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
 from kvscope.ingest.pipeline import ingest
@@ -42,13 +43,15 @@ from kvscope.routers.dynamo import Dynamo
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.llm_d import LlmD
 from kvscope.routers.llm_d_precise import LlmDPrecise
-from kvscope.routers.mooncake import Mooncake
+from kvscope.routers.min_ttft import MinTtft
+from kvscope.routers.mooncake import MooncakeConductor
 from kvscope.routers.random import Random
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.synth.profiles import write_jsonl
 from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
+from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"
 PARTS = ("dynosim", "mooncake", "llm-d")
@@ -56,6 +59,7 @@ SEEDS = 5
 TOLERANCE_PP = 0.5
 POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
 LONE_TOKENS = 2_048, 16_384
+STEP_TOKENS = 16_384
 
 # Mean TTFT in s; figure 5 has no other numbers.
 FIGURE_5 = {"random": 19.65, "load balancing": 5.27, "local cache-aware": 3.58, "global": 3.07}
@@ -97,6 +101,12 @@ class Loaded(NamedTuple):
             name: column[:requests] for name, column in self.asked._asdict().items()
         }
         return Loaded(self.prompts, self.traffic._replace(**rows), Asked(**columns))
+
+    def crowded(self) -> Loaded:
+        """Return the trace with tails and outputs that are cached too, but never hit."""
+        whole = -(-self.traffic.history_tokens // self.traffic.block_size)
+        rest = (whole - self.traffic.length).astype(np.int32)
+        return self._replace(traffic=self.traffic._replace(anonymous=rest))
 
     def replay(
         self, profile: LatencyProfile, router: Router, replicas: int, blocks: int, seed: int = 0
@@ -145,66 +155,126 @@ def main() -> None:
             record(PAGE, text, part)
 
 
+class Lone(NamedTuple):
+    """DynoSim's engine by lone prompts: seconds of a prefill, of each of its tokens, of a step."""
+
+    version: str
+    base_s: float
+    per_token_s: float
+    step_s: float
+
+
+class Point(NamedTuple):
+    """One point of the comparison: hits in %, mean TTFT and the time that a replay took in s."""
+
+    name: str
+    theirs: list[float]
+    ours: list[float]
+    crowded: list[float]
+    their_ttft_s: float
+    our_ttft_s: float
+    stepping_ttft_s: float | None
+    their_wall_s: float
+    our_wall_s: float
+
+    @property
+    def difference(self) -> float:
+        """Points by which kvscope's hits are higher."""
+        return float(np.mean(self.ours) - np.mean(self.theirs))
+
+    def row(self) -> list[str]:
+        """Return the cells of the table."""
+        stepping = "" if self.stepping_ttft_s is None else f"{self.stepping_ttft_s:.3f}"
+        return [
+            *(self.name, _spread(self.theirs), _spread(self.ours), f"{self.difference:+.2f}"),
+            f"{np.mean(self.crowded):.2f}",
+            *(f"{self.their_ttft_s:.3f}", f"{self.our_ttft_s:.3f}", stepping),
+            *(f"{self.their_wall_s:.1f}", f"{self.our_wall_s:.2f}"),
+        ]
+
+
 def dynosim(python: Path, rounds: int) -> Table:
     """Compare hits and TTFT with those of NVIDIA's simulator at six points."""
     trace = load(_mooncake())
-    rows, largest = [], 0.0
     with TemporaryDirectory() as folder:
         plain = Path(folder) / "mooncake.jsonl"
         plain.write_bytes(gzip.decompress(_mooncake().read_bytes()))
-        base_s, per_token_s = _lone_prompts(python, Path(folder))
+        lone = _lone_prompts(python, Path(folder))
+        points = []
         for replicas, blocks in POINTS:
             for mode, router in (("kv_router", Dynamo()), ("round_robin", RoundRobin())):
                 note(f"{replicas} replicas of {blocks} blocks: {mode}")
-                runs = rounds if router.draws else 1
-                peers = [_peer(python, plain, replicas, blocks, mode) for _ in range(runs)]
-                token_s = float(np.mean([peer["token_s"] for peer in peers]))
-                profile = LatencyProfile(
-                    "dynosim", "measured on it", base_s, per_token_s, decode_base_s=token_s
-                )
-                started = time.perf_counter()
-                own = [
-                    trace.replay(profile, router, replicas, blocks, seed)
-                    for seed in range(SEEDS if router.draws else 1)
-                ]
-                own_s = (time.perf_counter() - started) / len(own)
-                theirs = [100 * peer["hit_share"] for peer in peers]
-                ours = [100 * trace.hit_share(run) for run in own]
-                difference = float(np.mean(ours) - np.mean(theirs))
-                largest = max(largest, abs(difference))
-                rows.append(
-                    [
-                        f"{replicas} x {blocks}, {router.name}",
-                        _spread(theirs),
-                        _spread(ours),
-                        f"{difference:+.2f}",
-                        f"{np.mean([peer['mean_ttft_s'] for peer in peers]):.3f}",
-                        f"{np.mean([run.ttft_s.mean() for run in own]):.3f}",
-                        f"{np.mean([peer['wall_s'] for peer in peers]):.1f}",
-                        f"{own_s:.2f}",
-                    ]
-                )
+                runs = range(rounds if router.draws else 1)
+                peers = [_peer(python, plain, replicas, blocks, mode) for _ in runs]
+                points.append(_point(trace, lone, router, replicas, blocks, peers))
     columns = (
         "replicas x blocks, router",
         "DynoSim: hits %",
         "kvscope: hits %",
         "difference, points",
+        "outputs cached too: hits %",
         "DynoSim: mean TTFT s",
         "kvscope: mean TTFT s",
+        "with simulated vLLMs",
         "DynoSim s",
         "kvscope s",
     )
     short, long = LONE_TOKENS
+    largest = max(abs(point.difference) for point in points)
     description = (
-        f"ai-dynamo-runtime {peers[0]['version']}; Mooncake conversation trace, 12,031 requests;"
-        f" {rounds} runs of DynoSim's KV router and {SEEDS} seeds of kvscope's (range in brackets),"
-        f" as ties are drawn. Prefills: the straight line through lone prompts of {short:,} and"
-        f" {long:,} tokens on DynoSim ({base_s * 1e3:.1f} ms + {per_token_s * 1e6:.1f} µs a token);"
-        " decoding: its mean time between tokens at the point. Largest difference of hits:"
-        f" {largest:.2f} points (target: {TOLERANCE_PP:g}). Seconds are those of a replay; DynoSim"
-        " simulates every decode step, kvscope none."
+        f"ai-dynamo-runtime {lone.version}; Mooncake conversation trace, 12,031 requests."
+        f" {rounds} runs of DynoSim's KV router and {SEEDS} seeds of kvscope's, range in brackets:"
+        f" ties are drawn. Prefills: the straight line through lone prompts of {short:,} and"
+        f" {long:,} tokens on DynoSim ({lone.base_s * 1e3:.1f} ms + {lone.per_token_s * 1e6:.1f} µs"
+        " a token). Decoding: DynoSim's mean time between tokens at the point; with simulated"
+        f" vLLMs, for round robin alone, a step of {lone.step_s * 1e3:.2f} ms as after those"
+        f" prompts. Largest difference of hits: {largest:.2f} points (target: {TOLERANCE_PP:g})."
+        " The last columns are seconds of a replay; DynoSim simulates every decode step, kvscope's"
+        " simple time model none."
     )
+    rows = [point.row() for point in points]
     return Table("Against NVIDIA's simulator", description, columns, rows)
+
+
+def _point(
+    trace: Loaded,
+    lone: Lone,
+    router: Router,
+    replicas: int,
+    blocks: int,
+    peers: Sequence[dict[str, Any]],
+) -> Point:
+    """Replay a point; `peers` are DynoSim's runs of it."""
+    token_s = float(np.mean([peer["token_s"] for peer in peers]))
+    profile = LatencyProfile(
+        "dynosim", "measured on it", lone.base_s, lone.per_token_s, decode_base_s=token_s
+    )
+    seeds = range(SEEDS if router.draws else 1)
+    started = time.perf_counter()
+    own = [trace.replay(profile, router, replicas, blocks, seed) for seed in seeds]
+    wall_s = (time.perf_counter() - started) / len(own)
+    cost = StepCost(lone.base_s, lone.per_token_s, decode_base_s=lone.step_s)
+    return Point(
+        f"{replicas} x {blocks}, {router.name}",
+        [100 * peer["hit_share"] for peer in peers],
+        [100 * trace.hit_share(run) for run in own],
+        [
+            100 * trace.hit_share(trace.crowded().replay(profile, router, replicas, blocks, seed))
+            for seed in seeds
+        ],
+        float(np.mean([peer["mean_ttft_s"] for peer in peers])),
+        float(np.mean([run.ttft_s.mean() for run in own])),
+        None if router.draws else _stepping_ttft_s(trace, cost, replicas, blocks),
+        float(np.mean([peer["wall_s"] for peer in peers])),
+        wall_s,
+    )
+
+
+def _stepping_ttft_s(trace: Loaded, cost: StepCost, replicas: int, blocks: int) -> float:
+    """Return the mean TTFT where every replica behind round robin is a simulated vLLM."""
+    settings = EngineSettings(blocks, max_num_seqs=256, max_num_batched_tokens=STEP_TOKENS)
+    run = replay_engines(trace.prompts, Lru(), RoundRobin(), replicas, settings, cost)
+    return float(np.nanmean(run.ttft_s))
 
 
 def figure_5() -> Table:
@@ -214,8 +284,8 @@ def figure_5() -> Table:
     routers: dict[str, Router] = {
         "random": Random(),
         "load balancing": LeastRequests(),
-        "local cache-aware": Mooncake({"kvcache_balancing_threshold": 1e9}),
-        "global": Mooncake(),
+        "local cache-aware": MinTtft(),
+        "global": MooncakeConductor(),
     }
     mean_s: dict[int, dict[str, float]] = {}
     hits: dict[int, dict[str, float]] = {}
@@ -328,20 +398,21 @@ def _prefill_only(per_token_s: float) -> LatencyProfile:
     return LatencyProfile("fitted", "fitted", 0.0, per_token_s, decode_base_s=0.0)
 
 
-def _lone_prompts(python: Path, folder: Path) -> tuple[float, float]:
-    """Return the seconds of a prefill and of each of its tokens on DynoSim."""
+def _lone_prompts(python: Path, folder: Path) -> Lone:
+    """Measure DynoSim's engine with prompts that are alone on it."""
     path, first = folder / "lone.jsonl", 0
     lines = []
     for number, tokens in enumerate(LONE_TOKENS):
         blocks = list(range(first, first + tokens // 512))
         first += len(blocks)
         request: dict[str, Any] = {"timestamp": 60_000 * number, "input_length": tokens}
-        lines.append(json.dumps({**request, "output_length": 1, "hash_ids": blocks}))
+        lines.append(json.dumps({**request, "output_length": 100, "hash_ids": blocks}))
     path.write_text("\n".join(lines), encoding="utf-8")
-    ttft_s = _peer(python, path, 1, POINTS[0][1], "round_robin", "--lone")["ttft_s"]
-    short, long = (ttft_s[str(tokens)] for tokens in LONE_TOKENS)
-    per_token_s = (long - short) / (LONE_TOKENS[1] - LONE_TOKENS[0])
-    return short - LONE_TOKENS[0] * per_token_s, per_token_s
+    peer = _peer(python, path, 1, POINTS[0][1], "round_robin", "--lone")
+    short_s, long_s = (peer["ttft_s"][str(tokens)] for tokens in LONE_TOKENS)
+    per_token_s = (long_s - short_s) / (LONE_TOKENS[1] - LONE_TOKENS[0])
+    base_s = short_s - LONE_TOKENS[0] * per_token_s
+    return Lone(peer["version"], base_s, per_token_s, peer["token_s"])
 
 
 def _peer(python: Path, trace: Path, replicas: int, blocks: int, *words: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,8 +25,6 @@ import numpy as np
 from benchmarks.live_vllm import BLOCK, MODEL, OUTPUT_TOKENS, longer, run, show
 from kvscope.latency.file import read_profile
 
-# One thread: several wait for each other and for other processes of the machine
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 BLOCKS = 270
 SLO_TOKENS = 350  # the SLO is the prefill time of this many uncached tokens
 TALKS, FIRST_TOKENS, TURN_TOKENS, TURNS = 12, 520, 16, 30

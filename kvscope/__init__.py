@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvscope.api import (
         AnalysisResult,
         FitResult,
+        FleetResult,
         InputError,
         KvscopeError,
         OpenTrace,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         fit,
         open_trace,
         simulate,
+        simulate_fleet,
         tune,
     )
 
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AnalysisResult",
     "FitResult",
+    "FleetResult",
     "InputError",
     "KvscopeError",
     "OpenTrace",
@@ -40,6 +43,7 @@ __all__ = [
     "fit",
     "open_trace",
     "simulate",
+    "simulate_fleet",
     "tune",
 ]
 

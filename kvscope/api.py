@@ -1,4 +1,4 @@
-"""The Python API: `analyze`, `fit`, `simulate` and `tune`, for notebooks and scripts.
+"""The Python API: `analyze`, `fit`, `simulate`, `tune` and `simulate_fleet`, for scripts.
 
     import kvscope
 
@@ -27,6 +27,7 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
     AnalyzeOptions,
     FitOptions,
+    FleetOptions,
     Reading,
     SimulateOptions,
     TuneOptions,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from kvscope.app.analyze import Analysis
+    from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.core.trace import Prompts, Trace
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnalysisResult",
     "FitResult",
+    "FleetResult",
     "InputError",
     "KvscopeError",
     "OpenTrace",
@@ -60,6 +63,7 @@ __all__ = [
     "fit",
     "open_trace",
     "simulate",
+    "simulate_fleet",
     "tune",
 ]
 
@@ -79,8 +83,8 @@ Share = str | float
 """A share: a text such as `"5%"`, or a fraction from 0 to 1."""
 
 
-class DeploymentArguments(TypedDict, total=False):
-    """The deployment that an answer is for, as arguments of `analyze`, `simulate` and `tune`.
+class ReplicaArguments(TypedDict, total=False):
+    """The replica that an answer is for, as arguments of `simulate_fleet`.
 
     Each is an option of the command line; what is left out follows from kvscope.toml, where the
     current directory has one.
@@ -89,8 +93,6 @@ class DeploymentArguments(TypedDict, total=False):
     deployment: str | None
     gpu: str | None
     tp: int | None
-    replicas: int | None
-    traffic: Literal["fleet", "replica"] | None
     model: str | None
     weight_dtype: str | None
     kv_dtype: str | None
@@ -102,6 +104,13 @@ class DeploymentArguments(TypedDict, total=False):
     engine_log: str | None
     latency: str | None
     gpu_hour: str | float | None
+
+
+class DeploymentArguments(ReplicaArguments, total=False):
+    """The deployment that an answer is for, as arguments of `analyze`, `simulate` and `tune`."""
+
+    replicas: int | None
+    traffic: Literal["fleet", "replica"] | None
 
 
 class _Logged(Monitor):
@@ -289,6 +298,28 @@ class TuneResult(_Result):
         return report(self.recommendation)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class FleetResult(_Result):
+    """What `simulate_fleet` returns; `study` has every fleet that was replayed."""
+
+    study: FleetStudy
+
+    @property
+    def replicas(self) -> int | None:
+        """The fewest replicas that meet the SLO, None where none of those tried do."""
+        return self.study.fewest
+
+    def to_polars(self, table: str = "fleets") -> pl.DataFrame:
+        """Return a list of the document: `fleets`, a row per fleet, or `lines`, one per router."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.fleet import report
+
+        return report(self.study)
+
+
 Source = str | PathLike[str] | OpenTrace | None
 """A path, the name of a trace in the store `db`, an OpenTrace, or None: the last one used."""
 
@@ -437,13 +468,52 @@ def tune(
         return TuneResult(run(opened.facts, prompts, request, _Logged()), prompts)
 
 
-def _parsed(kind: type[T], arguments: Mapping[str, Any]) -> T:
+def simulate_fleet(
+    trace: Source,
+    *,
+    slo: str | float,
+    percentile: str | float | None = None,
+    tpot_slo: Time = None,
+    replicas: str | int | Sequence[int] = tuple(range(1, 17)),
+    router: Texts = None,
+    policy: Texts = "lru",
+    capacity: Amount = None,
+    capacity_blocks: Amount = None,
+    param: Sequence[str] | None = None,
+    time_model: Literal["queue", "engine"] = "queue",
+    closed_loop: bool = False,
+    seeds: int = 3,
+    warmup: Share = 0.0,
+    db: str = MEMORY,
+    **of: Unpack[ReplicaArguments],
+) -> FleetResult:
+    """Find the fewest replicas that meet an SLO, and the router in front of them: `kvscope fleet`.
+
+    `kvscope.fleet` is a package, so the function has another name than the command.
+    """
+    with _arguments():
+        from kvscope.app.requests import fleet_request
+
+        request = fleet_request(_parsed(FleetOptions, locals(), ReplicaArguments.__optional_keys__))
+    from kvscope.app.fleet import fleet as run
+    from kvscope.app.traces import replayable
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        return FleetResult(run(opened.facts, prompts, request, _Logged()))
+
+
+def _parsed(
+    kind: type[T],
+    arguments: Mapping[str, Any],
+    known: frozenset[str] = DeploymentArguments.__optional_keys__,
+) -> T:
     """Return the options among a function's arguments, those of its deployment included.
 
     Raises TypeError for an unknown argument, as a call without `**of` does.
     """
     of = arguments["of"]
-    if unknown := sorted(of.keys() - DeploymentArguments.__optional_keys__):
+    if unknown := sorted(of.keys() - known):
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
     return parsed(kind, {**arguments, **of})
 

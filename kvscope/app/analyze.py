@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -20,7 +21,10 @@ from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
+from kvscope.ingest.build import NO_COMMON_CLOCK
+from kvscope.ingest.clocks import SessionStarts, other_starts
 from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.derived_traces import begun
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 from kvscope.store.db import Store
@@ -107,8 +111,18 @@ class Caching:
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutCapacity(SessionStarts):
+    """What LRU needs for 90 % of the ideal hits where sessions begin otherwise."""
+
+    capacity_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
-    """A trace characterized; `caching` is None for a trace of lengths."""
+    """A trace characterized; `caching` is None for a trace of lengths.
+
+    `layouts` are other starts of sessions without a common clock.
+    """
 
     trace: Trace
     model: Model | None
@@ -116,6 +130,7 @@ class Analysis:
     characterization: Characterization
     caching: Caching | None
     deployment: ResolvedDeployment | None = None
+    layouts: tuple[LayoutCapacity, ...] = ()
 
 
 class StartedCaching:
@@ -153,6 +168,7 @@ def analyze(
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
         caching=started.caching.result() if started else None,
+        layouts=tuple(_layouts(store, trace, request.definition)),
         deployment=_timed(store, trace, request.deployment),
     )
 
@@ -167,6 +183,17 @@ def _timed(
         trace, deployment.latency, deployment, partial(load_prompts, store, trace)
     )
     return latency.deployment
+
+
+def _layouts(store: Store, trace: Trace, definition: HitDefinition) -> Iterator[LayoutCapacity]:
+    """Yield what LRU needs where sessions without a common clock begin otherwise."""
+    if not (trace.has_hashes and any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes)):
+        return
+    prompts = load_prompts(store, trace)
+    for starts in other_starts(prompts.arrival_s, prompts.clock):
+        curve = lru_curve(begun(prompts, starts), definition)
+        needed = curve.capacity_for(0.9 * curve.ideal)
+        yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
 
 def analyze_source(

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from kvscope.app.monitor import Monitor
+from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import InputError, Stopped, UsageError
@@ -19,7 +20,7 @@ from kvscope.deployment.models import Model
 from kvscope.fleet.closed_loop import ThinkTimes, think_times
 from kvscope.fleet.outcome import FleetOutcome, Slo
 from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledHits
-from kvscope.policies.base import Policy
+from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
@@ -57,7 +58,8 @@ class FleetStudy:
     """What fleets of one trace gave; `think` is None in open loop.
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
-    in closed loop; `pooled_hits` are those of one such cache in the trace's order.
+    in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
+    `on_engines` is the answer once more, with the simulated vLLMs of a deployment for its queues.
     """
 
     trace: Trace
@@ -68,9 +70,11 @@ class FleetStudy:
     capacity_blocks: int
     replicas: tuple[int, ...]
     seeds: int
+    time_model: TimeModel
     think: ThinkTimes | None
     lines: tuple[FleetLine, ...]
     pooled: FleetOutcome | None = None
+    on_engines: FleetRun | None = None
     pooled_hits: PooledHits | None = None
 
     @cached_property
@@ -132,7 +136,7 @@ def fleet(
     InputError for a trace without arrival times.
     """
     monitor = monitor or Monitor()
-    routers = _checked(trace, request, monitor)
+    routers = _checked(trace, prompts, request, monitor)
     if trace.span_s <= 0:
         raise InputError(
             "the trace has no arrival times, so queues cannot be simulated",
@@ -147,12 +151,14 @@ def fleet(
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)
+    engine = request.engine and replace(request.engine, usable_blocks=capacity)
     sweep = FleetSweep(
         workload,
         capacity,
         request.slo,
         think_s=None if think is None else think.think_s,
         seeds=request.seeds,
+        engine=engine if request.time_model == "engine" else None,
     )
     policies = [bind(variant, estimates) for variant in request.variants]
     fleets = [
@@ -172,19 +178,26 @@ def fleet(
         capacity_blocks=capacity,
         replicas=request.replicas,
         seeds=request.seeds,
+        time_model=request.time_model,
         think=think,
         lines=lines,
     )
+    best = study.best
+    simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
+    if engine is not None and sweep.engine is None and simulated:
+        with monitor.steps("replaying the answer on simulated vLLMs"):
+            study = replace(study, on_engines=sweep.run(study.answer.fleet, engine))
     with monitor.steps("replaying one cache for all"):
-        workload.prepare([Lru(), Belady(), study.best.policy])
-        return replace(
-            study,
-            pooled=None if think else sweep.pooled(study.best.policy, study.chosen),
-            pooled_hits=sweep.pooled_hits(study.chosen),
-        )
+        workload.prepare([Lru(), Belady(), best.policy])
+        pooled = None
+        if think is None and sweep.engine is None:
+            pooled = sweep.pooled(best.policy, study.chosen)
+        return replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
 
 
-def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Router]:
+def _checked(
+    trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor
+) -> list[Router]:
     """Return the routers that the trace can be replayed with."""
     if request.replicas[-1] > trace.requests:
         raise UsageError(
@@ -192,18 +205,22 @@ def _checked(trace: Trace, request: FleetRequest, monitor: Monitor) -> list[Rout
             where="--replicas",
             remedy="take fewer replicas, or a longer trace",
         )
-    keyless = [router for router in request.routers if router.needs == "keys"]
-    if trace.lineage != "none" or not keyless:
+    by_session = [router for router in request.routers if router.needs == "keys"]
+    if not by_session:
+        return list(request.routers)
+    if len(np.unique(prompts.conversation)) < trace.requests:
+        if trace.lineage == "inferred":
+            monitor.note("sessions are inferred from prompts: a real router's keys may differ")
         return list(request.routers)
     if request.routers_named:
         raise UsageError(
-            f"{keyless[0].name} needs conversations, which {trace.name!r} does not have",
+            f"{by_session[0].name} needs sessions, and no two requests of {trace.name!r} share one",
             where="--router",
             remedy="leave it out, or take a trace with sessions or parents",
         )
-    names = ", ".join(router.name for router in keyless)
-    monitor.note(f"left out: {names}, since the trace has no conversations")
-    return [router for router in request.routers if router not in keyless]
+    names = ", ".join(router.name for router in by_session)
+    monitor.note(f"left out: {names}, since no two requests share a session")
+    return [router for router in request.routers if router not in by_session]
 
 
 def _runs(sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor) -> list[FleetRun]:

@@ -35,7 +35,7 @@ def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
     from kvscope.latency.observed import fit_ttfts
 
     remedy = "measure with `kvscope calibrate`"
-    if trace.models and trace.models > 1:
+    if trace.measured_requests and trace.models and trace.models > 1:
         raise InputError(
             f"has requests of {trace.models} models, which take different times",
             where=trace.name,

@@ -123,6 +123,7 @@ Isolate = Annotated[
     Option("Share no blocks between users or conversations (cache salts)."),
 ]
 
+TimeModel = Literal["queue", "engine"]
 Tp = Annotated[int | None, Count("GPUs of a replica (tensor parallelism).", default="1")]
 Utilization = Annotated[
     float | None,
@@ -524,6 +525,13 @@ class FleetOptions(ReplicaOptions):
             "NAME.PARAMETER=VALUE,...",
         ),
     ] = None
+    time_model: Annotated[
+        TimeModel,
+        Option(
+            "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
+            " a simulated vLLM, whose pool also holds running requests; slower."
+        ),
+    ] = "queue"
     closed_loop: Annotated[
         bool,
         Option("Let a turn arrive its think time after the simulated end of the previous one."),

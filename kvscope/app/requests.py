@@ -16,6 +16,7 @@ from kvscope.app.options import (
     FleetOptions,
     ReplicaOptions,
     SimulateOptions,
+    TimeModel,
     TuneOptions,
 )
 from kvscope.core import units
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from kvscope.fleet.outcome import Slo
     from kvscope.routers.base import Router
     from kvscope.tuning.file import EngineTable, RecommendationFile
+    from kvscope.vllm_sim import EngineSettings
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -142,8 +144,9 @@ class TuneRequest:
 class FleetRequest:
     """Which fleets to replay, and the SLO that the fewest replicas have to meet.
 
-    Each replica has the one of `capacities`, or else the deployment's pool. Without
-    `routers_named`, those that need sessions are left out where the trace has none.
+    `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
+    out where the trace has none. `engine` has the limits of simulated vLLMs, its blocks aside: for
+    their time model, or to check the answer of a deployment's queues; else None.
     """
 
     setting: RunSetting
@@ -154,6 +157,8 @@ class FleetRequest:
     capacities: Capacities
     model: Model | None = None
     deployment: ResolvedDeployment | None = None
+    time_model: TimeModel = "queue"
+    engine: EngineSettings | None = None
     closed_loop: bool = False
     seeds: int = 1
     routers_named: bool = True
@@ -398,6 +403,13 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
                 where="--policy",
                 remedy="leave it out: a pooled cache with it is shown anyway",
             )
+    engine = _engine_limits(options, where)
+    if copying := [kind.name for kind in kinds if kind.copies and options.time_model == "engine"]:
+        raise UsageError(
+            f"{copying[0]} copies prefixes between replicas, which simulated vLLMs do not",
+            where="--time-model engine",
+            remedy="leave it out of --router, or take --time-model queue",
+        )
     return FleetRequest(
         setting=run_setting(
             hit_definition(None, "carried", options.warmup), profile, slo_s=options.slo
@@ -411,9 +423,36 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         capacities=named,
         model=kv,
         deployment=where,
+        time_model=options.time_model,
+        engine=engine,
         closed_loop=options.closed_loop,
         seeds=options.seeds,
         routers_named=options.router is not None,
+    )
+
+
+def _engine_limits(
+    options: FleetOptions, where: ResolvedDeployment | None
+) -> EngineSettings | None:
+    """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated.
+
+    Raises UsageError where SGLang would have to be.
+    """
+    from kvscope.vllm_sim import EngineSettings
+
+    if options.time_model == "queue" and (where is None or where.engine.name != VLLM):
+        return None
+    if where is not None and where.engine.name != VLLM:
+        raise UsageError(
+            "SGLang's scheduler is not simulated",
+            where="--time-model engine",
+            remedy="take --time-model queue",
+        )
+    limits, usual = where or options, EngineSettings(1)
+    return replace(
+        usual,
+        max_num_seqs=limits.max_num_seqs or usual.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens or usual.max_num_batched_tokens,
     )
 
 

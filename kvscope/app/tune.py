@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
@@ -19,8 +17,9 @@ from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
 from kvscope.deployment.pool import KvPool
+from kvscope.deployment.roofline import HIGH, LOW
 from kvscope.ingest.build import NO_COMMON_CLOCK
-from kvscope.ingest.clocks import open_sessions, placed, session_span
+from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
@@ -40,7 +39,6 @@ from kvscope.tuning.tuner import (
     VALIDATION,
     WARMUP,
     End,
-    SessionStarts,
     TuningOptions,
     TuningResult,
 )
@@ -52,9 +50,6 @@ if TYPE_CHECKING:
 
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
-SESSION_STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
-"""Where a trace does not know when sessions begin: times its rate, at least so many starts within a
-typical session, and the seed. Much rarer starts would take long: learners are refitted by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +206,14 @@ def tune(
             tuning_options,
             capacity_blocks=pool.blocks - running,
             replicas=replicas,
-            ends=_ends(where, pool, running),
+            ends=_ends(where, pool, running, latency.fit if request.target.tpot_slo_s else None),
             scale_out=True,
         )
-    tuning_options = replace(tuning_options, ends=(*tuning_options.ends, *_layouts(prompts)))
+    layouts = (
+        End(f"{starts.open_sessions:.3g} sessions open at a time", sessions=starts)
+        for starts in other_starts(prompts.arrival_s, prompts.clock)
+    )
+    tuning_options = replace(tuning_options, ends=(*tuning_options.ends, *layouts))
     tuning = tune_policies(
         prompts,
         setting,
@@ -255,12 +254,16 @@ def _launch(where: ResolvedDeployment) -> EngineLaunch:
     )
 
 
-def _ends(where: ResolvedDeployment, pool: KvPool, running: int) -> tuple[End, ...]:
+def _ends(
+    where: ResolvedDeployment, pool: KvPool, running: int, fit: TraceFit | None
+) -> tuple[End, ...]:
     """Return both ends of what is not known: the smaller pool with the slower prefill, and back.
 
     `running` blocks of the pool are not for the cache.
     """
     slow, fast = where.latency_high, where.latency_low
+    if fit is not None:  # an SLO of TPOT, which a fit to TTFTs leaves to the roofline
+        slow, fast = max(slow, HIGH), min(fast, LOW)
     if pool.low_blocks == pool.high_blocks and slow == fast:
         return ()
     return (
@@ -278,21 +281,6 @@ def _latency_ends(fit: TraceFit | None) -> tuple[End, ...]:
     if fit is None or fit.low == fit.high:
         return ()
     return tuple(End(f"prefill {factor:g}x as long", factor) for factor in (fit.low, fit.high))
-
-
-def _layouts(prompts: Prompts) -> Iterator[End]:
-    """Yield other starts of sessions without a common clock, from rarer to denser ones."""
-    clock, own = prompts.clock, prompts.clock >= 0
-    if clock.max() < 1:
-        return
-    begin_s, end_s = session_span(prompts.arrival_s[own], clock[own])
-    span_s, typical_s = float(end_s.max() - begin_s.min()), float(np.median(end_s - begin_s))
-    if not typical_s:  # sessions of one request are never open together
-        return
-    for times, least, seed in SESSION_STARTS:
-        rate = max(times * len(begin_s) / span_s, least / typical_s)
-        count = open_sessions(placed(prompts.arrival_s, clock, rate, seed), clock)
-        yield End(f"{count:.3g} sessions open at a time", sessions=SessionStarts(rate, seed, count))
 
 
 def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:

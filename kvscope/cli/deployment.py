@@ -60,7 +60,14 @@ def show(*, options: DeploymentOptions, as_json: Json = False) -> None:
         )
     if as_json:
         from kvscope.app.documents.deployment import deployment_document
+        from kvscope.latency.profile import TO_FIT
 
+        if deployment.latency == TO_FIT:
+            raise UsageError(
+                "has no figures until a trace is read",
+                where="--latency trace",
+                remedy="name --gpu and --model for a roofline, or leave out --json",
+            )
         output.emit_json(deployment_document(deployment))
     else:
         from kvscope.report.deployment import sections

@@ -290,6 +290,8 @@ def _latency(
             remedy="name the file that `kvscope calibrate` writes, or --gpu and --model",
         )
     notes = latency_notes(model, gpu, engine, deployment.tp)
+    if deployment.latency == FROM_TRACE:
+        notes = ["a roofline until a trace is read, to whose TTFTs the latency is fitted"]
     return roofline(model, gpu, deployment.tp), "derived", notes
 
 

@@ -94,11 +94,11 @@ def empty_caches(
         return np.repeat(array[None], replicas, axis=0)
 
     if isinstance(policy, LanePolicy):
-        one = empty_lanes(traffic, lanes, leaf)
-        return one._replace(
-            runs=one.runs._replace(branches=rows(one.runs.branches)),
-            queues=rows(one.queues),
-            recent=rows(one.recent),
+        cache = empty_lanes(traffic, lanes, leaf)
+        return cache._replace(
+            runs=cache.runs._replace(branches=rows(cache.runs.branches)),
+            queues=rows(cache.queues),
+            recent=rows(cache.recent),
         )
     if isinstance(policy, KeyPolicy):
         keys = empty_keys(type(policy), traffic, touched.segments, touched.paths, leaf)

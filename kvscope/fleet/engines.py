@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.errors import UsageError
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.core.trace import Prompts
@@ -23,7 +24,7 @@ from kvscope.fleet.kernel import OPEN
 from kvscope.fleet.replay import FleetReplay, asked, no_view
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.routers.base import Load, Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, ReplicaLoad, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.replay import SLICE_STEPS
 from kvscope.vllm_sim.scheduler import stepper
@@ -54,6 +55,12 @@ def _write_path(block_parent: Int32s, leaf: int, path: Int32s, length: int) -> N
 
 @once
 def _chooser(router: type[Router]) -> Callable[..., int]:
+    if router.copies:
+        raise UsageError(
+            f"{router.name} copies prefixes between replicas, which simulated vLLMs do not",
+            where="--router",
+            remedy="take --time-model queue",
+        )
     choose = callable_in_kernels(router.choose)
 
     @kernel
@@ -68,7 +75,7 @@ class _Replica:
     """One engine and the requests sent to it, by their place among them.
 
     `sent` are their numbers in the trace, `uncached_tokens` what it had to compute of each when it
-    was sent. `open` are the places that may be in flight, `told` those of them whose end
+    was sent. `open` are the places that may be in flight, `ended` those of them whose end
     `advance_to_end` has returned.
     """
 
@@ -76,7 +83,7 @@ class _Replica:
     sent: list[int] = field(default_factory=list)
     uncached_tokens: list[int] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
-    told: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     idle: bool = True
 
     @property
@@ -142,9 +149,9 @@ class _Engines:
                 ends = {
                     place: engine.end_s(place)
                     for place in engine.open
-                    if place not in engine.told and not math.isnan(engine.end_s(place))
+                    if place not in engine.ended and not math.isnan(engine.end_s(place))
                 }
-                engine.told.update(ends)
+                engine.ended.update(ends)
                 return [(engine.sent[place], end_s) for place, end_s in ends.items()]
 
     def forget(self, before_s: float) -> None:
@@ -152,7 +159,7 @@ class _Engines:
         for engine in self.replicas:
             engine.open = [place for place in engine.open if not engine.end_s(place) <= before_s]
 
-    def count_load(self, at_s: float, before_s: float, load: Load) -> None:
+    def count_load(self, at_s: float, before_s: float, load: ReplicaLoad) -> None:
         """Count what replicas had to do at `at_s`, of what arrived before; blocks used as now."""
         for number, engine in enumerate(self.replicas):
             places = np.array(engine.open, dtype=np.int64)
@@ -191,7 +198,7 @@ def replay_engines(
     one that needs more than all blocks of a replica is rejected: it has no hits, and nan for times.
     A prefix that is computed between a request's arrival and its admission counts in `best_blocks`
     where the request hit it. `Truth.wait_s` is what the tokens in front take, without decodes.
-    Raises UsageError for a policy without lanes.
+    Raises UsageError for a policy without lanes and for a router that copies prefixes.
     """
     known = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
     requests, routed, parents = known.requests, asked(prompts), known.nodes.parent.copy()
@@ -204,7 +211,9 @@ def replay_engines(
     if scrape_s > 0:
         view = view._replace(scraped=no_view(replicas, 0, size).own)
     longest = int(max(routed.blocks.max(initial=0), requests.length.max(initial=0))) + 1
-    sizes = Sizes(replicas, count, len(parents), longest, size, settings.usable_blocks, parents)
+    sizes = MemorySizes(
+        replicas, count, len(parents), longest, size, settings.usable_blocks, parents
+    )
     memory, p, choose = router.memory(sizes, seed), router.settings(), _chooser(type(router))
     path, prompt_path = np.zeros((2, longest), dtype=np.int32)
     due = [(float(requests.arrival_s[r]), r) for r in range(count) if think_s[r] < 0]

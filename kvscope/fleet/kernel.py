@@ -21,7 +21,7 @@ from kvscope.policies.base import Floats, Policy
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
 from kvscope.replay.kernels.loop import Now
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Load, Prompt, Router, View
+from kvscope.routers.base import Prompt, ReplicaLoad, Router, View
 
 ENDS, FIRST_TOKEN, BEGINS = 0, 1, 2
 OPEN = -1.0  # in place of a think time: the request arrives at its time in the trace
@@ -93,7 +93,7 @@ class Served(NamedTuple):
     end_s: Float64s
 
 
-class Limits(NamedTuple):
+class CacheLimits(NamedTuple):
     """Settings of a replay: blocks a replica, and as in `replay`."""
 
     capacity: int
@@ -103,7 +103,7 @@ class Limits(NamedTuple):
 
 
 @callable_in_kernels
-def _copy_load(source: Load, target: Load) -> None:
+def _copy_load(source: ReplicaLoad, target: ReplicaLoad) -> None:
     for replica in range(len(source.in_flight)):
         target.in_flight[replica] = source.in_flight[replica]
         target.waiting[replica] = source.waiting[replica]
@@ -173,7 +173,7 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
         asked: Asked,
         arrivals: Arrivals,
         costs: Costs,
-        limits: Limits,
+        limits: CacheLimits,
         served: Traffic,
         touched: Touched,
         state: Any,
@@ -240,9 +240,9 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
             while expired < slot and served.arrival_s[expired] < now_s - limits.ttl_s:
                 owner = done.replica[expired]
                 now = Now(now_s, trace.block_size, replicas.p[owner], table)
-                gone = expire(state, served, owner, expired, now)
-                replicas.size[owner] -= gone
-                replicas.evictions[owner] += gone
+                dropped = expire(state, served, owner, expired, now)
+                replicas.size[owner] -= dropped
+                replicas.evictions[owner] += dropped
                 expired += 1
 
             begin(state, touched, served, slot)

@@ -35,11 +35,13 @@ class Latencies:
     """How long counted requests took.
 
     `attainment` is the share with a TTFT within the SLO, `tpot_attainment` that with a TPOT within
-    its own, of requests with two output tokens or more. Percentiles are None where the queue grows
-    (`overloaded`) or no request has such a time.
+    its own, of requests with two output tokens or more. Percentiles are those of requests that got
+    a token, None where the queue grows (`overloaded`) or no request has such a time. `rejected`
+    ones, longer than an engine's pool, are not within the SLO.
     """
 
     requests: int
+    rejected: int
     overloaded: bool
     ttft_ms: Percentiles | None
     tpot_ms: Percentiles | None
@@ -52,7 +54,7 @@ class ReplicaOutcome:
     """One replica: `latencies` is None where it served no counted request.
 
     `computed_tokens` are the uncached input tokens of its counted requests, `utilization` is the
-    share of the whole time that it prefilled.
+    share of the whole time in which it prefilled.
     """
 
     hit_rate: float
@@ -80,7 +82,8 @@ class FleetOutcome:
 
     Hit rates are shares of the input tokens: `taken` by the replicas that served, `best_available`
     on the replica that held most of each prompt, `infinite` in one cache that evicts nothing.
-    `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue grows.
+    `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue grows or it
+    falls on a rejected request.
     `sent_tokens` (N x T) are the uncached tokens sent to each replica in T bins of `bin_s`.
     """
 
@@ -141,8 +144,7 @@ def fleet_outcome(
         return _share(int(weighted(prompts, definition, blocks)[counted].sum()), total)
 
     latencies = times.latencies(np.arange(len(uncached)), first, slo)
-    span_s = float(done.token_s.max() - done.arrival_s.min())
-    busy_s = np.bincount(done.replica, done.token_s - done.begin_s, minlength=done.replicas)
+    span_s = float(np.nanmax(done.token_s, initial=0.0) - done.arrival_s.min())
     replicas = []
     for number in range(done.replicas):
         members = np.flatnonzero(done.replica == number)
@@ -153,14 +155,13 @@ def fleet_outcome(
             ReplicaOutcome(
                 hit_rate=_share(looked - computed, looked),
                 computed_tokens=computed,
-                utilization=float(busy_s[number]) / span_s if span_s else 0.0,
+                utilization=_busy_s(done, members) / span_s if span_s > 0 else 0.0,
                 evictions=int(done.evictions[number]),
                 latencies=times.latencies(members, warm, slo) if len(members) > warm else None,
             )
         )
-    target_ttft_s = (
-        np.inf if latencies.overloaded else at_rank(done.ttft_s[counted], slo.percentile)
-    )
+    ttft_s = np.nan_to_num(times.ttft_s[counted], nan=np.inf)
+    target_ttft_s = np.inf if latencies.overloaded else at_rank(ttft_s, slo.percentile)
     tpot_s = _known(times.tpot_s[counted])
     target_tpot_s = at_rank(tpot_s, slo.percentile) if len(tpot_s) else None
     fast = slo.tpot_s is None or target_tpot_s is None or target_tpot_s <= slo.tpot_s
@@ -202,7 +203,8 @@ class _Times:
     def latencies(self, members: Int64s, first: int, slo: Slo) -> Latencies:
         """Return the latencies of the requests with these numbers, counted from `first` on."""
         counted = members[first:]
-        in_order = counted[np.argsort(self.arrival_s[counted], kind="stable")]
+        answered = counted[np.isfinite(self.ttft_s[counted])]
+        in_order = answered[np.argsort(self.arrival_s[answered], kind="stable")]
         ttft_s, tpot_s = self.ttft_s[in_order], _known(self.tpot_s[counted])
         queue = QueueTimes(
             self.arrival_s[in_order],
@@ -216,10 +218,11 @@ class _Times:
             within = float(np.mean(tpot_s <= slo.tpot_s))
         return Latencies(
             requests=len(counted),
+            rejected=len(counted) - len(answered),
             overloaded=overloaded,
-            ttft_ms=None if overloaded else percentiles(ttft_s * 1e3),
+            ttft_ms=None if overloaded or not len(ttft_s) else percentiles(ttft_s * 1e3),
             tpot_ms=percentiles(tpot_s * 1e3) if len(tpot_s) else None,
-            attainment=float(np.mean(ttft_s <= slo.ttft_s)),
+            attainment=float(np.sum(ttft_s <= slo.ttft_s)) / len(counted),
             tpot_attainment=within,
         )
 
@@ -251,6 +254,15 @@ def _fill(
             block = block_parent[block]
             new += 1
         hits[request] = min(look[request], length[request] - new)
+
+
+def _busy_s(done: FleetReplay, members: Int64s) -> float:
+    """Return the seconds in which a replica prefilled any of the requests that it served."""
+    served = members[np.isfinite(done.token_s[members])]
+    served = served[np.argsort(done.begin_s[served], kind="stable")]
+    begin_s, token_s = done.begin_s[served], done.token_s[served]
+    until_s = np.maximum.accumulate(np.concatenate(([-np.inf], token_s)))[:-1]  # by those before
+    return float(np.maximum(token_s - np.maximum(begin_s, until_s), 0.0).sum())
 
 
 def _known(times: Float64s) -> Float64s:

@@ -14,8 +14,8 @@ from kvscope.fleet.kernel import (
     OPEN,
     Arrivals,
     Asked,
+    CacheLimits,
     Costs,
-    Limits,
     Replicas,
     Served,
     fleet_kernel,
@@ -25,7 +25,7 @@ from kvscope.policies.base import LanePolicy, Policy
 from kvscope.replay.kernels.keys import Heap
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Fetch, Load, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, MemorySizes, ReplicaLoad, Router, Truth, View
 
 MOST_REPLICAS = 4096
 
@@ -138,7 +138,7 @@ def replay_fleet(
     state = empty_caches(policy, traffic, touched, replicas, capacity_blocks, lanes)
     longest = int(routed.blocks.max(initial=0)) + 1
     memory = router.memory(
-        Sizes(
+        MemorySizes(
             replicas,
             requests,
             blocks,
@@ -167,7 +167,7 @@ def replay_fleet(
         routed,
         arrivals(traffic, think_s),
         costs(profile),
-        Limits(
+        CacheLimits(
             capacity_blocks,
             mandatory or policy.makes_room,
             policy.values.get("ttl_s", np.inf),
@@ -237,8 +237,8 @@ def no_view(replicas: int, capacity_blocks: int, block_size: int) -> View:
     return View(replicas, capacity_blocks, block_size, load, load, truth, fetch)
 
 
-def _no_load(replicas: int) -> Load:
-    return Load(*(np.zeros(replicas, dtype=np.int64) for _ in Load._fields))
+def _no_load(replicas: int) -> ReplicaLoad:
+    return ReplicaLoad(*(np.zeros(replicas, dtype=np.int64) for _ in ReplicaLoad._fields))
 
 
 def _empty_served(requests: int) -> Served:

@@ -18,7 +18,7 @@ from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import select
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Prompt, Router, Sizes
+from kvscope.routers.base import MemorySizes, Prompt, Router
 
 
 def assignment(
@@ -36,7 +36,7 @@ def assignment(
         )
     requests, parents = len(traffic.leaf), traffic.block_parent
     view, path = no_view(replicas, 0, traffic.block_size), np.zeros(1, dtype=np.int32)
-    sizes = Sizes(replicas, requests, len(parents), 1, traffic.block_size, 0, parents)
+    sizes = MemorySizes(replicas, requests, len(parents), 1, traffic.block_size, 0, parents)
     memory, p = router.memory(sizes, seed), router.settings()
     tokens, keys = traffic.input_tokens.tolist(), routed.key.tolist()
     chosen = [

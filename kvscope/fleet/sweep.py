@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Event
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.trace import Prompts
+from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.kernel import Asked
 from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
 from kvscope.fleet.pooled import pooled_fleet
@@ -22,6 +23,7 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import cores, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.base import Router
+from kvscope.vllm_sim import EngineSettings, StepCost, fits
 
 SEEDS = 3
 
@@ -70,8 +72,9 @@ class PooledHits:
 class FleetSweep:
     """Replays fleets of one workload; each replica has `capacity_blocks`.
 
-    `think_s` closes the loop (see `kvscope.fleet.replay.arrivals`). `isolated` workloads route as
-    they serve. Random routers are replayed with `seeds` seeds.
+    `think_s` closes the loop (see `kvscope.fleet.replay.arrivals`). Routers that draw are replayed
+    with `seeds` seeds. With an `engine`, whose blocks are the capacity, replicas are simulated
+    vLLMs; else each is one queue of prefills.
     """
 
     def __init__(
@@ -82,12 +85,14 @@ class FleetSweep:
         *,
         think_s: Float64s | None = None,
         seeds: int = SEEDS,
+        engine: EngineSettings | None = None,
     ) -> None:
         self.workload = workload
         self.capacity_blocks = capacity_blocks
         self.slo = slo
         self.think_s = think_s
         self.seeds = seeds
+        self.engine = engine
         self._asked: Asked = asked(workload.prompts)
 
     @property
@@ -99,8 +104,12 @@ class FleetSweep:
         """Return how many replays a fleet takes."""
         return self.seeds if fleet.router.draws else 1
 
-    def replay(self, fleet: Fleet, seed: int = 0) -> FleetReplay:
-        """Return what the fleet does with each request."""
+    def replay(
+        self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
+    ) -> FleetReplay:
+        """Return what the fleet does with each request, on this engine or the sweep's."""
+        if (engine := engine or self.engine) is not None:
+            return self._on_engines(fleet, engine, seed)
         return replay_fleet(
             self.workload.traffic,
             self._asked,
@@ -114,9 +123,28 @@ class FleetSweep:
             seed=seed,
         )
 
-    def run(self, fleet: Fleet) -> FleetRun:
-        """Return what the fleet gives with each seed."""
-        outcomes = (self.outcome(self.replay(fleet, seed)) for seed in range(self.replays(fleet)))
+    def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
+        """Return what a fleet of simulated vLLMs does with each request."""
+        workload, policy = self.workload, fleet.policy
+        done = replay_engines(
+            workload.prompts,
+            policy,
+            fleet.router,
+            fleet.replicas,
+            engine,
+            StepCost.of(workload.profile),
+            think_s=self.think_s,
+            tables=workload.tables(policy, fits(workload.traffic, engine.usable_blocks)),
+            seed=seed,
+        )
+        outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
+        return replace(done, token_s=done.token_s + outside_s, end_s=done.end_s + outside_s)
+
+    def run(self, fleet: Fleet, engine: EngineSettings | None = None) -> FleetRun:
+        """Return what the fleet gives with each seed, on this engine or the sweep's."""
+        outcomes = (
+            self.outcome(self.replay(fleet, seed, engine)) for seed in range(self.replays(fleet))
+        )
         return FleetRun(fleet, tuple(outcomes))
 
     def outcome(self, done: FleetReplay) -> FleetOutcome:
@@ -134,7 +162,8 @@ class FleetSweep:
             kernel = type(fleet.router), type(fleet.policy), fleet.policy.evicts
             if kernel not in seen:
                 seen.add(kernel)
-                self._compile(fleet)
+                if self.engine is None:
+                    self._compile(fleet)
                 yield fleet
 
     def sweep(self, fleets: Sequence[Fleet], stop: Event | None = None) -> Iterator[FleetRun]:

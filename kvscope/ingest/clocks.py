@@ -7,9 +7,45 @@ sessions begin with a request without a time, or all of them begin at one instan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s
+
+_STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
+"""Times the trace's rate, at least so many starts within a typical session, and the seed. Much
+rarer starts would take long: learners are refitted by time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStarts:
+    """A Poisson process by which sessions without a common clock begin.
+
+    `open_sessions`: how many are open when a request arrives, its own included, on average.
+    """
+
+    sessions_per_s: float
+    seed: int
+    open_sessions: float
+
+
+def other_starts(arrival_s: Float64s, clock: Int32s) -> Iterator[SessionStarts]:
+    """Yield other starts of sessions without a common clock, from rarer to denser ones.
+
+    `clock` numbers the sessions from 0, -1 for a request on the trace's own. None where fewer than
+    two sessions have a clock, and where they are of one request each.
+    """
+    if clock.max() < 1:
+        return
+    begin_s, end_s = session_span(arrival_s[clock >= 0], clock[clock >= 0])
+    span_s, typical_s = float(end_s.max() - begin_s.min()), float(np.median(end_s - begin_s))
+    if not typical_s:
+        return
+    for times, least, seed in _STARTS:
+        rate = max(times * len(begin_s) / span_s, least / typical_s)
+        yield SessionStarts(rate, seed, open_sessions(placed(arrival_s, clock, rate, seed), clock))
 
 
 def begin_together(arrival_s: Float64s, session: Int32s) -> bool:

@@ -12,7 +12,7 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 from kvscope.core.runs import Tenant
 from kvscope.core.trace import Prompts
-from kvscope.ingest.clocks import placed
+from kvscope.ingest.clocks import SessionStarts, placed
 from kvscope.ingest.lineage import conversations
 from kvscope.ingest.trie import Trie
 
@@ -49,12 +49,12 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
     )
 
 
-def begun(prompts: Prompts, sessions_per_s: float, seed: int) -> Prompts:
-    """Return the trace with sessions of a clock of their own begun as a Poisson process.
+def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
+    """Return the trace with sessions of a clock of their own begun otherwise.
 
     Requests keep their distance within a session, and are numbered anew in order of arrival.
     """
-    arrival_s = placed(prompts.arrival_s, prompts.clock, sessions_per_s, seed)
+    arrival_s = placed(prompts.arrival_s, prompts.clock, starts.sessions_per_s, starts.seed)
     order = np.argsort(arrival_s, kind="stable")
     request = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
     request[order] = np.arange(len(order), dtype=np.int32)

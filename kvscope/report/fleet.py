@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvscope.app.documents.fleet import fleet_document
 from kvscope.app.fleet import FleetLine, FleetStudy
@@ -12,6 +15,7 @@ from kvscope.fleet.options import router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies
 from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.policy_options import format_value
+from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import (
@@ -27,13 +31,21 @@ from kvscope.report.words import (
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
+    from kvscope.report.style import Figure
 
 SECTIONS = ("answer", "routers", "losses", "replicas", "assumed")
 """What `--section` of `kvscope fleet` takes."""
 
 _ROWS = 10  # of a table on the one screen
+_COUNTS = 8  # columns of a table that can be read
 _MARK = "*"
 OVERLOADED = "overloaded"
+_TIME_MODELS = {
+    "queue": "Time model: one prefill queue a replica, first come, first served; decoding slows"
+    " with the requests that decode. Capacity holds idle cached blocks alone.",
+    "engine": "Time model: a simulated vLLM in each replica, whose pool also holds running"
+    " requests.",
+}
 
 
 def screen(study: FleetStudy) -> list[Section]:
@@ -50,9 +62,20 @@ def sections(study: FleetStudy) -> list[Section]:
     """Return every section."""
     return [
         Section.of("Answer", *in_words(study)),
-        Section.of(f"Routers: {_here(study)}", _routers(study, study.ranked)),
-        Section.of(f"Losses: {_losses_title(study)}", _losses(study, study.ranked)),
-        Section.of("Replicas", _replicas(study)),
+        Section.of(
+            f"Routers: {_here(study)}",
+            _routers(study, study.ranked),
+            partial(attainment_chart, study),
+            partial(ttft_chart, study),
+        ),
+        Section.of(
+            f"Losses: {_losses_title(study)}",
+            _losses(study, study.ranked),
+            partial(losses_chart, study),
+        ),
+        Section.of(
+            "Replicas", _by_count(study), _replicas(study), partial(sent_chart, study, study.best)
+        ),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -78,12 +101,17 @@ def in_words(study: FleetStudy) -> list[str]:
         what = _failure(study, run)
         return [f"No fleet of up to {most} meets {target}: with {name}, the best, {what}."]
     price = "" if study.price_hour is None else f" for {study.price_hour:.4g} an hour"
+    if study.chosen == 1:
+        alone = (
+            f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
+        )
+        return [alone, *_on_engines(study)]
     answer = (
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
-        f" with {_reached(study, run.outcome)}."
+        f" with {_reached(study, run)}."
     )
     fewer = best.at(study.chosen - 1)
-    words = [answer]
+    words = [answer, *_on_engines(study)]
     if fewer is not None:
         words.append(f"With one fewer, {_failure(study, fewer)}.")
     others = [line for line in _leading(study)[1:] if not line.router.reference]
@@ -93,6 +121,17 @@ def in_words(study: FleetStudy) -> list[str]:
     if flags:
         words.append(f"To set: {' '.join(flags)}")
     return words
+
+
+def _on_engines(study: FleetStudy) -> list[str]:
+    """Return whether the answer holds on the deployment's simulated engines."""
+    run = study.on_engines
+    if run is None:
+        return []
+    if run.meets:
+        return [f"Simulated vLLMs meet it too, with {_reached(study, run)}."]
+    misses = f"On simulated vLLMs it does not hold: {_failure(study, run)}."
+    return [misses, "Running requests take blocks and steps there: add --time-model engine."]
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
@@ -127,10 +166,14 @@ def _target(study: FleetStudy) -> str:
     return target
 
 
-def _reached(study: FleetStudy, outcome: FleetOutcome) -> str:
+def _reached(study: FleetStudy, run: FleetRun) -> str:
     """Return the percentiles that the SLO is about, and the share within it."""
+    outcome = run.outcome
     rank = units.format_percentile(study.slo.percentile)
     words = f"{rank} TTFT {units.duration_in_words(outcome.target_ttft_s)}"
+    if (ends := run.spread(lambda each: each.target_ttft_s)) is not None:
+        low, high = map(units.duration_in_words, ends)
+        words += f" ({low} to {high} over {len(run.outcomes)} seeds)"
     if study.slo.tpot_s is not None and outcome.target_tpot_s is not None:
         words += f", {rank} TPOT {units.duration_in_words(outcome.target_tpot_s)}"
     return f"{words} and {share(outcome.latencies.attainment)} of the requests within it"
@@ -180,40 +223,45 @@ def _here(study: FleetStudy) -> str:
 
 def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     """Return a row for each router and policy at the chosen number of replicas."""
-    rank = units.format_percentile(study.slo.percentile)
-    known = _outcomes(study, lines)
-    unit = time_unit(_p95_s(outcome.latencies) for _, outcome in known)
     name = _called(study)
+    rows = [(name(line), count(line.fewest), got) for line, got in _outcomes(study, lines)]
+    if study.pooled is not None:
+        rows.append((f"pooled{_MARK}", NONE, study.pooled))
+    unit = time_unit(_p95_s(outcome.latencies) for _, _, outcome in rows)
 
-    def ttft(row: tuple[FleetLine, FleetOutcome], percentile: str) -> str:
-        times = row[1].latencies.ttft_ms
+    def ttft(row: tuple[str, str, FleetOutcome], percentile: str) -> str:
+        times = row[2].latencies.ttft_ms
         if times is None:
             return OVERLOADED if percentile == "p95" else NONE
         return unit.cell(getattr(times, percentile) / 1e3)
 
-    def tpot(row: tuple[FleetLine, FleetOutcome]) -> str:
-        times = row[1].latencies.tpot_ms
+    def tpot(row: tuple[str, str, FleetOutcome]) -> str:
+        times = row[2].latencies.tpot_ms
         return NONE if times is None else significant(times.p95)
 
-    columns: dict[str, Callable[[tuple[FleetLine, FleetOutcome]], str]] = {
-        "router": lambda row: name(row[0]),
-        "needs": lambda row: count(row[0].fewest),
+    columns: dict[str, Callable[[tuple[str, str, FleetOutcome]], str]] = {
+        "router": lambda row: row[0],
+        "needs": lambda row: row[1],
         f"TTFT p50 ({unit.name})": lambda row: ttft(row, "p50"),
         "p95": lambda row: ttft(row, "p95"),
         "p99": lambda row: ttft(row, "p99"),
         "TPOT p95 (ms)": tpot,
-        "within": lambda row: share(row[1].latencies.attainment),
-        "hit rate": lambda row: share(row[1].taken),
-        "max/mean": lambda row: significant(row[1].imbalance.p50),
-        "busiest": lambda row: share(max(each.utilization for each in row[1].replicas)),
+        "within": lambda row: share(row[2].latencies.attainment),
+        "hit rate": lambda row: share(row[2].taken),
+        "max/mean": lambda row: significant(row[2].imbalance.p50),
+        "busiest": lambda row: share(max(each.utilization for each in row[2].replicas)),
     }
     note = (
-        f"needs: replicas for {rank}; max/mean: uncached tokens a minute, busiest replica over the"
-        " mean, median minute; busiest: prefill utilization"
+        "needs: replicas to meet the SLO; max/mean: uncached tokens a minute, busiest replica over"
+        " the mean, median minute; busiest: prefill utilization"
     )
-    if any(line.router.reference for line in study.lines):
-        note += f"; {_MARK} reference: no router can know this"
-    return tabulate("", known, columns, note)
+    if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
+        note += f"; of {study.seeds} seeds, the median"
+    if study.pooled is not None or any(line.router.reference for line in study.lines):
+        note += f"; {_MARK} reference, which no router can be"
+    if study.pooled is not None:
+        note += "; pooled: one cache and one queue for all"
+    return tabulate("", rows, columns, note)
 
 
 def _losses_title(study: FleetStudy) -> str:
@@ -239,6 +287,101 @@ def _losses(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
             f" {share(pooled.belady)} with belady"
         )
     return tabulate("", _outcomes(study, lines), columns, note)
+
+
+def _by_count(study: FleetStudy) -> Table:
+    """Return the share of requests within the SLO for each router and number of replicas."""
+    name = _called(study)
+
+    def cell(line: FleetLine, replicas: int) -> str:
+        run = line.at(replicas)
+        if run is None:
+            return NONE
+        return OVERLOADED if run.outcome.latencies.overloaded else _attained(run)
+
+    shown = _spread_out(study.replicas)
+    columns: dict[str, Callable[[FleetLine], str]] = {"router": name}
+    columns |= {str(number): partial(cell, replicas=number) for number in shown}
+    return tabulate("Requests within the SLO, by number of replicas", study.ranked, columns)
+
+
+def _attained(run: FleetRun) -> str:
+    """Return the share of requests within the SLO, its ends where seeds differ."""
+    values = [each.latencies.attainment for each in run.outcomes]
+    low, high = share(min(values)), share(max(values))
+    return high if low == high else f"{low.removesuffix('%')}–{high}"
+
+
+def _spread_out(counts: Sequence[int]) -> list[int]:
+    """Return as many of the numbers of replicas as a table can show, both ends among them."""
+    places = np.unique(np.linspace(0, len(counts) - 1, _COUNTS).round().astype(int))
+    return [counts[place] for place in places]
+
+
+def attainment_chart(study: FleetStudy) -> Figure:
+    """Draw the share of requests within the SLO over the number of replicas, by router."""
+    title = f"Requests within {units.duration_in_words(study.slo.ttft_s)}"
+    curves = _curves(study, lambda outcome: outcome.latencies.attainment)
+    chart = style.lines(title, "replicas", "share of the requests", curves, log="")
+    return style.level(chart, study.slo.percentile, "SLO")
+
+
+def ttft_chart(study: FleetStudy) -> Figure:
+    """Draw the SLO's percentile of TTFT over the number of replicas; none where queues grow."""
+
+    def value(outcome: FleetOutcome) -> float | None:
+        return outcome.target_ttft_s if np.isfinite(outcome.target_ttft_s) else None
+
+    rank = units.format_percentile(study.slo.percentile)
+    curves = _curves(study, value)
+    chart = style.lines(f"{rank} TTFT", "replicas", "TTFT (s)", curves, log="y", shares="")
+    return style.level(chart, study.slo.ttft_s, "SLO")
+
+
+def _curves(study: FleetStudy, value: Callable[[FleetOutcome], float | None]) -> list[style.Series]:
+    """Return a figure over the number of replicas, a line for each router and policy."""
+    name = _called(study)
+    dashed = {"dash": "dot", "color": style.GREY, "width": 2}
+    return [
+        style.Series(
+            name(line),
+            [run.fleet.replicas for run in line.runs],
+            [value(run.outcome) for run in line.runs],
+            dashed if line.router.reference else None,
+            style.MARKED,
+        )
+        for line in study.ranked
+    ]
+
+
+def losses_chart(study: FleetStudy) -> Figure:
+    """Draw what was taken of an infinite cache's hits, and both losses, a bar a router."""
+    name = _called(study)
+    known = _outcomes(study, study.ranked)
+    groups = {
+        "hit rate": [outcome.taken for _, outcome in known],
+        "not chosen": [outcome.not_chosen for _, outcome in known],
+        "not held": [outcome.not_held for _, outcome in known],
+    }
+    title = "Share of the input tokens, of what an infinite cache hits"
+    names = [name(line) for line, _ in known]
+    chart = style.bars(title, "share", "router", names, groups, height=160 + 40 * len(names))
+    return chart.update_layout(barmode="stack")
+
+
+def sent_chart(study: FleetStudy, line: FleetLine) -> Figure:
+    """Draw the uncached tokens sent to each replica over time, behind one router."""
+    run = line.at(study.chosen)
+    assert run is not None  # noqa: S101  (every line has all numbers of replicas)
+    outcome = run.outcome
+    hours = [number * outcome.bin_s / 3600 for number in range(outcome.sent_tokens.shape[1])]
+    return style.heat_map(
+        f"Uncached tokens sent to each replica by {_called(study)(line)}",
+        (style.HOURS, hours),
+        ("replica", [str(number) for number in range(study.chosen)]),
+        outcome.sent_tokens.tolist(),
+        "replica %{y} at %{x:.2f} h: %{z:,.0f} tokens",
+    )
 
 
 def _replicas(study: FleetStudy) -> Table:
@@ -283,11 +426,7 @@ def _p95_s(latencies: Latencies | None) -> float | None:
 
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
-    queue = (
-        "Time model: one prefill queue a replica, first come, first served, at the latency of"
-        f" {study.setting.latency}; decoding slows with the requests that decode."
-    )
-    words = [queue]
+    words = [f"{_TIME_MODELS[study.time_model]} Latency of {study.setting.latency}."]
     think = study.think
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
@@ -298,8 +437,5 @@ def _assumed(study: FleetStudy) -> list[str]:
             f" {count(think.estimated)} less the estimated service; {count(think.floored)} would be"
             " negative and are 0."
         )
-    words.append(
-        "What policies learn is learned of the whole fleet's traffic. Capacity holds idle cached"
-        " blocks alone, not those of running requests."
-    )
+    words.append("What policies learn is learned of the whole fleet's traffic.")
     return words

@@ -89,6 +89,14 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
         price = "" if nine.price_hour is None else f" ({nine.price_hour:.4g} an hour)"
         needs += f", the pools of {counted(nine.gpus, 'GPU')}{price},"
     need = f"LRU needs {needs} for 90% of that."
+    if analysis.layouts:
+        blocks_there = sorted(each.capacity_blocks for each in analysis.layouts)
+        counts = sorted(each.open_sessions for each in analysis.layouts)
+        need += (
+            f" With {counts[0]:.3g} to {counts[-1]:.3g} sessions open (Poisson arrivals,"
+            f" {len(counts)} layouts), {sizes.in_words(blocks_there[0])} to"
+            f" {sizes.in_words(blocks_there[-1])}."
+        )
     if caching.definition.weight == "token" and caching.ideal < 1:
         ideal += f" ({significant(1 / (1 - caching.ideal))}× less prefill)"
     misses = largest_misses(caching.misses_at(blocks))

@@ -46,7 +46,7 @@ class Prompt(NamedTuple):
     full_blocks: int
 
 
-class Load(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """How busy N replicas are; every array has N entries.
 
     `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not
@@ -99,13 +99,13 @@ class View(NamedTuple):
     replicas: int
     capacity_blocks: int
     block_size: int
-    own: Load
-    scraped: Load
+    own: ReplicaLoad
+    scraped: ReplicaLoad
     truth: Truth
     fetch: Fetch
 
 
-class Sizes(NamedTuple):
+class MemorySizes(NamedTuple):
     """How large a memory has to be: for `blocks` blocks of the trie, its root included."""
 
     replicas: int
@@ -128,7 +128,8 @@ class Router:
 
     `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
     stood in for by `characters_per_token` characters a token. `reference` marks what no router can
-    do. `counts_blocks` asks for `Load.used_blocks` and `Truth.new_blocks`, which cost time.
+    do. `counts_blocks` asks for `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
+    `copies` marks a router that writes `View.fetch`.
     """
 
     name: ClassVar[str]
@@ -140,6 +141,7 @@ class Router:
     draws: ClassVar[bool] = False
     reference: ClassVar[bool] = False
     counts_blocks: ClassVar[bool] = False
+    copies: ClassVar[bool] = False
     parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
@@ -166,7 +168,7 @@ class Router:
         """Return the values in the order of `parameters`: the array `p` of `choose`."""
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
 
-    def memory(self, sizes: Sizes, seed: int) -> Any:
+    def memory(self, sizes: MemorySizes, seed: int) -> Any:
         """Return an empty memory, a NamedTuple of arrays, for one replay."""
         return Dice(new_dice(seed))
 

@@ -16,7 +16,7 @@ class BestCached(Router):
     """
 
     name = "best-cached"
-    summary = "the replica that holds the longest prefix, every cache known"
+    summary = "the longest prefix held, every cache known"
     source = "kvscope"
     sees = "truth"
     reference = True

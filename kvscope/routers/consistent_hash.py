@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.core.arrays import Int32s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.hash_ring import HashRing, first_place, new_ring
 
 
@@ -19,7 +19,7 @@ class ConsistentHash(Router):
 
     name = "consistent-hash"
     aliases = ("chwbl",)
-    summary = "all turns of a conversation to one replica of a hash ring that has room"
+    summary = "the session's next replica on a ring that has room"
     source = "Mirrokni et al., SODA 2018; HAProxy hash-balance-factor"
     sees = "load"
     needs = "keys"
@@ -33,7 +33,7 @@ class ConsistentHash(Router):
         ),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> HashRing:
+    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
 

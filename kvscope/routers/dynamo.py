@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 
 SCALE, CREDIT, DECAY, REQUEST_WEIGHT, TEMPERATURE = range(5)
 _FINE = 1 << 30
@@ -101,14 +101,15 @@ class Dynamo(Router):
     """
 
     name = "dynamo@1.6"
-    summary = "NVIDIA Dynamo's KV router: least prefill and decode load, less what is cached"
+    aliases = ("dynamo",)
+    summary = "least prefill and decode load, less what is cached"
     source = "ai-dynamo 1.6.1"
     sees = "truth"
     draws = True
     counts_blocks = True
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
-    def memory(self, sizes: Sizes, seed: int) -> DynamoMemory:
+    def memory(self, sizes: MemorySizes, seed: int) -> DynamoMemory:
         """Return room for the costs of one request, and dice."""
         return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, new_dice
 from kvscope.routers.dynamo import PARAMETERS, TEMPERATURE, cost, options, pick
 
 _TTL = len(PARAMETERS)
@@ -31,7 +31,8 @@ class DynamoApprox(Router):
     """
 
     name = "dynamo-approx@1.6"
-    summary = "Dynamo's KV router without KV events: what was sent stays cached for 2 min"
+    aliases = ("dynamo-approx",)
+    summary = "the same without KV events: a prompt stays 2 min"
     source = "ai-dynamo 1.6.1"
     sees = "load"
     draws = True
@@ -46,7 +47,7 @@ class DynamoApprox(Router):
         ),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> SentBlocks:
+    def memory(self, sizes: MemorySizes, seed: int) -> SentBlocks:
         """Return a memory of nothing sent."""
         sent_s = np.full((sizes.replicas, sizes.blocks), -np.inf)
         return SentBlocks(sent_s, np.zeros(sizes.replicas), new_dice(seed))

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
 
 PREFIX, QUEUE, KV, _SCRAPE, _LIMIT, _BLOCK = range(6)
@@ -78,11 +78,11 @@ class LlmD(Router):
     """Send each request to the replica with the highest weighted sum of three scores.
 
     The prefix score is the matched share of the prompt's first max_prefix_blocks full engine
-    blocks, by an LRU list per replica of the blocks sent to it. A request
-    touches its head first, so heads leave first, unlike in an engine; a replica is credited for
-    each block that it has until the first that none has. Scores of queue and KV usage are as of the
-    last scrape. Characters are taken to be four a token, and two prompts that differ within one
-    block of the trace to differ from its start. Lists change at once, not after the pick.
+    blocks, by an LRU list per replica of the blocks sent to it. A request touches its head first,
+    so heads leave first, unlike in an engine; a replica is credited for each block that it has
+    until the first that none has. Scores of queue and KV usage are as of the last scrape.
+    Characters are taken to be four a token, and two prompts that differ within one block of the
+    trace to differ from its start. Lists change at once, not after the pick.
     Source: llm-d-inference-scheduler 0.8.0 with gateway-api-inference-extension 1.5.0,
     pkg/epp/framework/plugins (approximateprefix, queuedepth, kvcacheutilization, picker/maxscore);
     weights of its Helm chart, config/charts/epplib/templates/_config.yaml.
@@ -90,7 +90,7 @@ class LlmD(Router):
 
     name = "llm-d@0.8"
     aliases = ("llm-d",)
-    summary = "llm-d's picker: queue, KV usage and a guess of the cached prefix, weighted"
+    summary = "queue, KV usage and a guess of the cached prefix"
     source = "llm-d-inference-scheduler 0.8.0"
     sees = "load"
     draws = True
@@ -102,7 +102,7 @@ class LlmD(Router):
         Parameter("auto_tune", 1, "1: a list has the engine's blocks; 0: 31,250", high=1),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> PickerMemory:
+    def memory(self, sizes: MemorySizes, seed: int) -> PickerMemory:
         """Return empty lists."""
         capacity = sizes.capacity_blocks
         if not self.values["auto_tune"]:

@@ -8,8 +8,10 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, new_dice
 from kvscope.routers.llm_d import pick, plugin_config, weights
+
+_MIN_MAX = 4
 
 
 class ScoreMemory(NamedTuple):
@@ -24,22 +26,30 @@ class LlmDPrecise(Router):
 
     The prefix score is normalized over the replicas that hold any block of the prompt: 1 for the
     longest prefix, 0 for the shortest, as for those that hold none; 1 for all of them if they hold
-    as much. Left out: the lag of events, and that an index remembers ten replicas a block.
+    as much. So a block that all prompts share draws them to the one replica that has it until its
+    KV memory is full. After 0.8 the score is the share of the prompt that is cached (`min_max` 0).
+    Left out: the lag of events, and that an index remembers ten replicas a block.
     Source: llm-d-inference-scheduler 0.8.0, pkg/epp/framework/plugins/scheduling/scorer/
-    preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods); llm-d-kv-cache,
-    pkg/kvcache/kvblock_scorer.go; weights of deploy/config/epp-precise-prefix-cache-config.yaml.
+    preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods), and at 520af478
+    (absoluteScoredPods); llm-d-kv-cache, pkg/kvcache/kvblock_scorer.go; weights of
+    deploy/config/epp-precise-prefix-cache-config.yaml.
     """
 
     name = "llm-d-precise@0.8"
     aliases = ("llm-d-precise",)
-    summary = "llm-d's picker with KV events: queue, KV usage and the cached prefix, weighted"
+    summary = "queue, KV usage and the cached prefix (KV events)"
     source = "llm-d-inference-scheduler 0.8.0"
     sees = "truth"
     draws = True
     counts_blocks = True
-    parameters: ClassVar[tuple[Parameter, ...]] = weights(prefix=2, queue=1, kv=1)
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        *weights(prefix=2, queue=1, kv=1),
+        Parameter(
+            "min_max", 1, "1: prefix scores as in 0.8; 0: the share cached, as later", high=1
+        ),
+    )
 
-    def memory(self, sizes: Sizes, seed: int) -> ScoreMemory:
+    def memory(self, sizes: MemorySizes, seed: int) -> ScoreMemory:
         """Return room for the scores of one request, and dice."""
         return ScoreMemory(np.zeros(sizes.replicas), new_dice(seed))
 
@@ -54,7 +64,9 @@ class LlmDPrecise(Router):
             longest = max(longest, cached[replica])
         for replica in range(view.replicas):
             scores[replica] = 0.0
-            if cached[replica] > 0:
+            if p[_MIN_MAX] == 0.0:
+                scores[replica] = cached[replica] / max(prompt.full_blocks, 1)
+            elif cached[replica] > 0:
                 scores[replica] = 1.0
                 if longest > shortest:
                     scores[replica] = (cached[replica] - shortest) / (longest - shortest)

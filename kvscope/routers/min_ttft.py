@@ -18,7 +18,7 @@ class MinTtft(Router):
     """
 
     name = "min-ttft"
-    summary = "where the first token comes soonest, every queue and cache known"
+    summary = "the soonest first token, queues and caches known"
     source = "Mooncake, FAST'25, Algorithm 1, with the truth"
     sees = "truth"
     reference = True

@@ -11,7 +11,7 @@ from kvscope.routers.base import Prompt, Router, View
 _THRESHOLD, _TRANSFER = 0, 1
 
 
-class Mooncake(Router):
+class MooncakeConductor(Router):
     """Send each request where queue, copy and prefill are estimated to end first.
 
     best is the longest prefix on any replica. A replica whose own prefix is shorter than
@@ -27,9 +27,10 @@ class Mooncake(Router):
 
     name = "mooncake@fast25"
     aliases = ("mooncake",)
-    summary = "Mooncake's Conductor: the least estimated TTFT, prefixes copied where that pays"
+    summary = "least estimated TTFT; copies prefixes if that pays"
     source = "Mooncake, FAST'25, Algorithm 1"
     sees = "truth"
+    copies = True
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(
             "kvcache_balancing_threshold",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.core.arrays import Int32s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.hash_ring import HashRing, first_place, new_ring
 
 
@@ -21,7 +21,7 @@ class PrefixHash(Router):
 
     name = "prefix-hash@1.13"
     aliases = ("prefix-hash",)
-    summary = "prompts that begin alike to one replica, unless it has too many"
+    summary = "by a hash of the prompt's head, unless too busy"
     source = "smg 1.13, prefix_hash"
     sees = "load"
     needs = "text"
@@ -48,7 +48,7 @@ class PrefixHash(Router):
         ),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> HashRing:
+    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
 

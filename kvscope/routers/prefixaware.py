@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, draw, new_dice
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 
 Uint8s: TypeAlias = NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ class Prefixaware(Router):
 
     name = "production-stack-prefixaware@0.1.12"
     aliases = ("production-stack-prefixaware", "prefixaware")
-    summary = "any replica that got the longest prefix before, however busy"
+    summary = "longest prefix sent before, however busy"
     source = "vLLM production stack 0.1.12, prefixaware"
     sees = "history"
     needs = "text"
@@ -63,7 +63,7 @@ class Prefixaware(Router):
         Parameter("characters_per_token", 4, "characters of a token", low=0.1, high=1000),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> Sent:
+    def memory(self, sizes: MemorySizes, seed: int) -> Sent:
         """Return a memory of no requests."""
         return Sent(
             had=np.zeros((sizes.blocks, sizes.replicas), dtype=np.uint8),

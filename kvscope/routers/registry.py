@@ -14,7 +14,7 @@ from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.llm_d import LlmD
 from kvscope.routers.llm_d_precise import LlmDPrecise
 from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import Mooncake
+from kvscope.routers.mooncake import MooncakeConductor
 from kvscope.routers.power_of_two import PowerOfTwo
 from kvscope.routers.prefix_hash import PrefixHash
 from kvscope.routers.prefixaware import Prefixaware
@@ -39,7 +39,7 @@ ROUTERS: tuple[type[Router], ...] = (
     LlmDPrecise,
     Dynamo,
     DynamoApprox,
-    Mooncake,
+    MooncakeConductor,
     BestCached,
     MinTtft,
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import Prompt, Router, Sizes, View, mix32
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, mix32
 
 # Stamps of a replica at a tree node: not its own, its own, or its own since epoch `stamp - FIRST`.
 _ABSENT, _TIMELESS, _FIRST = 0, 1, 2
@@ -63,7 +63,7 @@ class Sglang(Router):
 
     name = "sglang@0.3.2"
     aliases = ("sglang",)
-    summary = "where most of the prompt was sent before; the least busy when imbalanced"
+    summary = "most of the prompt sent before, or the least busy"
     source = "sglang-router 0.3.2, cache_aware"
     sees = "load"
     needs = "text"
@@ -92,7 +92,7 @@ class Sglang(Router):
         Parameter("characters_per_token", 4, "characters of a token", low=0.1, high=1000),
     )
 
-    def memory(self, sizes: Sizes, seed: int) -> Tree:
+    def memory(self, sizes: MemorySizes, seed: int) -> Tree:
         """Return an empty tree: each request adds at most two nodes and two epochs."""
         replicas, nodes = sizes.replicas, 2 * sizes.requests + 2
         # Each replica that registers adds an epoch for every one registered so far and itself. As
@@ -127,7 +127,7 @@ class Sglang(Router):
                 least = replica
             if load[replica] > load[most]:
                 most = replica
-        # The real program counts in 32-bit floats, and so does whoever compares with it.
+        # In 32-bit floats, as the real program compares.
         imbalanced = load[most] - load[least] > p[1] and np.float32(load[most]) > np.float32(
             load[least]
         ) * np.float32(p[2])

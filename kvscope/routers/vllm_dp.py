@@ -24,7 +24,8 @@ class VllmDp(Router):
     """
 
     name = "vllm-dp@0.32"
-    summary = "vLLM's data-parallel balancer: fewest requests, no look at caches"
+    aliases = ("vllm-dp",)
+    summary = "fewest requests, waiting ones four times"
     source = "vLLM 0.32.0"
     sees = "load"
     counts_blocks = True

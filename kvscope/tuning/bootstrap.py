@@ -1,11 +1,19 @@
 """How certain a gain is: a window's requests are resampled, with the same draws for all policies.
 
-Conversations are drawn whole, since their turns depend on each other; and, separately, so are
-stretches of time, since concurrent requests compete for one cache. The wider interval counts. The
+Requests are drawn in clusters, in three ways: whole conversations, since their turns depend on each
+other; short stretches of time, since concurrent requests compete for one cache; and an eighth of
+the window at a time, since a queue or a full cache lasts longer. The widest interval counts. The
 latencies resampled are those of one replay.
 
-Source: Efron & Tibshirani, "An Introduction to the Bootstrap", chapter 13 (percentile interval);
-Davison & Hinkley, "Bootstrap Methods", section 2.4 (clusters), section 8.2.3 (blocks of time).
+Percentile intervals are too short for few clusters, and a few late requests lie in fewer still. So
+their tails are those of Student's t, for as many clusters as the figure effectively rests on.
+
+Source: Davison & Hinkley, "Bootstrap Methods", section 2.4 (clusters), section 8.2.3 (blocks of
+time); Ibragimov & Müller, "t-Statistic Based Correlation and Heterogeneity Robust Inference", JBES
+28(4), 2010, section 3.1 (eight blocks); Hesterberg, "What Teachers Should Know About the
+Bootstrap", American Statistician 69(4), 2015, section 5.2 (expanded percentile interval); Carter,
+Schnepel & Steigerwald, "Asymptotic Behavior of a t-Test Robust to Cluster Heterogeneity", Review of
+Economics and Statistics 99(4), 2017 (effective number of clusters).
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ RESAMPLES = 1000
 CONFIDENCE = 0.95
 FEWEST = 10
 """Conversations that an interval needs: resamples of fewer are too much alike."""
+_EIGHTHS = 8
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -59,13 +68,15 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """F figures of one policy's latencies: `value`, and `resamples`, an array of 2 x R x F.
+    """F figures of one policy's latencies: `value`, and `resamples`, an array of 3 x R x F.
 
-    The first R are resamples of conversations, the others of stretches of time.
+    R resamples each of conversations, of short stretches of time and of eighths of the window.
+    `clusters`, 3 x F, is the effective number of those that each figure rests on.
     """
 
     value: NDArray[np.float64]
     resamples: NDArray[np.float64]
+    clusters: NDArray[np.float64]
 
 
 class Bootstrap:
@@ -87,8 +98,9 @@ class Bootstrap:
         distinct, conversations = np.unique(conversation, return_inverse=True)
         self.conversations = len(distinct)
         requests = len(conversation)
-        stretches = np.arange(requests) // max(math.isqrt(requests), 1)
-        self._clusterings = [conversations.astype(np.int32), stretches.astype(np.int32)]
+        self._clusterings = [conversations.astype(np.int32)]
+        for length in (math.isqrt(requests), -(-requests // _EIGHTHS)):
+            self._clusterings.append((np.arange(requests) // max(length, 1)).astype(np.int32))
         self._ranks = np.array(sorted({*_PERCENTILES, target.percentile}))
         self._target, self._resamples, self._seed = target, resamples, seed
         percentiles = [format_percentile(float(rank)) for rank in self._ranks]
@@ -103,25 +115,44 @@ class Bootstrap:
             weight = np.ones(int(cluster.max()) + 1, dtype=np.int32)
             slo_s = self._target.slo_s
             _resample(ascending, cluster[order], weight, self._ranks, slo_s, seed, rows)
-        return Resampled(figures[0, 0], figures[:, 1:])
+        value = figures[0, 0]
+        clusters = [self._effective(ttft_s, cluster) for cluster in self._clusterings]
+        return Resampled(value, figures[:, 1:], np.array(clusters))
+
+    def _effective(self, ttft_s: Floats, cluster: NDArray[np.int32]) -> Floats:
+        """Return the effective number of clusters of each figure: (sum of x)^2 / sum of x^2.
+
+        x is a cluster's number of requests for a percentile, else its late requests or its excess.
+        """
+        late = ttft_s > self._target.slo_s
+        excess = np.where(late & np.isfinite(ttft_s), ttft_s - self._target.slo_s, 0.0)
+        sums = np.array([np.bincount(cluster, load) for load in (np.ones(len(late)), late, excess)])
+        squares = (sums**2).sum(axis=1)
+        clusters = np.zeros_like(squares)
+        np.divide(sums.sum(axis=1) ** 2, squares, out=clusters, where=squares > 0)
+        return np.repeat(clusters, (len(self._ranks), 1, 1))
 
     def gains(self, baseline: Resampled, candidate: Resampled) -> dict[str, Gain]:
         """Return the share by which each of the candidate's figures is below the baseline's."""
-        return self._compared(_less, baseline, candidate)
+        clusters = np.minimum(baseline.clusters, candidate.clusters)
+        return self._compared(_less, baseline, candidate, clusters)
 
     def attainment_gain(self, baseline: Resampled, candidate: Resampled) -> Gain:
         """Return the change of the share (0-1) of requests within the SLO, a difference."""
-        return self._compared(np.subtract, baseline, candidate)["violations"]
+        # The policy with more late requests decides how certain a difference is.
+        clusters = np.maximum(baseline.clusters, candidate.clusters)
+        return self._compared(np.subtract, baseline, candidate, clusters)["violations"]
 
     def _compared(
-        self, less: Callable[[Floats, Floats], Floats], baseline: Resampled, candidate: Resampled
+        self,
+        less: Callable[[Floats, Floats], Floats],
+        baseline: Resampled,
+        candidate: Resampled,
+        clusters: Floats,
     ) -> dict[str, Gain]:
         with np.errstate(invalid="ignore"):  # inf - inf
-            resamples = np.sort(less(baseline.resamples, candidate.resamples), axis=1)
+            low, high = interval(less(baseline.resamples, candidate.resamples), clusters)
             value = less(baseline.value, candidate.value)
-        ends = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) * self._resamples
-        ends = resamples[:, np.ceil(ends - 1e-9).astype(np.int64) - 1]  # nearest rank
-        low, high = ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)
         if self.conversations < FEWEST:
             low, high = np.full_like(value, -np.inf), np.full_like(value, np.inf)
         return {
@@ -130,15 +161,35 @@ class Bootstrap:
         }
 
     def meeting_share(self, figures: Resampled) -> float:
-        """Return the share (0-1) of resamples that meet the target, the smaller of both kinds."""
+        """Return the share (0-1) of resamples that meet the target, the smallest of all kinds."""
         at = self.names.index(format_percentile(self._target.percentile))
         return float((figures.resamples[..., at] <= self._target.slo_s).mean(axis=1).min())
 
     def interval(self, figures: Resampled, name: str) -> tuple[float, float]:
-        """Return the 95 % interval of a figure, the wider ends of both kinds of resamples."""
-        values = figures.resamples[..., self.names.index(name)]
-        low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
-        return float(low.min()), float(high.max())
+        """Return the 95 % interval of a figure."""
+        at = self.names.index(name)
+        low, high = interval(figures.resamples[..., at], figures.clusters[..., at])
+        return float(low), float(high)
+
+
+def interval(resamples: Floats, clusters: Floats) -> tuple[Floats, Floats]:
+    """Return the ends of the 95 % intervals of figures, the widest of all kinds of resamples.
+
+    `resamples` are kinds x R (x figures), NaN for those that do not count, and `clusters`, kinds
+    (x figures), what they effectively rest on: from one or none, the interval holds all resamples.
+    """
+    from scipy.special import ndtr, stdtrit
+
+    freedom = np.maximum(clusters - 1, 0.1)  # where Student's quantile is astronomical already
+    deviations = np.sqrt(1 + 1 / freedom) * stdtrit(freedom, (1 + CONFIDENCE) / 2)
+    tail = ndtr(-deviations)[:, None]
+    resamples = np.sort(resamples, axis=1)  # NaN come last
+    count = np.count_nonzero(~np.isnan(resamples), axis=1, keepdims=True)
+    ranks = (np.ceil(share * count - 1e-9).astype(np.int64) for share in (tail, 1 - tail))
+    low, high = (
+        np.take_along_axis(resamples, np.clip(rank - 1, 0, None), axis=1)[:, 0] for rank in ranks
+    )
+    return low.min(axis=0), high.max(axis=0)
 
 
 def _less(baseline: Floats, candidate: Floats) -> Floats:

@@ -20,7 +20,7 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.tuning.bootstrap import CONFIDENCE, FEWEST, Bootstrap, Resampled
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Resampled, interval
 from kvscope.tuning.target import Target
 
 WARMUP = 0.4  # of the requests, which do not count
@@ -123,7 +123,7 @@ def _share(
 ) -> tuple[float, float, float] | None:
     """Return the share of the TEL improvement from `plain` to `oracle` that `learned` reaches.
 
-    With its 95 % interval, the wider ends of both kinds of resamples.
+    With its 95 % interval, the widest of all kinds of resamples.
     """
     possible, reached = (
         np.concatenate((plain.value[None, _TEL], plain.resamples[..., _TEL].ravel()))
@@ -134,5 +134,6 @@ def _share(
     resampled = shares[1:].reshape(plain.resamples.shape[:2])
     if np.isnan(resampled).all(axis=1).any():
         return None
-    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
-    return float(shares[0]), float(low.min()), float(high.max())
+    clusters = np.min([policy.clusters[:, _TEL] for policy in (plain, oracle, learned)], axis=0)
+    low, high = interval(resampled, clusters)
+    return float(shares[0]), float(low), float(high)

@@ -13,6 +13,7 @@ import numpy as np
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
+from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
@@ -40,18 +41,6 @@ WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
 _HALF = 0.5
 _COMPARED = 5  # settings of each policy that the validation window chooses from
 _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStarts:
-    """A Poisson process by which sessions without a common clock begin.
-
-    `open_sessions`: how many are open when a request arrives, its own included, on average.
-    """
-
-    sessions_per_s: float
-    seed: int
-    open_sessions: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +287,7 @@ class Tuner:
         def at(end: End) -> EndVerdict:
             other = workloads
             if (starts := end.sessions) is not None:
-                laid_out = begun(prompts, starts.sessions_per_s, starts.seed)
+                laid_out = begun(prompts, starts)
                 split = options.split(laid_out)
                 _, *other = window_workloads(
                     laid_out, split, result.setting, workloads[0].windows, lineage

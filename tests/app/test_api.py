@@ -21,7 +21,9 @@ from kvscope.app.options import (
     AnalyzeOptions,
     DeploymentOptions,
     FitOptions,
+    FleetOptions,
     Reading,
+    ReplicaOptions,
     SimulateOptions,
     TuneOptions,
     parsed,
@@ -38,7 +40,13 @@ RESULTS = {
     "fit": ("--window", "1h"),
     "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
     "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
+    "fleet": (
+        *("--slo", "200ms", "--capacity-blocks", "1000"),
+        *("--router", "round-robin,session", "--replicas", "1..2"),
+    ),
 }
+FUNCTIONS = {"fleet": "simulate_fleet"}
+"""Functions whose name is not their command's."""
 VARYING = {"created_at"}
 
 
@@ -66,7 +74,9 @@ def test_documents_are_those_of_the_command_line(
     trace: kvscope.OpenTrace, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each function gives the document of its command, a frame, a figure and a notebook's HTML."""
-    result = getattr(kvscope, command)(trace, **_arguments(RESULTS[command]))
+    result = getattr(kvscope, FUNCTIONS.get(command, command))(
+        trace, **_arguments(RESULTS[command])
+    )
     assert run([command, SAMPLE, *RESULTS[command], "--db", ":memory:", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     # Sums over columns are taken in parallel, so their last digit may differ.
@@ -110,9 +120,10 @@ def test_values_are_texts_or_numbers() -> None:
     [
         (kvscope.open_trace, Reading, set()),
         (kvscope.analyze, AnalyzeOptions, set()),
-        (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks"}),
+        (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks", "deployment"}),
         (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, set()),
+        (kvscope.simulate_fleet, FleetOptions, set()),
     ],
 )
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
@@ -120,8 +131,11 @@ def test_arguments_are_the_options(function: Any, options: Any, missing: set[str
     arguments = dict(inspect.signature(function).parameters)
     names = {each.name: each.default for each in fields(options)}
     if arguments.pop("of", None):
-        deployment = set(get_type_hints(api.DeploymentArguments))
-        assert deployment == {each.name for each in fields(DeploymentOptions)}
+        of, stated = api.DeploymentArguments, DeploymentOptions
+        if options is FleetOptions:
+            of, stated = api.ReplicaArguments, ReplicaOptions
+        deployment = set(get_type_hints(of))
+        assert deployment == {each.name for each in fields(stated)}
         assert not any(names.pop(name) for name in deployment)
     assert set(names) - set(arguments) == missing
     assert set(arguments) - set(names) <= {"trace", "source", "db"}

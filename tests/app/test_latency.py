@@ -171,6 +171,25 @@ def test_a_pool_and_a_trace_are_enough(traces: Path, capsys: pytest.CaptureFixtu
     assert document["deployment"]["latency"]["profile"] == "trace half"
     assert run(["deployment", *options]) == 0
     assert "Fitted to the TTFTs in the trace" in capsys.readouterr().out
+    assert run(["deployment", *options, "--json"]) == 2
+    assert "has no figures until a trace is read" in capsys.readouterr().err
+    assert run(["deployment", *GPU, "--latency", "trace"]) == 0
+    assert "a roofline until a trace is read" in capsys.readouterr().out
+
+
+def test_the_file_may_say_so(
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`latency = "trace"` is no file of that name, and refuses what an option would refuse."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace").write_text("no profile", encoding="utf-8")
+    assert run(["deployment", "create", *GPU, "--latency", "trace"]) == 0
+    _, document, _ = command(capsys, traces / "half.jsonl")
+    assert document["latency"]["profile"] == "trace half"
+    assert command(capsys, traces / "behind.jsonl")[0] == 3
 
 
 @pytest.mark.parametrize("options", [GPU, ("--capacity-blocks", "20000", "--latency", "trace")])
@@ -185,6 +204,19 @@ def test_tune_says_it_first_and_varies_it(
     ends = {end["name"].split("prefill ")[1] for end in document["ends"]}
     assert len(ends) == 2
     assert all(0.7 < float(end.split("x")[0]) < 1.4 for end in ends)
+
+
+def test_output_tokens_keep_the_band_of_the_roofline(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TTFTs do not narrow what is known of the time per output token."""
+    more = ("--slo", "1s", "--tpot-slo", "50ms", "--policies", "tlru", "--output", "-")
+    _, document, _ = command(capsys, traces / "half.jsonl", *GPU, *more, name="tune")
+    assert document["deployment"]["latency"]["profile"] == "trace half"
+    assert {end["name"].split("prefill ")[1] for end in document["ends"]} == {
+        "1.65x as long",
+        "0.65x as long",
+    }
 
 
 def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

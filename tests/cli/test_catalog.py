@@ -1,4 +1,4 @@
-"""`kvscope policies`, `models`, `latencies` and `formats`: lists for people and programs."""
+"""`kvscope policies`, `routers`, `models`, `latencies`, `formats`: for people and programs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from kvscope.deployment.models import preset_names
 from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.registry import POLICIES
+from kvscope.routers.registry import ROUTERS
 from tests.cli.shell import Streams
 
 NAMES: dict[str, list[str]] = {
     "policies": [policy.name for policy in POLICIES],
+    "routers": [router.name for router in ROUTERS],
     "models": list(preset_names()),
     "latencies": list(PRESETS),
     "formats": [known.name for known in FORMATS],

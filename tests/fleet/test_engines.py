@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.fleet.closed_loop import think_times
@@ -19,9 +20,10 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
-from kvscope.routers.base import Prompt, Router, Sizes, View
+from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.min_ttft import MinTtft
+from kvscope.routers.mooncake import MooncakeConductor
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.small_traces import built, prompts
@@ -109,7 +111,7 @@ class Spy(Router):
     sees = "load"
     parameters = (Parameter("scrape_s", 0.5, "seconds between two scrapes"),)
 
-    def memory(self, sizes: Sizes, seed: int) -> Seen:
+    def memory(self, sizes: MemorySizes, seed: int) -> Seen:
         """Return room for all loads."""
         notes.append(Seen(*np.zeros((2, sizes.requests, sizes.replicas, 4), dtype=np.int64)))
         return notes[-1]
@@ -171,3 +173,8 @@ def test_a_request_that_no_replica_can_hold_is_rejected() -> None:
     rejected = np.isnan(done.token_s)
     assert 0 < rejected.sum() < len(rejected)
     assert not done.hit_blocks[rejected].any()
+
+
+def test_a_router_that_copies_prefixes_is_refused() -> None:
+    with pytest.raises(UsageError, match="mooncake@fast25 copies prefixes"):
+        replay_engines(a_trace(), Lru(), MooncakeConductor(), 2, SETTINGS, COST)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.ingest.clocks import open_sessions
+from kvscope.ingest.clocks import SessionStarts, open_sessions
 from kvscope.ingest.formats.base import ReadOptions, Request
 from kvscope.replay.derived_traces import begun
 from kvscope.store.db import open_store
@@ -126,7 +126,7 @@ def test_other_starts_make_the_trace_that_would_have_been_read() -> None:
     ]
     options = ReadOptions(session_arrivals=1.5, seed=3)
     read = small_traces.prompts(small_traces.built(trace, SIZE, options))
-    made = begun(small_traces.prompts(small_traces.built(trace, SIZE)), 1.5, 3)
+    made = begun(small_traces.prompts(small_traces.built(trace, SIZE)), SessionStarts(1.5, 3, 0.0))
     assert not np.array_equal(made.parent, np.sort(made.parent))
     for name in made.__dataclass_fields__:
         if name != "clock":

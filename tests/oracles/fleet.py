@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope.fleet.kernel import Asked, Costs
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Fetch, Load, Prompt, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, MemorySizes, Prompt, ReplicaLoad, Router, Truth, View
 from tests.oracles.replay import left_behind, paths
 
 
@@ -56,9 +56,9 @@ class Lru:
             del self.last[min(self.last, key=lambda block: self.last[block])]
 
 
-def _load(sent: Sequence[Sent], replicas: int, at_s: float) -> Load:
+def _load(sent: Sequence[Sent], replicas: int, at_s: float) -> ReplicaLoad:
     """Count what replicas have to do once everything that is due by `at_s` has happened."""
-    load = Load(*(np.zeros(replicas, dtype=np.int64) for _ in Load._fields))
+    load = ReplicaLoad(*(np.zeros(replicas, dtype=np.int64) for _ in ReplicaLoad._fields))
     used: list[set[int]] = [set() for _ in range(replicas)]
     for one in sent:
         load.processed[one.replica] += 1
@@ -92,7 +92,7 @@ def simulate(
     prompts = paths(traffic._replace(leaf=asked.leaf, length=asked.blocks))
     due = {r: float(traffic.arrival_s[r]) for r in range(len(think)) if think[r] < 0}
     longest = int(asked.blocks.max(initial=0)) + 1
-    sizes = Sizes(
+    sizes = MemorySizes(
         replicas,
         len(think),
         len(traffic.block_parent),

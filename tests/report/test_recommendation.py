@@ -11,6 +11,7 @@ from kvscope.app.tune import Recommendation
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
+from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.report import explanation, recommendation
@@ -28,7 +29,7 @@ from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, SessionStarts, TuningResult
+from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, TuningResult
 from tests import small_traces
 from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.routers.base import Fetch, Load, Prompt, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, MemorySizes, Prompt, ReplicaLoad, Router, Truth, View
 
 BLOCK_SIZE = 4
 CHARACTERS_PER_TOKEN = 2
@@ -37,11 +37,11 @@ class Script(NamedTuple):
     requests: list[Request]
     block_parent: Int32s
 
-    def sizes(self, replicas: int) -> Sizes:
+    def sizes(self, replicas: int) -> MemorySizes:
         """Return how large a router's memory has to be for these requests."""
         longest = max(len(request.path) for request in self.requests)
         blocks = len(self.block_parent)
-        return Sizes(
+        return MemorySizes(
             replicas, len(self.requests), blocks, longest, BLOCK_SIZE, 1000, self.block_parent
         )
 
@@ -126,7 +126,7 @@ def decide(
 ) -> Iterator[int]:
     """Yield the replica that a router chooses for each request, with the loads of its choices."""
     counts = np.zeros(replicas, dtype=np.int64)
-    load = Load(*(counts.copy() for _ in Load._fields))
+    load = ReplicaLoad(*(counts.copy() for _ in ReplicaLoad._fields))
     truth = Truth(counts.astype(np.int32), counts, np.ones(replicas), np.zeros(replicas))
     fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
     view = View(replicas, 1000, BLOCK_SIZE, load, load, truth, fetch)

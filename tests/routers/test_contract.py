@@ -8,10 +8,10 @@ import pytest
 from kvscope.core.errors import UsageError
 from kvscope.routers.base import (
     Fetch,
-    Load,
+    MemorySizes,
     Prompt,
+    ReplicaLoad,
     Router,
-    Sizes,
     Truth,
     View,
     draw,
@@ -25,7 +25,7 @@ PARENTS = np.array([0, 0, 1, 2, 1], dtype=np.int32)  # 1-2-3 and 1-4
 
 def a_view(replicas: int) -> View:
     whole = np.zeros(replicas, dtype=np.int64)
-    load = Load(*(whole.copy() for _ in Load._fields))
+    load = ReplicaLoad(*(whole.copy() for _ in ReplicaLoad._fields))
     truth = Truth(whole.astype(np.int32), whole.copy(), np.ones(replicas), np.zeros(replicas))
     fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
     return View(replicas, 100, 16, load, load, truth, fetch)
@@ -35,7 +35,7 @@ def a_view(replicas: int) -> View:
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_choice_is_a_replica(kind: type[Router], replicas: int) -> None:
     router = kind()
-    memory = router.memory(Sizes(replicas, 40, len(PARENTS), 3, 16, 100, PARENTS), seed=1)
+    memory = router.memory(MemorySizes(replicas, 40, len(PARENTS), 3, 16, 100, PARENTS), seed=1)
     path = np.array([1, 2, 3], dtype=np.int32)
     for request in range(40):
         prompt = Prompt(request, request * 0.5, 50, request % 7, 3, 3)

@@ -112,9 +112,9 @@ def test_a_conversation_stays_where_it_began() -> None:
     assert len(set(choices(LlmD(), path(1, 2, 3), view(4), 50))) == 1
 
 
-def precise_scores(*cached: int) -> list[float]:
-    """Return the prefix scores of replicas that hold so many blocks."""
-    router = LlmDPrecise()
+def precise_scores(*cached: int, min_max: float = 1) -> list[float]:
+    """Return the prefix scores of replicas that hold so many of 10 blocks."""
+    router = LlmDPrecise({"min_max": min_max})
     memory = router.memory(sizes(len(cached)), seed=1)
     blocks = path(*range(1, 11))
     seen = view(len(cached), cached=cached)
@@ -128,6 +128,19 @@ def test_precise_scores_are_normalized_over_replicas_with_a_match() -> None:
     assert precise_scores(5, 0, 5) == [1.0, 0.0, 1.0]
     assert precise_scores(0, 1, 0) == [0.0, 1.0, 0.0]
     assert precise_scores(0, 0, 0) == [0.0, 0.0, 0.0]
+
+
+def test_precise_scores_after_0_8_are_shares_of_the_prompt() -> None:
+    assert precise_scores(3, 7, 0, min_max=0) == [0.3, 0.7, 0.0]
+    assert precise_scores(0, 1, 0, min_max=0) == [0.0, 0.1, 0.0]
+
+
+def test_one_shared_block_draws_everything_to_the_replica_that_has_it() -> None:
+    """With 1 of 10 blocks, the longest queue and 99 % of its memory used: 2 + 0 + 0.01 over 2."""
+    seen = view(2, own=load(2, waiting=[50, 0], used_blocks=[99, 0]), cached=[1, 0])
+    blocks = path(*range(1, 11))
+    assert chosen(LlmDPrecise(), blocks, seen) == {0}
+    assert chosen(LlmDPrecise({"min_max": 0}), blocks, seen) == {1}
 
 
 def test_precise_weighs_the_prefix_2_and_load_1_each() -> None:

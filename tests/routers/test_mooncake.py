@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.routers.base import View
-from kvscope.routers.mooncake import Mooncake
+from kvscope.routers.mooncake import MooncakeConductor
 from tests.routers.views import load, path, prompt_of, view
 
 PATH = path(*range(1, 11))
@@ -11,8 +11,8 @@ PATH = path(*range(1, 11))
 
 def chosen(seen: View, **values: float) -> tuple[int, int, float]:
     """Return the choice, the blocks that it copies and the seconds that this takes."""
-    router = Mooncake({"transfer_tokens_per_s": 160, **values})
-    choice = Mooncake.choose(prompt_of(PATH), PATH, seen, None, router.settings())
+    router = MooncakeConductor({"transfer_tokens_per_s": 160, **values})
+    choice = MooncakeConductor.choose(prompt_of(PATH), PATH, seen, None, router.settings())
     blocks = int(seen.fetch.blocks[0])
     return choice, blocks, float(seen.fetch.seconds[0]) if blocks else 0.0
 

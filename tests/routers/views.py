@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.routers.base import Fetch, Load, Prompt, Router, Sizes, Truth, View
+from kvscope.routers.base import Fetch, MemorySizes, Prompt, ReplicaLoad, Router, Truth, View
 
 BLOCK_TOKENS = 16
 
 
-def load(replicas: int, **counts: Sequence[int]) -> Load:
+def load(replicas: int, **counts: Sequence[int]) -> ReplicaLoad:
     """Return a load with these counts by replica."""
-    return Load(
+    return ReplicaLoad(
         **{
             name: np.array(counts.get(name, [0] * replicas), dtype=np.int64)
-            for name in Load._fields
+            for name in ReplicaLoad._fields
         }
     )
 
@@ -25,8 +25,8 @@ def load(replicas: int, **counts: Sequence[int]) -> Load:
 def view(
     replicas: int,
     *,
-    own: Load | None = None,
-    scraped: Load | None = None,
+    own: ReplicaLoad | None = None,
+    scraped: ReplicaLoad | None = None,
     cached: Sequence[int] = (),
     new: Sequence[int] = (),
     prefill_s: Sequence[float] = (),
@@ -57,10 +57,10 @@ def prompt_of(blocks: Int32s, request: int = 0, now_s: float = 0.0, tail_tokens:
     return Prompt(request, now_s, tokens, 0, len(blocks), len(blocks))
 
 
-def sizes(replicas: int, blocks: int = 100, capacity_blocks: int = 100) -> Sizes:
+def sizes(replicas: int, blocks: int = 100, capacity_blocks: int = 100) -> MemorySizes:
     """Return sizes for a trie of `blocks` blocks, all of them children of the root."""
     parents = np.zeros(blocks, dtype=np.int32)
-    return Sizes(replicas, 1000, blocks, blocks, BLOCK_TOKENS, capacity_blocks, parents)
+    return MemorySizes(replicas, 1000, blocks, blocks, BLOCK_TOKENS, capacity_blocks, parents)
 
 
 def choices(router: Router, blocks: Int32s, seen: View, count: int) -> list[int]:

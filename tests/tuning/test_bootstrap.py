@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, interval
 from kvscope.tuning.target import Target
 
 TARGET = Target(1.0, 0.95)
@@ -60,22 +60,23 @@ def _splitmix64(state: int) -> Iterator[float]:
         yield ((x ^ (x >> 31)) >> 11) / 2**53
 
 
-@pytest.mark.parametrize("way", ["conversations", "stretches"])
-def test_draws_are_of_whole_clusters(way: str) -> None:
+@pytest.mark.parametrize("way", [0, 1, 2], ids=["conversations", "stretches", "eighths"])
+def test_draws_are_of_whole_clusters(way: int) -> None:
     """Each draw's figures are those of the drawn clusters' requests, laid end to end.
 
-    Clusters are the conversations, and, beside that, stretches of 8 requests (the root of 64).
+    Clusters are the conversations, and, beside that, stretches of 10 requests (the root of 100) and
+    eighths of the window, the last one shorter.
     """
     rng = np.random.default_rng(2)
-    conversation, ttft_s = rng.integers(15, size=64).astype(np.int32), rng.lognormal(size=64)
+    conversation, ttft_s = rng.integers(15, size=100).astype(np.int32), rng.lognormal(size=100)
     _, which = np.unique(conversation, return_inverse=True)
-    which = which if way == "conversations" else np.arange(64) // 8
+    which = (which, np.arange(100) // 10, np.arange(100) // 13)[way]
     drawn = Bootstrap(conversation, TARGET, resamples=20, seed=5).figures(ttft_s).resamples
     numbers, clusters = _splitmix64(5), int(which.max()) + 1
     for draw in range(20):
         chosen = [int(next(numbers) * clusters) for _ in range(clusters)]
         times = np.sort(np.concatenate([ttft_s[which == one] for one in chosen]))
-        found = drawn[0 if way == "conversations" else 1, draw]
+        found = drawn[way, draw]
         assert found[2] == times[math.ceil(round(0.95 * len(times), 9)) - 1]
         assert found[4] == (times > 1.0).mean()
 
@@ -95,6 +96,48 @@ def test_the_wider_interval_counts() -> None:
     as_it_was, mixed = gain(np.arange(1_000)), gain(rng.permutation(1_000))
     assert as_it_was.value == mixed.value
     assert as_it_was.high - as_it_was.low > 3 * (mixed.high - mixed.low)
+
+
+def test_a_stretch_of_congestion_widens_the_interval() -> None:
+    """Late requests in two of eight parts of the window: short stretches alone would not show it.
+
+    The same late requests at random times leave a third of the width.
+    """
+    rng = np.random.default_rng(10)
+    congested = np.repeat([False, True, False, False, False, True, False, False], 300)
+    before = np.where(congested & (rng.random(2_400) < 0.4), 2.0, 0.5)
+    after = np.where(congested & (rng.random(2_400) < 0.2), 2.0, 0.5)
+
+    def width(order: NDArray[np.int64]) -> float:
+        bootstrap = Bootstrap(np.arange(2_400, dtype=np.int32), TARGET)
+        gain = bootstrap.attainment_gain(*(bootstrap.figures(x[order]) for x in (before, after)))
+        return gain.high - gain.low
+
+    assert width(np.arange(2_400)) > 3 * width(rng.permutation(2_400))
+
+
+def test_tails_are_student_s() -> None:
+    """Of normal resamples: 1.96 deviations for many clusters, more for few, all of them for one."""
+    resamples = np.random.default_rng(11).normal(size=(1, 200_000))
+    for clusters, deviations in ((1e6, 1.960), (8.0, 2.365 * math.sqrt(8 / 7))):
+        low, high = interval(resamples, np.array([clusters]))
+        assert (-low, high) == pytest.approx((deviations, deviations), rel=0.02)
+    for clusters in (1.0, 0.0):
+        low, high = interval(resamples, np.array([clusters]))
+        assert (low, high) == (resamples.min(), resamples.max())
+
+
+def test_figures_rest_on_the_clusters_that_hold_them() -> None:
+    """40 conversations: a percentile rests on all of them, what is late on the few that it is in.
+
+    Four late requests in one conversation and one in another are (4 + 1)^2 / (16 + 1) clusters.
+    """
+    ttft_s = np.full(400, 0.5)
+    ttft_s[[30, 31, 32, 33]], ttft_s[300] = 2.0, 3.0
+    clusters = Bootstrap(_clusters([10] * 40), TARGET).figures(ttft_s).clusters[0]
+    assert clusters == pytest.approx([40, 40, 40, 40, 25 / 17, 36 / 20])
+    none = Bootstrap(_clusters([10] * 40), TARGET).figures(np.full(400, 0.5)).clusters
+    assert not none[:, 4:].any()
 
 
 def test_how_often_the_target_is_kept() -> None:
@@ -215,7 +258,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
 
     Truth: the gains over 300,000 conversations. A 95 % interval should cover it in 237.5 of 250,
     with a standard deviation of 3.4 (binomial); four of them below, 90 %, is what is asked for.
-    (Intervals of quantiles are a little too wide here rather than too narrow: no upper bound.)
+    (Intervals are too wide here rather than too narrow, since only conversations are alike: the
+    widest of three kinds, one of them with the tails of eight clusters. So no upper bound.)
     """
     which, before, after = _population(123_456, 300_000)
     whole = Bootstrap(which, TARGET, resamples=1)
@@ -239,7 +283,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     share = {name: count / SEEDS for name, count in covered.items()}
     for name in ("p50", "p90", "p95", "violations", "tel"):
         assert share[name] >= 0.90, name
-    assert width < 0.6
+    assert width < 0.7
     assert called_sure["p50"] <= SEEDS * 0.03  # in truth it is worse
 
 

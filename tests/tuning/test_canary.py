@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def _means(value: float, seed: int) -> Resampled:
     """Return a mean of normal requests, resampled as often as a bootstrap does."""
     rng = np.random.default_rng(seed)
     resamples = rng.normal(value, SIGMA / math.sqrt(REQUESTS), size=(2, 1_000, 1))
-    return Resampled(np.array([value]), resamples)
+    return Resampled(np.array([value]), resamples, np.full((2, 1), float(REQUESTS)))
 
 
 def test_as_many_requests_as_show_a_normal_gain() -> None:
@@ -108,7 +109,7 @@ def test_where_nothing_can_be_seen_there_is_no_plan() -> None:
     assert hours(_means(MEAN - GAIN, 2)) is not None
     assert hours(base) is None
     assert hours(_means(MEAN + GAIN, 2)) is None
-    infinite = Resampled(np.array([-math.inf]), base.resamples)
+    infinite = replace(base, value=np.array([-math.inf]))
     assert hours(infinite) is None
     assert hours(_means(MEAN - GAIN, 2), 1e10) is None
 

@@ -45,7 +45,8 @@ def test_shares_of_draws() -> None:
     """Half of the way in every draw is so surely; without any way there is no share."""
     figures = np.array([[10.0], [20.0], [8.0]])
     told, drawn = figures[0], np.stack((figures[1:], figures[1:]))
-    plain, goal, own = (Resampled(told * by, drawn * by) for by in (1.0, 0.5, 0.75))
+    clusters = np.full((2, 1), 20.0)
+    plain, goal, own = (Resampled(told * by, drawn * by, clusters) for by in (1.0, 0.5, 0.75))
     assert _share(plain, goal, own) == pytest.approx((0.5, 0.5, 0.5))
     assert _share(plain, plain, own) is None
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvscope.ingest.clocks import SessionStarts
 from kvscope.ingest.formats.base import Request
-from kvscope.tuning.tuner import End, SessionStarts, TuningResult
+from kvscope.tuning.tuner import End, TuningResult
 from tests.tuning.examples import BLOCK, in_turn, tuned
 
 BLOCKS, TURNS = 20, 25

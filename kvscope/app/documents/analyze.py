@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Literal
 
-from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark
+from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark, LayoutCapacity
 from kvscope.app.documents.base import Document, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.characterize.summary import Characterization
@@ -14,7 +14,11 @@ from kvscope.replay.misses import MissReasons
 
 
 class AnalyzeDocument(Document, Characterization):
-    """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths."""
+    """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
+
+    `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
+    ideal hits there.
+    """
 
     command: Literal["analyze"] = "analyze"
     trace: TraceFacts  # type: ignore[assignment]  # a part of the trace is enough here
@@ -27,6 +31,7 @@ class AnalyzeDocument(Document, Characterization):
     hit_rates: tuple[HitRate, ...]
     curve: tuple[CurvePoint, ...]
     landmarks: tuple[Landmark, ...]
+    layouts: tuple[LayoutCapacity, ...]
     asked: tuple[CurvePoint, ...]
     misses: tuple[MissReasons, ...]
 

@@ -10,6 +10,7 @@ import numpy as np
 from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.fleet import FleetLine, FleetStudy
+from kvscope.app.options import TimeModel
 from kvscope.core.percentiles import Percentiles
 from kvscope.fleet.outcome import FleetOutcome, Imbalance, Latencies
 from kvscope.fleet.sweep import FleetRun
@@ -32,6 +33,7 @@ class LatencyFigures(Facts):
     """Latencies of counted requests; percentiles are null where the queue grows (`overloaded`)."""
 
     requests: int
+    rejected: int
     overloaded: bool
     ttft_ms: Percentiles | None
     tpot_ms: Percentiles | None
@@ -114,7 +116,7 @@ class FleetDocument(Document):
 
     `verdict` is meets-slo, misses-slo or overloaded. `fewest` is null where no number of replicas
     meets the SLO; `chosen` is then the largest one. What a policy learns it learns of the whole
-    fleet's traffic.
+    fleet's traffic. `on_engines` is the answer once more on a deployment's simulated vLLMs.
     """
 
     command: Literal["fleet"] = "fleet"
@@ -122,7 +124,7 @@ class FleetDocument(Document):
     model: ModelFacts | None
     deployment: DeploymentFacts | None
     latency: LatencyFacts
-    time_model: Literal["queue"]
+    time_model: TimeModel
     loop: LoopFacts
     slo_ms: float
     percentile: float
@@ -137,6 +139,7 @@ class FleetDocument(Document):
     chosen: int
     price_hour: float | None
     pooled: PooledFigures | None
+    on_engines: FleetFigures | None
     lines: tuple[LineFigures, ...]
     fleets: tuple[FleetFigures, ...]
 
@@ -151,7 +154,6 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         model=model_facts(study.model),
         deployment=deployment_facts(where) if where else None,
         latency=LatencyFacts.build(setting, profile=setting.latency),
-        time_model="queue",
         loop=LoopFacts(
             kind="closed" if think else "open",
             recorded=think.recorded if think else None,
@@ -166,6 +168,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         capacity_bytes=study.model.bytes_for(tokens) if study.model else None,
         words=tuple(words),
         pooled=_pooled(study),
+        on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),
         lines=tuple(map(_line, study.ranked)),
         fleets=tuple(_fleet(run, study) for line in study.ranked for run in line.runs),
     )
@@ -208,15 +211,11 @@ def _fleet(run: FleetRun, study: FleetStudy) -> FleetFigures:
 
 
 def _spread(run: FleetRun) -> SpreadFacts | None:
-    def over(figure: str, scale: float = 1.0) -> tuple[float, float]:
-        values = [getattr(each, figure) * scale for each in run.outcomes]
-        return min(values), max(values)
-
-    if len(run.outcomes) == 1:
+    ttft_ms = run.spread(lambda each: each.target_ttft_s * 1e3)
+    hit_rate = run.spread(lambda each: each.taken)
+    if ttft_ms is None or hit_rate is None:
         return None
-    return SpreadFacts(
-        seeds=len(run.outcomes), ttft_ms=over("target_ttft_s", 1e3), hit_rate=over("taken")
-    )
+    return SpreadFacts(seeds=len(run.outcomes), ttft_ms=ttft_ms, hit_rate=hit_rate)
 
 
 def _pooled(study: FleetStudy) -> PooledFigures | None:

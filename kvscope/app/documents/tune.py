@@ -11,13 +11,14 @@ from kvscope.app.documents.runs import SettingFacts, setting_facts
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
+from kvscope.ingest.clocks import SessionStarts
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import RequiredCapacity, SessionStarts
+from kvscope.tuning.tuner import RequiredCapacity
 from kvscope.tuning.verdict import Judged
 
 _GIB = 2**30

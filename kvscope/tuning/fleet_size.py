@@ -1,0 +1,60 @@
+"""How many replicas an SLO takes, and how certain that number is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.arrays import Bools, Float64s, Int32s
+from kvscope.core.units import format_percentile
+from kvscope.tuning.bootstrap import CONFIDENCE, Bootstrap
+from kvscope.tuning.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSize:
+    """The fewest replicas that meet an SLO, and the 95 % interval of that number.
+
+    None stands for more than the most that were tried.
+    """
+
+    replicas: int | None
+    low: int | None
+    high: int | None
+
+
+def fleet_size(
+    ttft_s: Mapping[int, Float64s],
+    overloaded: Mapping[int, bool],
+    conversation: Int32s,
+    target: Target,
+) -> FleetSize:
+    """Return the fewest replicas that meet the target, as all larger numbers tried do.
+
+    `ttft_s` has the latencies of the counted requests (s, in order of arrival) for each number of
+    replicas tried, `conversation` their conversations. Where a fleet is `overloaded` its queue
+    grows, so no resample of it meets the target. The interval is that of the number in resamples
+    of the requests, the same ones for all numbers; the wider one of both kinds of resamples.
+    """
+    counts = sorted(ttft_s)
+    bootstrap = Bootstrap(conversation, target)
+    at = bootstrap.names.index(format_percentile(target.percentile))
+    figures = [bootstrap.figures(ttft_s[count]) for count in counts]
+    grows = np.array([overloaded[count] for count in counts])
+    values = np.array([each.value[at] for each in figures])
+    resamples = np.stack([each.resamples[..., at] for each in figures], axis=-1)
+    replicas = _fewest((values <= target.slo_s) & ~grows)
+    fewest = np.sort(_fewest((resamples <= target.slo_s) & ~grows), axis=1)
+    ends = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) * fewest.shape[1]
+    low, high = fewest[:, np.ceil(ends - 1e-9).astype(np.int64) - 1].T
+    tried = [*counts, None]
+    return FleetSize(tried[int(replicas)], tried[int(low.min())], tried[int(high.max())])
+
+
+def _fewest(meets: Bools) -> NDArray[np.int64]:
+    """Return the first place on the last axis from which on all are true; its length for none."""
+    lasting = np.logical_and.accumulate(meets[..., ::-1], axis=-1)
+    return np.asarray(meets.shape[-1] - lasting.sum(axis=-1))

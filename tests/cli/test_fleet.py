@@ -1,0 +1,193 @@
+"""`kvscope fleet`: one screen, a document, and one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvscope.app.schemas import schema
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode
+from kvscope.core.files import data_folder
+from tests.cli.replayed import PROFILE
+from tests.cli.shell import Streams
+
+SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
+ROUTERS = "round-robin,session,random,min-ttft"
+OPTIONS = ("--capacity-blocks", "3000", "--router", ROUTERS, "--replicas", "7..9")
+FLEET = ("fleet", SAMPLE, "--db", ":memory:", *OPTIONS)
+
+
+def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
+    """Return the JSON document of the command, which its schema accepts."""
+    assert run([*arguments, "--json"]) == ExitCode.DONE
+    made: dict[str, Any] = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema("fleet")).validate(made)
+    return made
+
+
+def refusal(capsys: Streams, code: ExitCode, *arguments: str) -> str:
+    """Return the one line on stderr of a command that ends with `code`."""
+    assert run([*arguments]) == code
+    written = capsys.readouterr()
+    assert not written.out
+    (line,) = (line for line in written.err.splitlines() if line.startswith("error: "))
+    return line
+
+
+def test_the_document(capsys: Streams) -> None:
+    """The answer is the least number that meets the SLO; losses add up; seeds have a spread."""
+    made = document(capsys, *FLEET, "--slo", "500ms")
+    assert made["verdict"] == "meets-slo"
+    lines = {line["router"]: line["fewest"] for line in made["lines"]}
+    assert [line["router"] for line in made["lines"]][-1] == "min-ttft"  # references last
+    fleets = {(row["router"], row["replicas"]): row for row in made["fleets"]}
+    assert len(fleets) == 4 * 3
+    for router, fewest in lines.items():
+        meeting = [count for count in (7, 8, 9) if fleets[router, count]["meets"]]
+        assert fewest == min(meeting, default=None)
+    assert made["fewest"] == made["chosen"] == lines["session"] == 9
+    for (router, count), row in fleets.items():
+        taken = row["infinite"] - row["not_held"] - row["not_chosen"]
+        assert row["hit_rate"] == pytest.approx(taken)
+        assert row["infinite"] == pytest.approx(0.574, abs=0.001)
+        assert (row["spread"] is not None) == (router == "random")
+        assert len(row["by_replica"]) == count
+        assert bool(row["sent_tokens"]) == (count == 9)
+        assert sum(each["latencies"]["requests"] for each in row["by_replica"]) == 2000
+    assert made["pooled"]["belady"] >= made["pooled"]["lru"] > fleets["session", 9]["hit_rate"]
+    assert made["loop"]["kind"] == "open"
+    assert made["time_model"] == "queue"
+
+
+def test_one_screen(capsys: Streams) -> None:
+    """The answer comes first, then routers, losses and what was assumed, on one screen."""
+    assert run([*FLEET, "--slo", "500ms"]) == ExitCode.DONE
+    screen = capsys.readouterr().out.splitlines()
+    assert len(screen) <= 45
+    assert max(map(len, screen)) <= 100
+    text = "\n".join(screen)
+    assert "\n9 replicas behind session: the fewest that meet p95 TTFT ≤ 500 ms, with" in text
+    assert "With one fewer, p95 TTFT is" in text
+    for stated in ("Time model: one prefill queue", "Open loop", "the whole fleet's traffic"):
+        assert stated in text
+
+
+def test_closed_loop_and_engines_say_so(capsys: Streams) -> None:
+    """What the time model and the loop are stands in every result."""
+    few = ("fleet", SAMPLE, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "500ms")
+    few = (*few, "--replicas", "2", "--router", "session")
+    made = document(capsys, *few, "--closed-loop", "--time-model", "engine")
+    assert made["loop"]["kind"] == "closed"
+    assert made["loop"]["estimated"] > 0
+    assert made["loop"]["recorded"] == 0
+    assert made["time_model"] == "engine"
+    assert made["pooled"]["latencies"] is None
+    assert run([*few, "--closed-loop"]) == ExitCode.DONE
+    assert "Closed loop: a turn arrives its think time after" in capsys.readouterr().out
+
+
+def test_a_deployment(capsys: Streams) -> None:
+    """Pool, latency and price are the deployment's; the answer is checked on simulated vLLMs."""
+    start = ("fleet", SAMPLE, "--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b")
+    start = (*start, "--router", "session", "--replicas", "3,4", "--gpu-hour", "0.5")
+    made = document(capsys, *start, "--slo", "10s")
+    assert made["capacity_tokens"] == made["capacity_blocks"] * 16 == 1801 * 16  # of one l4
+    assert made["capacity_bytes"] == made["capacity_tokens"] * made["model"]["bytes_per_token"]
+    assert made["price_hour"] == 0.5 * made["chosen"]
+    assert made["on_engines"]["replicas"] == made["chosen"]
+    queued, engines = made["fleets"][0], made["on_engines"]
+    assert engines["ttft_at_percentile_ms"] != queued["ttft_at_percentile_ms"]
+    assert run([*start, "--slo", "10s"]) == ExitCode.DONE
+    assert "imulated vLLMs" in capsys.readouterr().out
+
+
+def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
+    """A queue that grows is called so: it has no percentile, and fails conditions on one."""
+    profile = tmp_path / "latency.toml"
+    profile.write_text(PROFILE.replace("per_token_ms = 1", "per_token_ms = 5"))
+    few = ("--capacity-blocks", "100", "--router", "round-robin,min-ttft", "--replicas", "1")
+    slow = ("fleet", SAMPLE, "--db", ":memory:", *few, "--slo", "1s", "--latency", str(profile))
+    made = document(capsys, *slow)
+    assert made["verdict"] == "overloaded"
+    assert made["fewest"] is None
+    (row,) = (each for each in made["fleets"] if each["router"] == "round-robin")
+    assert row["latencies"]["overloaded"]
+    assert row["latencies"]["ttft_ms"] is row["ttft_at_percentile_ms"] is None
+    assert run([*slow, "--fail-on", "p95>10min"]) == ExitCode.CHECK_FAILED
+    written = capsys.readouterr()
+    assert "queues grow without end" in " ".join(written.out.split())
+    assert "fail-on p95>10min: p95 is infinite" in written.err
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("replicas>8", "fail-on replicas>8: replicas is 9"),
+        (
+            "round-robin.replicas>9",
+            "round-robin.replicas cannot be computed",
+        ),
+        ("attainment<0.96", "fail-on attainment<0.96: attainment is 0.95"),
+        ("verdict=meets-slo", "fail-on verdict=meets-slo: verdict is meets-slo"),
+    ],
+)
+def test_conditions_that_hold(capsys: Streams, condition: str, reason: str) -> None:
+    assert run([*FLEET, "--slo", "500ms", "--fail-on", condition]) == ExitCode.CHECK_FAILED
+    assert reason in capsys.readouterr().err
+
+
+def test_conditions_that_do_not(capsys: Streams) -> None:
+    conditions = "replicas>9,p95>500ms,verdict=overloaded,session.hit-rate<0.3"
+    assert run([*FLEET, "--slo", "500ms", "--fail-on", conditions]) == ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--router", "roundrobin"), "unknown router 'roundrobin'; did you mean round-robin?"),
+        (("--router", "dynamo@9"), "unknown router 'dynamo@9'; take dynamo@1.6"),
+        (("--replicas", "4..2"), "'4..2' is no range; write for example 1..16"),
+        (("--replicas", "3000"), "3000 replicas for 2,000 requests; take fewer replicas"),
+        (("--param", "random.x=1"), "random is not replayed; add random to --router"),
+        (("--param", "dynamo@1.6.heat=1"), "dynamo@1.6 has no parameter 'heat'; it has"),
+        (("--router", "mooncake", "--time-model", "engine"), "copies prefixes between replicas"),
+        (("--policy", "belady"), "belady is an oracle, which no engine can run"),
+        (("--capacity", "1GiB"), "both state the capacity"),
+    ],
+)
+def test_mistakes(capsys: Streams, options: tuple[str, ...], line: str) -> None:
+    """Each is one line with the remedy."""
+    named = ("--router", "dynamo@1.6") if "--router" not in options else ()
+    start = ("fleet", SAMPLE, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "1s")
+    assert line in refusal(capsys, ExitCode.USAGE, *start, *named, *options)
+
+
+def test_capacity_has_to_be_stated(capsys: Streams) -> None:
+    start = ("fleet", SAMPLE, "--db", ":memory:", "--slo", "1s")
+    line = refusal(capsys, ExitCode.USAGE, *start)
+    assert "how much a replica caches is not stated; name it, or --capacity with --model" in line
+
+
+def test_sessions_need_conversations(capsys: Streams, tmp_path: Path) -> None:
+    """Named, a router by session is refused; by default it is left out, and a note says so."""
+    rows = (
+        {"timestamp": 1000 * at, "input_length": 512, "output_length": 9, "hash_ids": [at]}
+        for at in range(9)
+    )
+    trace = tmp_path / "strangers.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    start = ("fleet", str(trace), "--db", ":memory:", "--capacity-blocks", "3", "--slo", "1s")
+    start = (*start, "--replicas", "1,2")
+    line = refusal(capsys, ExitCode.USAGE, *start, "--router", "session")
+    assert "session needs sessions, and no two requests of 'strangers' share one; leave it" in line
+    assert run([*start, "--json"]) == ExitCode.DONE
+    written = capsys.readouterr()
+    routers = {row["router"] for row in json.loads(written.out)["lines"]}
+    assert "round-robin" in routers
+    assert "session" not in routers
+    assert "note: left out: session, since no two requests share a session" in written.err
