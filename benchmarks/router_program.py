@@ -23,13 +23,7 @@ class RouterProgram:
     Entering waits until all workers have joined. `log` has the lines that it printed.
     """
 
-    def __init__(
-        self,
-        package: str,
-        urls: Sequence[str],
-        options: Sequence[str],
-        python: str = sys.executable,
-    ) -> None:
+    def __init__(self, package: str, urls: Sequence[str], options: Sequence[str]) -> None:
         self._port, metrics = free_port(), free_port()
         self.worker_of_url = {url: number for number, url in enumerate(urls)}
         self.log: list[str] = []
@@ -69,9 +63,10 @@ class RouterProgram:
 
     def connection(self) -> HTTPConnection:
         """Return a connection to the router that is not in use; give it back by `release`."""
-        return (
-            self._idle.pop() if self._idle else HTTPConnection(HOST, self._port, timeout=TIMEOUT_S)
-        )
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return HTTPConnection(HOST, self._port, timeout=TIMEOUT_S)
 
     def release(self, connection: HTTPConnection) -> None:
         """Let others use a connection whose answer was read."""
