@@ -296,15 +296,11 @@ def groups_of(prompts: Prompts, at_once: int) -> Iterator[list[int]]:
     yield group
 
 
-def new_router(**values: float) -> Sglang:
-    """Return kvscope's router for a tokenizer of one token a character."""
-    return Sglang({"characters_per_token": 1, **values})
-
-
 def predict(prompts: Prompts, arrival_s: Float64s, cost: StepCost, **values: float) -> Outcome:
     """Return what kvscope predicts for requests that arrive at these times."""
+    router = Sglang({"characters_per_token": 1, **values})
     timed = replace(prompts, arrival_s=arrival_s)
-    run = replay_engines(timed, Lru(), new_router(**values), REPLICAS, SETTINGS, cost)
+    run = replay_engines(timed, Lru(), router, REPLICAS, SETTINGS, cost)
     return Outcome(run.replica, run.hit_blocks.astype(np.int64) * BLOCK)
 
 
@@ -341,7 +337,7 @@ def main() -> int:
             "sent",
             "by replica",
             "hit tokens",
-            "predicted",
+            "predicted, or in a second run",
             "replicas that differ",
             "hits that differ",
             "replicas that differ with threshold 0.5",
