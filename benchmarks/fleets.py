@@ -2,7 +2,8 @@
 
 `dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
 same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
-`mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`: the four schedulers of llm-d's benchmark.
+`samples`: every router on every sample trace. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
+the four schedulers of llm-d's benchmark.
 KVSCOPE_TRACES names the folder of the Mooncake trace. `--record` writes the tables into
 docs/evidence/fleets.md.
 """
@@ -25,9 +26,10 @@ import numpy as np
 
 from benchmarks import ROOT
 from benchmarks.processes import measure, note
+from benchmarks.router_choice import samples
 from benchmarks.table import Table, record
 from benchmarks.traces import MOONCAKE
-from kvscope.core.arrays import Float64s
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.deployment import Deployment, resolve
@@ -54,7 +56,7 @@ from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
 from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"
-PARTS = ("dynosim", "mooncake", "llm-d")
+PARTS = ("samples", "dynosim", "mooncake", "llm-d")
 SEEDS = 5
 TOLERANCE_PP = 0.5
 POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
@@ -73,6 +75,7 @@ LLM_D_PUBLISHED = {
     "random": (4428.7, 92.551, 45.281),
 }
 LLM_D_PODS, LLM_D_POOL_TOKENS = 8, 307_328
+DRAIN_S = 600.0  # between stages, for all answers; idle caches do not change
 LLM_D_OUTPUT_TOKENS = 245  # 8,730 output tokens/s over 35.6 requests/s; 1,000 were asked for
 LLM_D_ROUTERS: dict[str, Router] = {
     "precise": LlmDPrecise({"prefix_weight": 3, "queue_weight": 2, "kv_weight": 2}),
@@ -89,18 +92,12 @@ class Loaded(NamedTuple):
     traffic: Traffic
     asked: Asked
 
-    def first(self, requests: int, arrival_s: Float64s) -> Loaded:
-        """Return the first requests, with other times of arrival."""
-        rows = {
-            name: column[:requests]
-            for name, column in self.traffic._asdict().items()
-            if name not in {"block_size", "block_parent"}
-        }
-        rows["arrival_s"] = arrival_s[:requests]
-        columns: dict[str, Any] = {
-            name: column[:requests] for name, column in self.asked._asdict().items()
-        }
-        return Loaded(self.prompts, self.traffic._replace(**rows), Asked(**columns))
+    def arriving(self, arrival_s: Float64s) -> Loaded:
+        """Return the trace with other times of arrival."""
+        return self._replace(
+            prompts=replace(self.prompts, arrival_s=arrival_s),
+            traffic=self.traffic._replace(arrival_s=arrival_s),
+        )
 
     def crowded(self) -> Loaded:
         """Return the trace with tails and outputs that are cached too, but never hit."""
@@ -147,7 +144,7 @@ def main() -> None:
         if part == "dynosim":
             table = dynosim(options.dynamo, options.rounds)
         else:
-            table = figure_5() if part == "mooncake" else llm_d()
+            table = {"samples": samples, "mooncake": figure_5, "llm-d": llm_d}[part]()
         text = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}. {table.description}"
         text = replace(table, description=text).markdown()
         print(text, flush=True)
@@ -330,68 +327,68 @@ def figure_5() -> Table:
 def llm_d() -> Table:
     """Compare llm-d's four schedulers on its published workload."""
     workload = replace(SharedPrefixGroups(), output_tokens=LLM_D_OUTPUT_TOKENS)
-    sent = [int(rate_per_s * duration_s) for rate_per_s, duration_s in LLM_D_STAGES]
+    sent = np.array([int(rate_per_s * duration_s) for rate_per_s, duration_s in LLM_D_STAGES])
+    stage = np.repeat(np.arange(len(sent)), sent)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "groups.jsonl"
-        write_jsonl(workload.generate(requests=sum(sent), seed=1), path)
+        write_jsonl(workload.generate(requests=len(stage), seed=1), path)
         trace = load(path)
+    trace = trace.arriving(trace.traffic.arrival_s + stage * DRAIN_S)
     deployment = resolve(Deployment(gpu="h100", tp=2, model="qwen3-32b"), workload.block_size)
+    profile, blocks = deployment.latency, LLM_D_POOL_TOKENS // workload.block_size
+    settings = EngineSettings(
+        blocks, deployment.max_num_seqs, max_num_batched_tokens=deployment.max_num_batched_tokens
+    )
     rows = []
     for name, router in LLM_D_ROUTERS.items():
         note(f"llm-d: {name}")
-        stages, hit_share = _in_stages(trace, deployment.latency, router, sent)
-        published = LLM_D_PUBLISHED[name]
-        rows.append(
-            [
-                f"{name}: {router.name}",
-                *(f"{published[0]:,.0f}", f"{published[1]:.2f}", f"{published[2]:.2f}"),
-                f"{np.mean([stage[0] for stage in stages]):,.0f}",
-                f"{np.mean([stage[1] for stage in stages]):.2f}",
-                f"{np.mean([stage[2] for stage in stages]):.2f}",
-                f"{100 * hit_share:.1f}",
-            ]
+        simple = trace.replay(profile, router, LLM_D_PODS, blocks)
+        stepping = replay_engines(
+            trace.prompts, Lru(), router, LLM_D_PODS, settings, StepCost.of(profile)
         )
+        cells = [f"{name}: {router.name}", *_cells(*LLM_D_PUBLISHED[name])]
+        for run in (stepping, simple):
+            cells += _cells(*_by_stage(run, stage), hit_share=trace.hit_share(run))
+        rows.append(cells)
     columns = (
         "scheduler",
-        "published: output tokens/s",
-        "TTFT p90 s",
-        "mean s",
-        "kvscope: output tokens/s",
-        "TTFT p90 s",
-        "mean s",
-        "hits %",
+        *("published: output tokens/s", "TTFT p90 s", "mean s"),
+        *("simulated vLLMs: output tokens/s", "TTFT p90 s", "mean s", "hits %"),
+        *("simple model: output tokens/s", "TTFT p90 s", "mean s", "hits %"),
     )
     description = (
         f"{LLM_D_PODS} pods of {LLM_D_POOL_TOKENS:,} tokens, profile `shared-prefix-groups`,"
         f" {LLM_D_OUTPUT_TOKENS} output tokens; means over the 16 stages from 3 to 60 requests/s,"
         " each begun when the one before is answered, as the benchmark's tool does. Nothing is"
-        " fitted: latency is kvscope's own estimate for qwen3-32b on 2 x h100"
-        f" ({deployment.pool.blocks * workload.block_size:,} tokens would be its estimate of the"
-        " pool)."
+        " fitted: latency is kvscope's own estimate for qwen3-32b on 2 x h100. Its estimate of the"
+        f" pool would be {deployment.pool.blocks * workload.block_size:,} tokens."
     )
     return Table("llm-d's four schedulers", description, columns, rows)
 
 
-def _in_stages(
-    trace: Loaded, profile: LatencyProfile, router: Router, sent: Sequence[int]
-) -> tuple[list[tuple[float, float, float]], float]:
-    """Return output tokens/s, TTFT p90 and mean (s) of every stage after the first, and hits.
+def _cells(
+    tokens_per_s: float, p90_s: float, mean_s: float, *, hit_share: float | None = None
+) -> list[str]:
+    cells = [f"{tokens_per_s:,.0f}", f"{p90_s:.2f}", f"{mean_s:.2f}"]
+    return cells if hit_share is None else [*cells, f"{100 * hit_share:.1f}"]
 
-    Each stage begins once the one before is answered, so its arrivals depend on the replay so far.
+
+def _by_stage(run: FleetReplay, stage: Int64s) -> tuple[float, float, float]:
+    """Return output tokens/s, TTFT p90 and mean (s): means over the stages after the first one.
+
+    Raises RuntimeError if a stage begins before the one before is answered.
     """
-    arrival_s = trace.traffic.arrival_s.copy()
-    blocks = LLM_D_POOL_TOKENS // trace.traffic.block_size
-    stages, begin_s, first, planned_s = [], 0.0, 0, 0.0
-    for (_, duration_s), count in zip(LLM_D_STAGES, sent, strict=True):
-        last = first + count
-        arrival_s[first:last] += begin_s - planned_s
-        run = trace.first(last, arrival_s).replay(profile, router, LLM_D_PODS, blocks)
-        end_s = max(begin_s + duration_s, float(run.end_s.max()))
-        ttft_s = run.ttft_s[first:last]
-        tokens_per_s = count * LLM_D_OUTPUT_TOKENS / (end_s - begin_s)
-        stages.append((tokens_per_s, float(np.percentile(ttft_s, 90)), float(ttft_s.mean())))
-        begin_s, first, planned_s = end_s, last, planned_s + duration_s
-    return stages[1:], trace.hit_share(run)
+    figures, begin_s = [], 0.0
+    for number, (_, duration_s) in enumerate(LLM_D_STAGES):
+        ttft_s, last_s = run.ttft_s[stage == number], float(run.end_s[stage == number].max())
+        end_s = begin_s + duration_s
+        if last_s > end_s + DRAIN_S:
+            raise RuntimeError(f"stage {number} takes longer than {DRAIN_S} s to answer")
+        tokens_per_s = len(ttft_s) * LLM_D_OUTPUT_TOKENS / (max(end_s, last_s) - begin_s)
+        figures.append((tokens_per_s, float(np.percentile(ttft_s, 90)), float(ttft_s.mean())))
+        begin_s = end_s + DRAIN_S
+    tokens_per_s, p90_s, mean_s = np.mean(figures[1:], axis=0).tolist()
+    return tokens_per_s, p90_s, mean_s
 
 
 def _prefill_only(per_token_s: float) -> LatencyProfile:

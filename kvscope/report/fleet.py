@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SECTIONS = ("answer", "routers", "losses", "replicas", "assumed")
 """What `--section` of `kvscope fleet` takes."""
 
-_ROWS = 10  # of a table on the one screen
+_ROWS = 8  # of a table on the one screen
 _COUNTS = 8  # columns of a table that can be read
 _MARK = "*"
 OVERLOADED = "overloaded"
@@ -110,6 +110,8 @@ def in_words(study: FleetStudy) -> list[str]:
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
         f" with {_reached(study, run)}."
     )
+    if study.chosen == study.replicas[0]:
+        answer += " Fewer were not tried."
     fewer = best.at(study.chosen - 1)
     words = [answer, *_on_engines(study)]
     if fewer is not None:
@@ -139,7 +141,9 @@ def _leading(study: FleetStudy) -> list[FleetLine]:
     best: dict[str, FleetLine] = {}
     for line in study.ranked:
         best.setdefault(line.router.name, line)
-    return list(best.values())[:_ROWS]
+    references = [line for line in best.values() if line.router.reference]
+    others = [line for line in best.values() if not line.router.reference]
+    return [*others[: _ROWS - len(references)], *references]
 
 
 def _outcomes(

@@ -191,3 +191,18 @@ def test_sessions_need_conversations(capsys: Streams, tmp_path: Path) -> None:
     assert "round-robin" in routers
     assert "session" not in routers
     assert "note: left out: session, since no two requests share a session" in written.err
+
+
+def test_the_page_draws_every_chart(capsys: Streams, tmp_path: Path) -> None:
+    """Attainment and TTFT over replicas, losses, and tokens by replica over time."""
+    page = tmp_path / "fleet.html"
+    assert run([*FLEET, "--slo", "500ms", "--full", "--html", str(page)]) == ExitCode.DONE
+    drawn = page.read_text()
+    for title in (
+        "Requests within 500 ms",
+        "p95 TTFT",
+        "Share of the input tokens, of what an infinite cache hits",
+        "Uncached tokens sent to each replica by session",
+    ):
+        assert f'"text":"{title}"' in drawn, title
+    assert "Requests within the SLO, by number of replicas" in capsys.readouterr().out

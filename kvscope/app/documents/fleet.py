@@ -11,8 +11,7 @@ from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, 
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.fleet import FleetLine, FleetStudy
 from kvscope.app.options import TimeModel
-from kvscope.core.percentiles import Percentiles
-from kvscope.fleet.outcome import FleetOutcome, Imbalance, Latencies
+from kvscope.fleet.outcome import Imbalance, Latencies, ReplicaOutcome
 from kvscope.fleet.sweep import FleetRun
 
 
@@ -27,28 +26,6 @@ class LoopFacts(Facts):
     recorded: int | None
     estimated: int | None
     floored: int | None
-
-
-class LatencyFigures(Facts):
-    """Latencies of counted requests; percentiles are null where the queue grows (`overloaded`)."""
-
-    requests: int
-    rejected: int
-    overloaded: bool
-    ttft_ms: Percentiles | None
-    tpot_ms: Percentiles | None
-    attainment: float
-    tpot_attainment: float | None
-
-
-class ReplicaFigures(Facts):
-    """One replica; `latencies` is null where it served no counted request."""
-
-    hit_rate: float
-    computed_tokens: int
-    utilization: float
-    evictions: int
-    latencies: LatencyFigures | None
 
 
 class SpreadFacts(Facts):
@@ -76,7 +53,7 @@ class FleetFigures(Facts):
     meets: bool
     ttft_at_percentile_ms: float | None
     tpot_at_percentile_ms: float | None
-    latencies: LatencyFigures
+    latencies: Latencies
     hit_rate: float
     best_available: float
     infinite: float
@@ -84,7 +61,7 @@ class FleetFigures(Facts):
     not_chosen: float
     imbalance: Imbalance
     overloaded_replicas: int
-    by_replica: tuple[ReplicaFigures, ...]
+    by_replica: tuple[ReplicaOutcome, ...]
     spread: SpreadFacts | None
     bin_s: float
     sent_tokens: tuple[tuple[float, ...], ...]
@@ -108,7 +85,7 @@ class PooledFigures(Facts):
 
     lru: float
     belady: float
-    latencies: LatencyFigures | None
+    latencies: Latencies | None
 
 
 class FleetDocument(Document):
@@ -199,12 +176,8 @@ def _fleet(run: FleetRun, study: FleetStudy) -> FleetFigures:
         meets=run.meets,
         ttft_at_percentile_ms=_finite(outcome.target_ttft_s * 1e3),
         tpot_at_percentile_ms=None if tpot_s is None else tpot_s * 1e3,
-        latencies=LatencyFigures.build(outcome.latencies),
         hit_rate=outcome.taken,
-        by_replica=tuple(
-            ReplicaFigures.build(each, latencies=_latencies(each.latencies))
-            for each in outcome.replicas
-        ),
+        by_replica=outcome.replicas,
         spread=_spread(run),
         sent_tokens=tuple(tuple(row) for row in sent),
     )
@@ -221,14 +194,8 @@ def _spread(run: FleetRun) -> SpreadFacts | None:
 def _pooled(study: FleetStudy) -> PooledFigures | None:
     if study.pooled_hits is None:
         return None
-    pooled: FleetOutcome | None = study.pooled
-    return PooledFigures.build(
-        study.pooled_hits, latencies=None if pooled is None else _latencies(pooled.latencies)
-    )
-
-
-def _latencies(latencies: Latencies | None) -> LatencyFigures | None:
-    return None if latencies is None else LatencyFigures.build(latencies)
+    latencies = None if study.pooled is None else study.pooled.latencies
+    return PooledFigures.build(study.pooled_hits, latencies=latencies)
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,85 @@
+"""Which router for which traffic: every router on every sample, at the same load and pressure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.processes import note
+from benchmarks.table import Table
+from kvscope.characterize.windows import Windows
+from kvscope.core.files import data_folder
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep
+from kvscope.ingest.pipeline import ingest
+from kvscope.latency.profile import PRESETS
+from kvscope.policies.lru import Lru
+from kvscope.replay.settings import run_setting
+from kvscope.replay.workload import Workload
+from kvscope.routers.registry import ROUTERS
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
+
+REPLICAS = 8
+LOAD = 1.0
+HELD = 0.75
+LATENCY = PRESETS["llama2-7b-a100"]
+
+
+def samples() -> Table:
+    """Return the hit rate and the p95 TTFT of each router on each sample."""
+    paths = sorted(data_folder("sample_traces").glob("*.jsonl.gz"))
+    runs = {path.name.removesuffix(".jsonl.gz"): _runs(path) for path in paths}
+    rows = []
+    for number, router in enumerate(ROUTERS):
+        star = "\\*" if router.reference else ""
+        cells = [_cell(of_trace, number) for of_trace in runs.values()]
+        rows.append([f"`{router.name}`{star}", *cells])
+    description = (
+        f"{REPLICAS} replicas with LRU, which together hold as many blocks as one LRU cache needs"
+        f" for {HELD:.0%} of the possible hits; arrivals sped up until the replicas, without any"
+        f" hit, would prefill {LOAD:.0%} of the time at the latency of {LATENCY.name}. Hit rate,"
+        " p95 TTFT; routers that draw: the median of 3 seeds. Bold: the lowest p95 TTFT of a"
+        " router that can be run (references have a star); overloaded: the queue grows."
+    )
+    return Table("Routers on the samples", description, ("router", *runs), rows)
+
+
+def _runs(path: Path) -> list[FleetRun]:
+    """Return the run of every router on one sample, in the registry's order."""
+    note(f"samples: {path.name}")
+    with open_store(MEMORY) as store:
+        prompts = load_prompts(store, ingest(store, str(path)).trace)
+    setting = run_setting(standard(), LATENCY)
+    workload = Workload(_at_load(prompts), setting, Windows(1.0, 1))
+    curve = workload.curve
+    capacity = max(curve.capacity_for(HELD * curve.ideal) // REPLICAS, 1)
+    sweep = FleetSweep(workload, capacity, Slo(1.0))
+    fleets = [Fleet(router(), Lru(), REPLICAS) for router in ROUTERS]
+    for _ in sweep.prepare(fleets):
+        pass
+    return list(sweep.sweep(fleets))
+
+
+def _at_load(prompts: Prompts) -> Prompts:
+    """Return the trace with arrivals at which prefills without hits keep LOAD of the replicas."""
+    tokens = prompts.input_tokens.astype(np.int64)
+    busy_s = float(LATENCY.ttft_s(tokens, np.zeros_like(tokens)).sum())
+    start_s = float(prompts.arrival_s[0])
+    factor = busy_s / (LOAD * REPLICAS * float(prompts.arrival_s[-1] - start_s))
+    return replace(prompts, arrival_s=(prompts.arrival_s - start_s) * factor)
+
+
+def _cell(runs: list[FleetRun], number: int) -> str:
+    """Return a router's figures on one sample, bold where it is the best that can be run."""
+    outcome = runs[number].outcome
+    hits = f"{outcome.taken:.1%}"
+    if outcome.latencies.overloaded:
+        return f"{hits}, overloaded"
+    cell = f"{hits}, {outcome.target_ttft_s:.3g} s"
+    real = [run.outcome.target_ttft_s for run in runs if not run.fleet.router.reference]
+    return f"**{cell}**" if outcome.target_ttft_s == min(real) else cell
