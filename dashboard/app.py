@@ -15,6 +15,7 @@ PAGES = (  # file below views/, title; no icons: browsers would fetch them from 
     ("space", "Space"),
     ("capacity", "Capacity"),
     ("lab", "Policy lab"),
+    ("fleets", "Fleets"),
     ("recommendation", "Recommendation"),
     ("validation", "Validation"),
 )

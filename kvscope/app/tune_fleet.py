@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvscope.app.fleet import routers_for
+from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import FleetTuningRequest
 from kvscope.core.runs import RunSetting
@@ -60,8 +61,9 @@ def recommend_fleet(
     Raises Stopped once the monitor's `stop` is set, InputError for a trace without arrival times or
     with too few requests, UsageError for a capacity that holds no block.
     """
-    monitor, asked = monitor or Monitor(), request.fleet
-    routers = routers_for(trace, prompts, asked, monitor)
+    monitor = monitor or Monitor()
+    routers = routers_for(trace, prompts, request.fleet, monitor)
+    asked = timed(request.fleet, trace, prompts, monitor)
     (capacity,) = asked.capacities.in_blocks(asked.model, trace.block_size)
     with monitor.steps("replaying fleets") as advance:
         plan = FleetPlan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ TUNE = ("--fleet", "--policies", "wa")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a trace of 500 requests."""
     path: Path = tmp_path_factory.mktemp("trace") / "short.jsonl"
-    path.write_text("".join(gzip.open(SAMPLE, "rt").readlines()[:500]))
+    with gzip.open(SAMPLE, "rt") as lines:
+        path.write_text("".join(islice(lines, 500)))
     return str(path)
 
 

@@ -25,7 +25,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
-_PAGES = ("Reuse", "Time", "Space", "Capacity", "Policy lab", "Recommendation", "Validation")
+_PAGES = (
+    *("Reuse", "Time", "Space", "Capacity"),
+    *("Policy lab", "Fleets", "Recommendation", "Validation"),
+)
 
 
 @pytest.fixture

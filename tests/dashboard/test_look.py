@@ -16,7 +16,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
-_PAGES = ("Reuse", "Time", "Space", "Capacity", "Policy lab", "Recommendation", "Validation")
+_PAGES = (
+    *("Reuse", "Time", "Space", "Capacity"),
+    *("Policy lab", "Fleets", "Recommendation", "Validation"),
+)
 _PATIENCE_MS = 60_000  # nothing is replayed here
 _ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
 _FEWEST_CHARTS = {"Overview": 1, "Reuse": 3, "Time": 6, "Space": 3, "Capacity": 2}

@@ -11,8 +11,7 @@ from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, 
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.fleet import FleetLine, FleetStudy
 from kvscope.app.options import TimeModel
-from kvscope.core.percentiles import Percentiles
-from kvscope.fleet.outcome import FleetOutcome, Imbalance, Latencies
+from kvscope.fleet.outcome import Imbalance, Latencies, ReplicaOutcome
 from kvscope.fleet.sweep import FleetRun
 
 
@@ -27,28 +26,6 @@ class LoopFacts(Facts):
     recorded: int | None
     estimated: int | None
     floored: int | None
-
-
-class LatencyFigures(Facts):
-    """Latencies of counted requests; percentiles are null where the queue grows (`overloaded`)."""
-
-    requests: int
-    rejected: int
-    overloaded: bool
-    ttft_ms: Percentiles | None
-    tpot_ms: Percentiles | None
-    attainment: float
-    tpot_attainment: float | None
-
-
-class ReplicaFigures(Facts):
-    """One replica; `latencies` is null where it served no counted request."""
-
-    hit_rate: float
-    computed_tokens: int
-    utilization: float
-    evictions: int
-    latencies: LatencyFigures | None
 
 
 class SpreadFacts(Facts):
@@ -76,7 +53,7 @@ class FleetFigures(Facts):
     meets: bool
     ttft_at_percentile_ms: float | None
     tpot_at_percentile_ms: float | None
-    latencies: LatencyFigures
+    latencies: Latencies
     hit_rate: float
     best_available: float
     infinite: float
@@ -84,7 +61,7 @@ class FleetFigures(Facts):
     not_chosen: float
     imbalance: Imbalance
     overloaded_replicas: int
-    by_replica: tuple[ReplicaFigures, ...]
+    by_replica: tuple[ReplicaOutcome, ...]
     spread: SpreadFacts | None
     bin_s: float
     sent_tokens: tuple[tuple[float, ...], ...]
@@ -108,7 +85,18 @@ class PooledFigures(Facts):
 
     lru: float
     belady: float
-    latencies: LatencyFigures | None
+    latencies: Latencies | None
+
+
+class CapacityCurve(Facts):
+    """LRU's hit rate by the blocks of a replica: exact, behind a router that sees the order alone.
+
+    Points from a sixteenth to sixteen times the present capacity, at the chosen number of replicas.
+    """
+
+    router: str
+    capacity_blocks: tuple[int, ...]
+    hit_rate: tuple[float, ...]
 
 
 class FleetDocument(Document):
@@ -142,11 +130,14 @@ class FleetDocument(Document):
     on_engines: FleetFigures | None
     lines: tuple[LineFigures, ...]
     fleets: tuple[FleetFigures, ...]
+    curves: tuple[CapacityCurve, ...]
 
 
 def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
     """Return the document of `kvscope fleet`, with the answer in words."""
     tokens = study.capacity_blocks * study.trace.block_size
+    steps = 2.0 ** np.arange(-4, 5)
+    blocks = np.unique(np.maximum(np.round(study.capacity_blocks * steps), 1).astype(np.int64))
     where, setting, think = study.deployment, study.setting, study.think
     return FleetDocument.build(
         study,
@@ -171,6 +162,14 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),
         lines=tuple(map(_line, study.ranked)),
         fleets=tuple(_fleet(run, study) for line in study.ranked for run in line.runs),
+        curves=tuple(
+            CapacityCurve(
+                router=router,
+                capacity_blocks=tuple(blocks.tolist()),
+                hit_rate=tuple(curve.rate(blocks).tolist()),
+            )
+            for router, curve in study.curves.items()
+        ),
     )
 
 
@@ -199,12 +198,8 @@ def _fleet(run: FleetRun, study: FleetStudy) -> FleetFigures:
         meets=run.meets,
         ttft_at_percentile_ms=_finite(outcome.target_ttft_s * 1e3),
         tpot_at_percentile_ms=None if tpot_s is None else tpot_s * 1e3,
-        latencies=LatencyFigures.build(outcome.latencies),
         hit_rate=outcome.taken,
-        by_replica=tuple(
-            ReplicaFigures.build(each, latencies=_latencies(each.latencies))
-            for each in outcome.replicas
-        ),
+        by_replica=outcome.replicas,
         spread=_spread(run),
         sent_tokens=tuple(tuple(row) for row in sent),
     )
@@ -221,14 +216,8 @@ def _spread(run: FleetRun) -> SpreadFacts | None:
 def _pooled(study: FleetStudy) -> PooledFigures | None:
     if study.pooled_hits is None:
         return None
-    pooled: FleetOutcome | None = study.pooled
-    return PooledFigures.build(
-        study.pooled_hits, latencies=None if pooled is None else _latencies(pooled.latencies)
-    )
-
-
-def _latencies(latencies: Latencies | None) -> LatencyFigures | None:
-    return None if latencies is None else LatencyFigures.build(latencies)
+    latencies = None if study.pooled is None else study.pooled.latencies
+    return PooledFigures.build(study.pooled_hits, latencies=latencies)
 
 
 def _finite(value: float) -> float | None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
-from kvscope.app.documents.fleet import LatencyFigures
 from kvscope.app.tune_fleet import FleetRecommendation
+from kvscope.fleet.outcome import Latencies
 from kvscope.fleet.sweep import FleetRun
 from kvscope.tuning.comparison import Harm
 from kvscope.tuning.fleet import FleetVerdict, FleetWindows, WindowName
@@ -28,7 +28,7 @@ class TunedFleetFigures(Facts):
     meets: bool
     ttft_at_percentile_ms: float | None
     hit_rate: float
-    latencies: LatencyFigures
+    latencies: Latencies
 
 
 class RouterSizeFigures(Facts):
@@ -124,5 +124,5 @@ def _fleet(run: FleetRun) -> TunedFleetFigures:
         meets=run.meets,
         ttft_at_percentile_ms=ttft_ms if np.isfinite(ttft_ms) else None,
         hit_rate=outcome.taken,
-        latencies=LatencyFigures.build(outcome.latencies),
+        latencies=outcome.latencies,
     )

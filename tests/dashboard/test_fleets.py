@@ -1,0 +1,67 @@
+"""The page Fleets: its sections are the report's, of the study that the command makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvscope.app.fleet import FleetStudy
+from kvscope.core import units
+from kvscope.report import fleet as report
+from tests.cli.shell import Streams
+from tests.dashboard.shown import settled, shown, table_with, titles, told, words
+
+ROUTERS = "round-robin,session,min-ttft"
+ASKED = {"routers": ROUTERS, "fleet_replicas": "1..3", "replica_cache": "60", "fleet_slo": "150ms"}
+OPTIONS = ("--router", ROUTERS, "--replicas", "1..3", "--capacity-blocks", "60", "--slo", "150ms")
+
+
+def test_the_page_is_the_report(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """Sentences and numbers are those of `fleet --json`; the sections are the report's."""
+    app = shown(db, monkeypatch, "fleets", **ASKED)
+    app.button(key="replay_fleets").click().run()
+    settled(app, "Answer")
+    document = told(capsys, "fleet", "chats", "--db", db, *OPTIONS, "--model", "llama3-8b")
+    for sentence in document["words"]:
+        assert sentence in words(app)
+    table = table_with(app, "needs", "within", "busiest")
+    fleets = {
+        row["router"]: row for row in document["fleets"] if row["replicas"] == document["chosen"]
+    }
+    rates = {
+        name.rstrip("*"): rate
+        for name, rate in zip(table["router"], table["hit rate"], strict=True)
+    }
+    del rates["pooled"]
+    assert rates == {name: units.format_share(row["hit_rate"]) for name, row in fleets.items()}
+    study: FleetStudy = app.session_state["job fleets"].result
+    assert titles(app) == [section.title for section in report.sections(study)]
+    charts = [chart.proto.spec for chart in app.get("plotly_chart")]
+    assert any('"type":"heatmap"' in spec for spec in charts)
+    assert any("replicas" in spec and "SLO" in spec for spec in charts)
+    app.text_input(key="fleet_replicas").set_value("2").run()
+    assert "These results are for earlier settings" in words(app)
+
+
+def test_a_replica_has_the_deployments_pool(
+    db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a capacity of its own. A cache study needs one; one replica's trace is refused."""
+    monkeypatch.chdir(tmp_path)
+    asked = {"fleet_replicas": "1,2", "routers": "round-robin", "loop": "closed"}
+    app = shown(db, monkeypatch, "fleets", **asked)
+    assert app.button(key="replay_fleets").disabled
+    assert "Enter the capacity of a replica" in words(app)
+    where = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": "2"}
+    app = shown(db, monkeypatch, "fleets", **asked, **where)
+    app.button(key="replay_fleets").click().run()
+    settled(app, "Answer")
+    study: FleetStudy = app.session_state["job fleets"].result
+    assert study.deployment is not None
+    assert study.capacity_blocks == study.deployment.pool.blocks
+    assert study.setting.latency == study.deployment.latency.name
+    assert study.think is not None
+    assert "1 replica for 2 an hour" in words(app)
+    app.selectbox(key="traffic").select("replica").run()
+    assert "one replica's traffic" in app.error[0].value
