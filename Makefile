@@ -14,7 +14,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine bench-fleets samples wheel clean
+.PHONY: help setup demo test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine bench-fleets bench-live-fleet samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -131,6 +131,9 @@ bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-
 
 bench-fleets: setup $(DYNAMO)/ready ## simulated fleets against NVIDIA's simulator, Mooncake's and llm-d's figures
 	$(PY) -m benchmarks.fleets --dynamo $(DYNAMO)/bin/python $(BENCH)
+
+bench-live-fleet: $(ENGINE)/ready ## a simulated fleet against two real vLLMs behind the real SGLang router
+	$(ENGINE)/bin/python -m benchmarks.live_fleet $(BENCH)
 
 $(DYNAMO)/ready:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

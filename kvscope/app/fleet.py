@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
@@ -18,11 +19,13 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.fleet.closed_loop import ThinkTimes, think_times
+from kvscope.fleet.options import router_label
 from kvscope.fleet.outcome import FleetOutcome, Slo
 from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledHits
 from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
+from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.workload import Workload
@@ -60,6 +63,8 @@ class FleetStudy:
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
     in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
     `on_engines` is the answer once more, with the simulated vLLMs of a deployment for its queues.
+    `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
+    of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
     """
 
     trace: Trace
@@ -75,6 +80,8 @@ class FleetStudy:
     lines: tuple[FleetLine, ...]
     pooled: FleetOutcome | None = None
     on_engines: FleetRun | None = None
+    curves: Mapping[str, HitCurve] = field(default_factory=dict)
+    pooled_curve: HitCurve | None = None
     pooled_hits: PooledHits | None = None
 
     @cached_property
@@ -143,11 +150,14 @@ def fleet(
             where=trace.source,
             remedy="take one with timestamps, or --session-arrivals",
         )
+    request = timed(request, trace, prompts, monitor)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
+    if np.any(prompts.clock >= 1):
+        monitor.note("sessions have no common clock, so queues depend on where they were placed")
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)
@@ -192,7 +202,15 @@ def fleet(
         pooled = None
         if think is None and sweep.engine is None:
             pooled = sweep.pooled(best.policy, study.chosen)
-        return replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
+        study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
+    if think is not None or not any(isinstance(policy, Lru) for policy in policies):
+        return study
+    curves = {
+        router_label(router): sweep.lru_curve(router, study.chosen)
+        for router in routers
+        if router.sees == "order"
+    }
+    return replace(study, curves=curves, pooled_curve=workload.curve)
 
 
 def _checked(

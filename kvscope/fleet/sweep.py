@@ -17,9 +17,11 @@ from kvscope.fleet.kernel import Asked
 from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
 from kvscope.fleet.pooled import pooled_fleet
 from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.fleet.split import assignment, fleet_curve
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
+from kvscope.replay.curve import HitCurve
 from kvscope.replay.sweep import cores, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.base import Router
@@ -192,6 +194,14 @@ class FleetSweep:
     def pooled_hits(self, replicas: int) -> PooledHits:
         """Return what LRU and Bélády hit in one cache of all replicas' size."""
         return PooledHits(*(self.pooled(policy, replicas).taken for policy in (Lru(), Belady())))
+
+    def lru_curve(self, router: Router, replicas: int) -> HitCurve:
+        """Return LRU's hits at every capacity of a replica, exactly, in open loop.
+
+        Raises UsageError for a router that sees more than the order of requests.
+        """
+        replica = assignment(self.workload.traffic, self._asked, router, replicas)
+        return fleet_curve(self.prompts, self.workload.setting.definition, replica)
 
     @cached_property
     def _infinite(self) -> Int32s:

@@ -14,6 +14,7 @@ from kvscope.core import units
 from kvscope.fleet.options import router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies
 from kvscope.fleet.sweep import FleetRun
+from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style
 from kvscope.report.report import Report
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
 
-SECTIONS = ("answer", "routers", "losses", "replicas", "assumed")
-"""What `--section` of `kvscope fleet` takes."""
+SECTIONS = ("answer", "routers", "losses", "replicas", "capacity", "assumed")
+"""What `--section` of `kvscope fleet` takes; capacity only for routers that see the order alone."""
 
 _ROWS = 8  # of a table on the one screen
 _COUNTS = 8  # columns of a table that can be read
@@ -76,6 +77,7 @@ def sections(study: FleetStudy) -> list[Section]:
         Section.of(
             "Replicas", _by_count(study), _replicas(study), partial(sent_chart, study, study.best)
         ),
+        *_capacity(study),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -260,9 +262,9 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         " the mean, median minute; busiest: prefill utilization"
     )
     if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
-        note += f"; of {study.seeds} seeds, the median"
+        note += f"; of {study.seeds} seeds the median, needs: with each of them"
     if study.pooled is not None or any(line.router.reference for line in study.lines):
-        note += f"; {_MARK} reference, which no router can be"
+        note += f"; {_MARK}: a reference, which no router can be"
     if study.pooled is not None:
         note += "; pooled: one cache and one queue for all"
     return tabulate("", rows, columns, note)
@@ -423,6 +425,58 @@ def _replicas(study: FleetStudy) -> Table:
     )
 
 
+def _capacity(study: FleetStudy) -> list[Section]:
+    """Return LRU's hit rate at other capacities of a replica, where it is known exactly."""
+    if not study.curves:
+        return []
+    sizes = Sizes(study.trace.block_size, study.model)
+    columns: dict[str, Callable[[tuple[str, Callable[[int], float]]], str]] = {
+        "router": lambda row: row[0]
+    }
+    columns |= {
+        sizes.label(blocks): partial(lambda blocks, row: share(row[1](blocks)), blocks)
+        for blocks in _capacities(study)
+    }
+    title = f"LRU's hit rate with {counted(study.chosen, 'replica')}, by the capacity of each"
+    note = "exact at every capacity, since these routers see the order of requests alone"
+    table = tabulate(title, _rates(study).items(), columns, note)
+    return [Section.of("Capacity", table, partial(capacity_chart, study))]
+
+
+def capacity_chart(study: FleetStudy) -> Figure:
+    """Draw LRU's hit rate over the capacity of a replica."""
+    axis = Sizes(study.trace.block_size, study.model).axis
+    blocks = np.unique(np.geomspace(*_ends(study), 100).astype(np.int64)).tolist()
+    series = [
+        style.Series(name, [axis.per_block * at for at in blocks], [rate(at) for at in blocks])
+        for name, rate in _rates(study).items()
+    ]
+    chart = style.lines("LRU's hit rate", f"{axis.axis} of a replica", "hit rate", series)
+    style.mark(chart, axis.per_block * study.capacity_blocks, "now")
+    return chart
+
+
+def _capacities(study: FleetStudy) -> list[int]:
+    """Return capacities of a replica in blocks around the present one."""
+    return [max(round(study.capacity_blocks * times), 1) for times in (0.25, 0.5, 1, 2, 4)]
+
+
+def _ends(study: FleetStudy) -> tuple[float, float]:
+    return max(study.capacity_blocks / 16, 1.0), study.capacity_blocks * 16.0
+
+
+def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
+    """Return what gives LRU's hit rate for the capacity of a replica, by router; pooled last."""
+
+    def of(curve: HitCurve, replicas: int = 1) -> Callable[[int], float]:
+        return lambda blocks: float(curve.rate(replicas * blocks))
+
+    rates = {name: of(curve) for name, curve in study.curves.items()}
+    if study.pooled_curve is not None:
+        rates[f"pooled{_MARK}"] = of(study.pooled_curve, study.chosen)
+    return rates
+
+
 def _p95_s(latencies: Latencies | None) -> float | None:
     times = None if latencies is None else latencies.ttft_ms
     return None if times is None else times.p95 / 1e3
@@ -435,11 +489,12 @@ def _assumed(study: FleetStudy) -> list[str]:
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:
+        times = {"recorded duration": think.recorded, "estimated service": think.estimated}
+        known = [f"{count(number)} less the {what}" for what, number in times.items() if number]
         words.append(
-            f"Closed loop: a turn arrives its think time after the previous one's simulated end;"
-            f" {count(think.recorded)} think times are the gap less the recorded duration,"
-            f" {count(think.estimated)} less the estimated service; {count(think.floored)} would be"
-            " negative and are 0."
+            "Closed loop: a turn arrives its think time after the previous one's simulated end, the"
+            f" gap in the trace {', '.join(known)}; {count(think.floored)} would be negative and"
+            " are 0."
         )
     words.append("What policies learn is learned of the whole fleet's traffic.")
     return words

@@ -27,7 +27,7 @@ START_S = 600.0
 TAIL_LINES = 15
 _STEP_S = 0.1
 _GIB = 2**30
-_HOST = "127.0.0.1"
+HOST = "127.0.0.1"
 _FORCED = "kvscope.vllm_plugin.adapter:ForcedOutputs"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
@@ -65,7 +65,7 @@ class Launch:
     def command(self, has: Interpreter, port: int) -> list[str]:
         """Return the command line as a list of words."""
         module = "vllm.entrypoints.openai.api_server"
-        address = ("--host", _HOST, "--port", str(port))
+        address = ("--host", HOST, "--port", str(port))
         return [has.python, "-m", module, *address, *self.options(has)]
 
     def options(self, has: Interpreter) -> list[str]:
@@ -131,8 +131,8 @@ class VllmServer:
         self._log: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        port = _free_port()
-        self.endpoint = Endpoint(f"http://{_HOST}:{port}", timeout_s=self._timeout_s)
+        port = free_port()
+        self.endpoint = Endpoint(f"http://{HOST}:{port}", timeout_s=self._timeout_s)
         command = self.launch.command(self._has, port)
         self._log = Path(self._log_path).open("ab+") if self._log_path else tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -256,7 +256,8 @@ def _exit_in_words(code: int) -> str:
     return f"exit status {code}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on."""
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -8,12 +8,13 @@ latencies resampled are those of one replay.
 Percentile intervals are too short for few clusters, and a few late requests lie in fewer still. So
 their tails are those of Student's t, for as many clusters as the figure effectively rests on.
 
-Source: Davison & Hinkley, "Bootstrap Methods", section 2.4 (clusters), section 8.2.3 (blocks of
+Source: Davison & Hinkley, "Bootstrap Methods and their Application", 1997 (clusters, blocks of
 time); Ibragimov & Müller, "t-Statistic Based Correlation and Heterogeneity Robust Inference", JBES
-28(4), 2010, section 3.1 (eight blocks); Hesterberg, "What Teachers Should Know About the
-Bootstrap", American Statistician 69(4), 2015, section 5.2 (expanded percentile interval); Carter,
-Schnepel & Steigerwald, "Asymptotic Behavior of a t-Test Robust to Cluster Heterogeneity", Review of
-Economics and Statistics 99(4), 2017 (effective number of clusters).
+28(4), 2010 (few large blocks and Student's t); Hesterberg, "What Teachers Should Know About the
+Bootstrap", American Statistician 69(4), 2015, arXiv 1411.5279 (expanded percentile interval; the
+formula also in R's package resample, ExpandProbs); Carter, Schnepel & Steigerwald, "Asymptotic
+Behavior of a t-Test Robust to Cluster Heterogeneity", Review of Economics and Statistics 99(4),
+2017 (effective number of clusters).
 """
 
 from __future__ import annotations

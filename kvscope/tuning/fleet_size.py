@@ -37,7 +37,7 @@ def fleet_size(
     `ttft_s` has the latencies of the counted requests (s, in order of arrival) for each number of
     replicas tried, `conversation` their conversations. Where a fleet is `overloaded` its queue
     grows, so no resample of it meets the target. The interval is that of the number in resamples
-    of the requests, the same ones for all numbers; the wider one of both kinds of resamples.
+    of the requests, the same ones for all numbers; the widest one of all kinds of resamples.
     """
     counts = sorted(ttft_s)
     bootstrap = Bootstrap(conversation, target)

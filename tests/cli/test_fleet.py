@@ -59,6 +59,12 @@ def test_the_document(capsys: Streams) -> None:
         assert len(row["by_replica"]) == count
         assert bool(row["sent_tokens"]) == (count == 9)
         assert sum(each["latencies"]["requests"] for each in row["by_replica"]) == 2000
+    assert {curve["router"] for curve in made["curves"]} == {"round-robin", "session", "random"}
+    for curve in made["curves"]:  # exact, so equal to the replay at the capacity that was replayed
+        rate = dict(zip(curve["capacity_blocks"], curve["hit_rate"], strict=True))[3000]
+        row = fleets[curve["router"], 9]
+        low, high = row["spread"]["hit_rate"] if row["spread"] else (row["hit_rate"],) * 2
+        assert low - 1e-12 <= rate <= high + 1e-12
     assert made["pooled"]["belady"] >= made["pooled"]["lru"] > fleets["session", 9]["hit_rate"]
     assert made["loop"]["kind"] == "open"
     assert made["time_model"] == "queue"
@@ -203,6 +209,7 @@ def test_the_page_draws_every_chart(capsys: Streams, tmp_path: Path) -> None:
         "p95 TTFT",
         "Share of the input tokens, of what an infinite cache hits",
         "Uncached tokens sent to each replica by session",
+        "LRU's hit rate",
     ):
         assert f'"text":"{title}"' in drawn, title
     assert "Requests within the SLO, by number of replicas" in capsys.readouterr().out

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Sequence
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-_HOST = "127.0.0.1"
-_TIMEOUT_S = 60.0
+from benchmarks.router_program import TIMEOUT_S, RouterProgram
+from kvscope.serving.server import HOST
+
 _ANSWER = {
     "text": "",
     "meta_info": {"id": "0", "finish_reason": {"type": "length", "length": 1}}
@@ -27,7 +23,7 @@ _ABOUT = {"model_id": "m", "served_model_name": "m", "is_generation": True}
 _MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "sglang"}]}
 
 
-class RealRouter:
+class RealRouter(RouterProgram):
     """A router's own program and N workers, all on loopback, until the context ends.
 
     `send` passes a request on and returns the worker that it reached, which answers on `finish`.
@@ -37,47 +33,21 @@ class RealRouter:
         self.arrived: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self.may_answer: dict[int, threading.Event] = {}
         self._waiting: dict[int, HTTPConnection] = {}
-        self._idle: list[HTTPConnection] = []
         self._workers = [_Worker(number, self) for number in range(workers)]
-        self._port, metrics = _free_port(), _free_port()
-        urls = [f"http://{_HOST}:{worker.server_port}" for worker in self._workers]
-        command = [sys.executable, "-m", f"{package}.launch_router", "--worker-urls", *urls]
-        command += ["--host", _HOST, "--port", str(self._port)]
-        command += ["--prometheus-host", _HOST, "--prometheus-port", str(metrics)]
-        self.log: list[str] = []
-        self._program = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self.worker_of_url = {url: number for number, url in enumerate(urls)}
+        urls = [f"http://{HOST}:{worker.server_port}" for worker in self._workers]
+        super().__init__(package, urls, options)
 
     def __enter__(self) -> Self:
-        try:
-            for worker in self._workers:
-                threading.Thread(target=worker.serve_forever, daemon=True).start()
-            self._reader.start()
-            ready = len(self._workers)
-            self._wait(lambda: self._get("/readiness").get("healthy_workers") == ready)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+        for worker in self._workers:
+            threading.Thread(target=worker.serve_forever, daemon=True).start()
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for event in self.may_answer.values():
             event.set()
-        for connection in (*self._waiting.values(), *self._idle):
+        for connection in self._waiting.values():
             connection.close()
-        self._program.kill()
-        self._program.wait()
-        self._reader.join()
-        assert self._program.stdout is not None
-        self._program.stdout.close()
+        super().__exit__(*error)
         for worker in self._workers:
             worker.shutdown()
             worker.server_close()
@@ -85,62 +55,27 @@ class RealRouter:
     def send(self, number: int, text: str) -> int:
         """Send a request, and return the worker that it arrived at."""
         self.may_answer[number] = threading.Event()
-        connection = self._idle.pop() if self._idle else self._connection()
+        connection = self.connection()
         body = {"text": text, "sampling_params": {"max_new_tokens": number}}
         connection.request(
             "POST", "/generate", json.dumps(body), {"Content-Type": "application/json"}
         )
         self._waiting[number] = connection
-        arrived, worker = self.arrived.get(timeout=_TIMEOUT_S)
+        arrived, worker = self.arrived.get(timeout=TIMEOUT_S)
         assert arrived == number
         return worker
 
     def finish(self, numbers: Sequence[int]) -> None:
-        """Let workers answer, and return when the router no longer counts these requests."""
+        """Let workers answer, and return when the router counts these requests no longer."""
         for number in numbers:
             self.may_answer.pop(number).set()
             connection = self._waiting.pop(number)
             response = connection.getresponse()
             response.read()
             assert response.status == 200
-            self._idle.append(connection)
+            self.release(connection)
         if numbers:
-            self._wait(lambda: sum(self.loads()) == len(self._waiting))
-
-    def loads(self) -> list[int]:
-        """Return how many requests of each worker the router counts."""
-        loads = [0] * len(self._workers)
-        for worker in self._get("/workers")["workers"]:
-            loads[self.worker_of_url[worker["url"]]] = worker["load"]
-        return loads
-
-    def _connection(self) -> HTTPConnection:
-        return HTTPConnection(_HOST, self._port, timeout=_TIMEOUT_S)
-
-    def _get(self, path: str) -> Any:
-        connection = self._idle.pop() if self._idle else self._connection()
-        connection.request("GET", path)
-        answer = json.loads(connection.getresponse().read())
-        self._idle.append(connection)
-        return answer
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; the program may first have to start."""
-        until = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < until:
-            assert self._program.poll() is None, "".join(self.log[-20:])
-            try:
-                if condition():
-                    return
-            except (OSError, HTTPException, json.JSONDecodeError):
-                time.sleep(0.05)
-            time.sleep(0.0005)
-        raise TimeoutError("".join(self.log[-20:]))
-
-    def _read_log(self) -> None:
-        assert self._program.stdout is not None
-        for line in self._program.stdout:
-            self.log.append(line)
+            self.wait_for_load(len(self._waiting))
 
 
 class _Worker(ThreadingHTTPServer):
@@ -150,7 +85,7 @@ class _Worker(ThreadingHTTPServer):
     request_queue_size = 256
 
     def __init__(self, number: int, router: RealRouter) -> None:
-        super().__init__((_HOST, 0), _Handler)
+        super().__init__((HOST, 0), _Handler)
         self.number = number
         self.router = router
 
@@ -190,9 +125,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        return int(listener.getsockname()[1])

@@ -88,6 +88,17 @@ class PooledFigures(Facts):
     latencies: Latencies | None
 
 
+class CapacityCurve(Facts):
+    """LRU's hit rate by the blocks of a replica: exact, behind a router that sees the order alone.
+
+    Points from a sixteenth to sixteen times the present capacity, at the chosen number of replicas.
+    """
+
+    router: str
+    capacity_blocks: tuple[int, ...]
+    hit_rate: tuple[float, ...]
+
+
 class FleetDocument(Document):
     """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
 
@@ -119,11 +130,14 @@ class FleetDocument(Document):
     on_engines: FleetFigures | None
     lines: tuple[LineFigures, ...]
     fleets: tuple[FleetFigures, ...]
+    curves: tuple[CapacityCurve, ...]
 
 
 def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
     """Return the document of `kvscope fleet`, with the answer in words."""
     tokens = study.capacity_blocks * study.trace.block_size
+    steps = 2.0 ** np.arange(-4, 5)
+    blocks = np.unique(np.maximum(np.round(study.capacity_blocks * steps), 1).astype(np.int64))
     where, setting, think = study.deployment, study.setting, study.think
     return FleetDocument.build(
         study,
@@ -148,6 +162,14 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),
         lines=tuple(map(_line, study.ranked)),
         fleets=tuple(_fleet(run, study) for line in study.ranked for run in line.runs),
+        curves=tuple(
+            CapacityCurve(
+                router=router,
+                capacity_blocks=tuple(blocks.tolist()),
+                hit_rate=tuple(curve.rate(blocks).tolist()),
+            )
+            for router, curve in study.curves.items()
+        ),
     )
 
 
