@@ -77,9 +77,10 @@ class RouterSize:
 class PolicyTrial:
     """An eviction policy behind the chosen router, compared with LRU on the choosing window.
 
-    `replicas` are the fewest that meet the SLO, at most as many as LRU takes. `run` is the fleet of
-    so many, else of as many as LRU takes; compared with LRU there, `harms` are the limits that the
-    policy breaks, and `significant` says whether it is better.
+    `replicas` are the fewest that meet the SLO and harm nothing, at most as many as LRU takes; the
+    fewest that meet it where all harm. `run` is that fleet, else the one of as many as LRU takes.
+    Compared with LRU there, `harms` are the limits that the policy breaks, and `significant` says
+    whether it is better.
     """
 
     policy: Policy
@@ -257,16 +258,11 @@ def _policies(
     estimates = estimate_parameters(workload.traffic, workload.profile, plan.slo.ttft_s)
     target = plan.target
     bootstrap = Bootstrap(window.conversation, target)
-    for variant in plan.variants:
-        policy = bind(variant, estimates)
-        counts = [Fleet(router, policy, count) for count in range(1, replicas + 1)]
-        runs = window.runs(counts)
-        met = next((each for each in runs if each.meets), None)
-        run = met or runs[-1]
+
+    def compared(run: FleetRun) -> PolicyTrial:
         of_lru = window.replay(window.at(router, lru, run.fleet.replicas))
-        baseline = bootstrap.figures(window.ttft_s(of_lru))
         done = window.replay(run)
-        figures = bootstrap.figures(window.ttft_s(done))
+        baseline, figures = (bootstrap.figures(window.ttft_s(each)) for each in (of_lru, done))
         gains = bootstrap.gains(baseline, figures)
         changes = {
             "attainment": bootstrap.attainment_gain(baseline, figures).low,
@@ -275,13 +271,19 @@ def _policies(
             "p50": -gains["p50"].value,
             "prefill throughput": window.served_per_s(done) / window.served_per_s(of_lru) - 1,
         }
-        yield PolicyTrial(
-            policy,
-            None if met is None else met.fleet.replicas,
+        return PolicyTrial(
+            run.fleet.policy,
+            run.fleet.replicas if run.meets else None,
             harms(target, plan.limits, changes),
             gains[target.rank_name].significant,
             run,
         )
+
+    for variant in plan.variants:
+        policy = bind(variant, estimates)
+        runs = window.runs([Fleet(router, policy, count) for count in range(1, replicas + 1)])
+        trials = [compared(run) for run in runs if run.meets] or [compared(runs[-1])]
+        yield next((trial for trial in trials if not trial.harms), trials[0])
 
 
 def _better(trial: PolicyTrial, replicas: int) -> bool:
