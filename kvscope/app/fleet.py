@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
@@ -149,11 +150,14 @@ def fleet(
             where=trace.source,
             remedy="take one with timestamps, or --session-arrivals",
         )
+    request = timed(request, trace, prompts, monitor)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
+    if np.any(prompts.clock >= 1):
+        monitor.note("sessions have no common clock, so queues depend on where they were placed")
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)

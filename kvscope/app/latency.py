@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from kvscope.app.monitor import Monitor
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment, resolve
 from kvscope.latency.profile import FROM_TRACE, TO_FIT, LatencyProfile
+from kvscope.replay.settings import setting_profile, timed_by
 
 if TYPE_CHECKING:
+    from kvscope.app.requests import FleetRequest, SimulateRequest
     from kvscope.latency.observed import TraceFit
+
+Timed = TypeVar("Timed", "SimulateRequest", "FleetRequest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,18 @@ def latency_for(
         deployment = resolve(deployment.stated, fitted=fitted)
     timed = deployment.latency if deployment else fitted.profile
     return TraceLatency(timed, deployment, fitted, f"TTFT is {timed.source}.")
+
+
+def timed(request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor) -> Timed:
+    """Return the request with the latency for this trace, and note where that is its TTFTs'."""
+    profile = setting_profile(request.setting)
+    latency = latency_for(trace, profile, request.deployment, lambda: prompts)
+    if latency.note:
+        monitor.note(latency.note)
+    if latency.fit is None:
+        return request
+    setting = timed_by(request.setting, latency.profile)
+    return replace(request, setting=setting, deployment=latency.deployment)
 
 
 def _times_as_long(derived: LatencyProfile, fitted: TraceFit, prompts: Prompts) -> float:

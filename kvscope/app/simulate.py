@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.latency import latency_for
+from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
@@ -26,7 +26,6 @@ from kvscope.replay import run_cache
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
-from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
@@ -82,7 +81,7 @@ def simulate(
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    request = _timed(request, trace, prompts, monitor)
+    request = timed(request, trace, prompts, monitor)
     setting = request.setting
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
@@ -123,7 +122,7 @@ def simulate_over_xi(
     from kvscope.tuning.target import Target
 
     monitor = monitor or Monitor()
-    setting = _timed(request, trace, prompts, monitor).setting
+    setting = timed(request, trace, prompts, monitor).setting
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     half = workload.curve.ideal / 2
@@ -132,24 +131,6 @@ def simulate_over_xi(
         settings = over_xi(workload, request.variants[0], blocks, Target(setting.slo_s or 0.0))
     wanted = [ReplayRequest(policy, blocks) for policy in (Lru(), *settings)]
     return replay(stores, trace, workload, wanted, monitor)
-
-
-def _timed(
-    request: SimulateRequest, trace: Trace, prompts: Prompts, monitor: Monitor
-) -> SimulateRequest:
-    """Return the request with the latency for this trace, and note where that is its TTFTs'."""
-    latency = latency_for(
-        trace,
-        setting_profile(request.setting),
-        request.deployment,
-        lambda: prompts,
-    )
-    if latency.note:
-        monitor.note(latency.note)
-    if latency.fit is None:
-        return request
-    setting = timed_by(request.setting, latency.profile)
-    return replace(request, setting=setting, deployment=latency.deployment)
 
 
 def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:

@@ -231,3 +231,13 @@ def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[st
     assert latency == simulated["deployment"]["latency"] == printed["deployment"]["latency"]
     assert latency["per_token_ms"] == pytest.approx(1e3 * TRUE.per_token_s, rel=0.15)
     assert np.isfinite(latency["high"])
+
+
+def test_fleets_take_it_too(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fleet's replicas have the latency that is fitted to the trace."""
+    options = ("--capacity-blocks", "1000", "--router", "round-robin", "--replicas", "1")
+    words = (*options, "--latency", "trace", "--slo", "9s", "--db", ":memory:", "--json")
+    assert run(["fleet", str(traces / "half.jsonl"), *words]) == 0
+    written = capsys.readouterr()
+    assert json.loads(written.out)["latency"]["profile"] == "trace half"
+    assert FITTED in written.err
