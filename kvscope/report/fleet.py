@@ -262,9 +262,9 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         " the mean, median minute; busiest: prefill utilization"
     )
     if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
-        note += f"; of {study.seeds} seeds, the median"
+        note += f"; of {study.seeds} seeds the median, needs: with each of them"
     if study.pooled is not None or any(line.router.reference for line in study.lines):
-        note += f"; {_MARK} reference, which no router can be"
+        note += f"; {_MARK}: a reference, which no router can be"
     if study.pooled is not None:
         note += "; pooled: one cache and one queue for all"
     return tabulate("", rows, columns, note)
@@ -489,11 +489,12 @@ def _assumed(study: FleetStudy) -> list[str]:
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:
+        times = {"recorded duration": think.recorded, "estimated service": think.estimated}
+        known = [f"{count(number)} less the {what}" for what, number in times.items() if number]
         words.append(
-            f"Closed loop: a turn arrives its think time after the previous one's simulated end;"
-            f" {count(think.recorded)} think times are the gap less the recorded duration,"
-            f" {count(think.estimated)} less the estimated service; {count(think.floored)} would be"
-            " negative and are 0."
+            "Closed loop: a turn arrives its think time after the previous one's simulated end, the"
+            f" gap in the trace {', '.join(known)}; {count(think.floored)} would be negative and"
+            " are 0."
         )
     words.append("What policies learn is learned of the whole fleet's traffic.")
     return words
