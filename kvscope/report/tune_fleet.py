@@ -60,6 +60,9 @@ def in_words(tuned: FleetRecommendation) -> list[str]:
     fewer = tuning.one_fewer
     if fewer is not None:
         words.append(f"With one fewer, on the {tuning.fewer_on} window: {_reached(fewer, slo)}.")
+    elif run.fleet.replicas > 1:
+        policy = run.fleet.policy.name
+        words.append(f"With one fewer, {policy} meets it too, but breaks a limit against LRU.")
     flags = run.fleet.router.flags()
     if flags and run.fleet.replicas > 1:
         words.append(f"To set: {' '.join(flags)}")

@@ -97,8 +97,9 @@ class FleetTuning:
     `chosen` is the choice on its window, None where no fleet meets the SLO there. `recommended` is
     what the judged window leaves of it, on that window: the choice, or more replicas with LRU; None
     where none of the numbers tried meets the SLO on both. `judged` is the choice itself there.
-    `one_fewer` misses the SLO with one replica fewer, on the window `fewer_on`. `size` is the
-    number of replicas that the judged window takes by itself, with its interval.
+    `one_fewer` misses the SLO with one replica fewer, on the window `fewer_on`; None
+    for one replica, and where the policy meets it with fewer but breaks a limit against LRU. `size`
+    is the number of replicas that the judged window takes by itself, with its interval.
     """
 
     windows: FleetWindows
@@ -324,9 +325,11 @@ def _judged(
     }
     one_fewer: FleetRun | None = None
     fewer_on: WindowName | None = None
-    if replicas > 1:  # that number misses the SLO on one of the windows
-        one_fewer, fewer_on = choosing.at(router, policy, replicas - 1), "choosing"
-        if one_fewer.meets:
+    if replicas > 1:
+        before = choosing.at(router, policy, replicas - 1)
+        if not before.meets:
+            one_fewer, fewer_on = before, "choosing"
+        elif not runs[replicas - 2].meets:
             one_fewer, fewer_on = runs[replicas - 2], "judged"
     return replace(
         tuning,
