@@ -33,6 +33,7 @@ from kvscope.report.words import (
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
+    from kvscope.tuning.fleet_size import FleetSize
 
 SECTIONS = ("answer", "routers", "losses", "replicas", "capacity", "assumed")
 """What `--section` of `kvscope fleet` takes; capacity only for routers that see the order alone."""
