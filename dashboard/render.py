@@ -28,15 +28,16 @@ def show(
     the sections depend on, their charts are made once.
     """
     for section in sections:
+        name = section.title.partition(":")[0]  # what follows may change with each replay
         if titles:
-            st.header(section.title, help=meaning(section.title))
+            st.header(section.title, help=meaning(name))
         if section.sentences:
             sentences = (text.replace(WHATEVER_OPTIONS, "") for text in section.sentences)
             st.markdown("  \n".join(map(escape, sentences)))
         if section.figures:
-            charts(section, f"{within} {section.title}", cache_key)
+            charts(section, f"{within} {name}", cache_key)
         if section.tables:
-            tables(section, f"{within} {section.title}")
+            tables(section, f"{within} {name}")
 
 
 def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) -> None:

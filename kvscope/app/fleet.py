@@ -152,13 +152,7 @@ def fleet(
     InputError for a trace without arrival times.
     """
     monitor = monitor or Monitor()
-    routers = _checked(trace, prompts, request, monitor)
-    if trace.span_s <= 0:
-        raise InputError(
-            "the trace has no arrival times, so queues cannot be simulated",
-            where=trace.source,
-            remedy="take one with timestamps, or --session-arrivals",
-        )
+    routers = routers_for(trace, prompts, request, monitor)
     request = timed(request, trace, prompts, monitor)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
@@ -240,10 +234,19 @@ def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSiz
     return fleet_size(ttft_s, fails, sweep.prompts.conversation[counted], target)
 
 
-def _checked(
+def routers_for(
     trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor
 ) -> list[Router]:
-    """Return the routers that the trace can be replayed with."""
+    """Return the routers that the trace can be replayed with.
+
+    Raises as `fleet` does.
+    """
+    if trace.span_s <= 0:
+        raise InputError(
+            "the trace has no arrival times, so queues cannot be simulated",
+            where=trace.source,
+            remedy="take one with timestamps, or --session-arrivals",
+        )
     if request.replicas[-1] > trace.requests:
         raise UsageError(
             f"{request.replicas[-1]} replicas for {trace.requests:,} requests",

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
+    from kvscope.app.tune_fleet import FleetRecommendation
     from kvscope.core.percentiles import Percentiles
     from kvscope.core.runs import Run
+    from kvscope.fleet.sweep import FleetRun
 
 Figures = Mapping[str, float | str | None]
 """A command's verdict and figures by name; None for a figure that cannot be computed."""
@@ -415,15 +417,39 @@ def fleet_figures(study: FleetStudy) -> Figures:
     return figures
 
 
+def tuned_fleet_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
+    """Return the conditions on a tuned fleet: its verdict, and figures on the judged window."""
+    if not texts:
+        return ()
+    from kvscope.tuning.fleet import FleetVerdict  # loads kernels
+
+    return parse_gates(texts, Known(_FLEET_FIGURES, get_args(FleetVerdict)))
+
+
+def tuned_fleet_figures(tuned: FleetRecommendation) -> Figures:
+    """Return the verdict and what the recommended fleet gave on the judged window."""
+    run, recommended = tuned.answer, tuned.tuning.recommended
+    figures = dict.fromkeys(_FLEET_FIGURES) if run is None else _fleet_run_figures(run)
+    replicas = None if recommended is None else float(recommended.fleet.replicas)
+    return {VERDICT: tuned.tuning.verdict, **figures, "replicas": replicas}
+
+
 def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
     """Return the fewest replicas of a line, and its figures at the chosen number of them."""
     run = line.at(replicas)
     if run is None:
         return dict.fromkeys(_FLEET_FIGURES)
+    return {
+        **_fleet_run_figures(run),
+        "replicas": None if line.fewest is None else float(line.fewest),
+    }
+
+
+def _fleet_run_figures(run: FleetRun) -> dict[str, float | None]:
+    """Return the figures of one fleet."""
     outcome, latencies = run.outcome, run.outcome.latencies
     ttft, tpot = latencies.ttft_ms, latencies.tpot_ms
     return {
-        "replicas": None if line.fewest is None else float(line.fewest),
         **(dict.fromkeys(_PERCENTILES, math.inf) if ttft is None else _times(ttft)),
         "tpot-p95": None if tpot is None else tpot.p95 / 1e3,
         "attainment": latencies.attainment,

@@ -164,6 +164,14 @@ class FleetRequest:
     routers_named: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class FleetTuningRequest:
+    """The routers, policies and SLO of a fleet to choose, and how much a policy may harm."""
+
+    fleet: FleetRequest
+    limits: Limits
+
+
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
@@ -428,6 +436,42 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         closed_loop=options.closed_loop,
         seeds=options.seeds,
         routers_named=options.router is not None,
+    )
+
+
+def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
+    """Return what `tune --fleet` asks for: every router that is no reference.
+
+    Raises UsageError for an option that a fleet's choice does not take.
+    """
+    taken = {each.name for each in fields(FleetOptions)}
+    taken -= {"replicas", "warmup", "param", "tpot_slo"}
+    own = {"policies", "param", "max_p50_regression", "min_throughput"}
+    for each in fields(TuneOptions):
+        if each.name not in taken | own and getattr(options, each.name) != each.default:
+            raise UsageError(
+                "the choice of a fleet does not take it",
+                where=f"--{each.name.replace('_', '-')}",
+                remedy="leave it out, or leave out --fleet",
+            )
+    from kvscope.routers.registry import ROUTERS
+
+    stated = {each.name: getattr(options, each.name) for each in fields(TuneOptions)}
+    kinds = ",".join(router.name for router in ROUTERS if not router.reference)
+    request = fleet_request(
+        FleetOptions(**{name: stated[name] for name in taken & stated.keys()}, router=kinds)
+    )
+    engine = request.deployment.engine.name if request.deployment else VLLM
+    return FleetTuningRequest(
+        replace(
+            request,
+            variants=tuple(_contenders(options.policies, options.param, engine)),
+            replicas=(1,),
+            routers_named=False,
+        ),
+        Limits(
+            max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
+        ),
     )
 
 

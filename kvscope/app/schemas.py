@@ -9,7 +9,17 @@ from typing import Any
 
 import msgspec
 
-from kvscope.app.documents import analyze, deployment, engines, fit, fleet, lists, runs, tune
+from kvscope.app.documents import (
+    analyze,
+    deployment,
+    engines,
+    fit,
+    fleet,
+    lists,
+    runs,
+    tune,
+    tune_fleet,
+)
 from kvscope.app.documents.base import Document
 
 DOCUMENTS: Mapping[str, type[Document]] = {
@@ -28,6 +38,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "simulate": runs.SimulateDocument,
     "traces": lists.TracesDocument,
     "tune": tune.TuneDocument,
+    "tune-fleet": tune_fleet.TuneFleetDocument,
     "validate": engines.ValidateDocument,
 }
 """The document of each command that prints one."""

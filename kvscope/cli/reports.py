@@ -29,7 +29,7 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode, Stopped
+from kvscope.core.errors import ExitCode, Stopped, UsageError
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "recommendation.toml"
 
 Force = Annotated[bool, Option("Replace a recommendation to switch by another verdict.")]
+TunesFleet = Annotated[
+    bool,
+    Option(
+        "Choose a fleet: replicas, router and policy; see docs/tune.md. Writes no file.",
+        flags=("--fleet",),
+    ),
+]
 Explain = Annotated[bool, Option("The same as --full.")]
 Output = Annotated[str, Target("File for the recommendation; - writes none.", flags=("--output",))]
 
@@ -153,6 +160,7 @@ def tune(
     explain: Explain = False,
     path: Output = DEFAULT_OUTPUT,
     force: Force = False,
+    fleet: TunesFleet = False,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -160,6 +168,14 @@ def tune(
 
     Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
     """
+    screen = replace(printing, full=printing.full or explain)
+    if fleet:
+        if path not in {DEFAULT_OUTPUT, values.STANDARD_STREAM} or force:
+            raise UsageError(
+                "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
+            )
+        _tune_fleet(options, fail_on, trace, db, screen, reading)
+        return
     from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import tune_request
 
@@ -188,11 +204,48 @@ def tune(
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
-    screen = replace(printing, full=printing.full or explain)
     output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
     end_on(gates, tune_figures(tuned))
+
+
+def _tune_fleet(
+    options: TuneOptions,
+    fail_on: list[str] | None,
+    trace: str | None,
+    db: str,
+    screen: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Choose replicas, router and policy, and print them."""
+    from kvscope.app.gates import tuned_fleet_figures, tuned_fleet_gates
+    from kvscope.app.requests import fleet_tuning_request
+
+    request = fleet_tuning_request(options)
+    gates = tuned_fleet_gates(fail_on)
+    with _opened(db, trace) as store:
+        load_in_background()
+        from kvscope.app.traces import prompts_to_replay
+        from kvscope.app.tune_fleet import kernels, recommend_fleet
+        from kvscope.report import tune_fleet as report
+        from kvscope.report.section import check_names
+
+        check_names(screen.section, report.SECTIONS)
+        with (
+            prompts_to_replay(store, trace, kernels(request), Terminal(), reading) as (
+                stored,
+                prompts,
+            ),
+            stoppable() as terminal,
+        ):
+            try:
+                tuned = recommend_fleet(stored, prompts, request, terminal)
+            except Stopped as error:
+                note(str(error))
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+    output.report(report.report(tuned), screen)
+    end_on(gates, tuned_fleet_figures(tuned))
 
 
 def fleet(

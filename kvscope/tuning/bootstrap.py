@@ -1,7 +1,8 @@
 """How certain a gain is: a window's requests are resampled, with the same draws for all policies.
 
 Requests are drawn in clusters, in three ways: whole conversations, since their turns depend on each
-other; short stretches of time, since concurrent requests compete for one cache; and an eighth of
+other, or whole users where conversations are single requests, since those of a program share its
+prompt; short stretches of time, since concurrent requests compete for one cache; and an eighth of
 the window at a time, since a queue or a full cache lasts longer. The widest interval counts. The
 latencies resampled are those of one replay.
 
@@ -36,6 +37,8 @@ RESAMPLES = 1000
 CONFIDENCE = 0.95
 FEWEST = 10
 """Conversations that an interval needs: resamples of fewer are too much alike."""
+_SINGLE = 1.1
+"""Requests a conversation below which conversations do not show what depends on what."""
 _EIGHTHS = 8
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -80,12 +83,26 @@ class Resampled:
     clusters: NDArray[np.float64]
 
 
+def clusters_of(conversation: NDArray[np.int32], user: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the clusters of requests to draw: their conversations, or their users.
+
+    Users, where conversations are nearly all single requests, all users are known (not -1), and
+    their effective number is `FEWEST` or more. Both arrays have an entry a request.
+    """
+    single = len(conversation) < _SINGLE * len(np.unique(conversation))
+    if not single or user.min() < 0:
+        return conversation
+    requests = np.bincount(user).astype(np.float64)
+    effective = requests.sum() ** 2 / (requests**2).sum()
+    return user if effective >= FEWEST else conversation
+
+
 class Bootstrap:
     """Resamples of a window's requests with replacement, the same ones for every policy.
 
-    `conversation` has an entry a request, in order of arrival. Figures are p50, p90, p95, p99, the
-    target's percentile, `violations` (a share) and `tel` (a mean; requests without a token are
-    violations and add nothing to it).
+    `conversation` has an entry a request, in order of arrival: its conversation or other cluster.
+    Figures are p50, p90, p95, p99, the target's percentile, `violations` (a share) and `tel` (a
+    mean; requests without a token are violations and add nothing to it).
     """
 
     def __init__(

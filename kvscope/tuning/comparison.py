@@ -16,7 +16,7 @@ from kvscope.core.runs import PartOutcome
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.metrics import by_category
-from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled
+from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled, clusters_of
 from kvscope.tuning.load import keeps_up
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
@@ -83,9 +83,10 @@ class Window:
 
     def __init__(self, evaluator: Evaluator, limits: Limits) -> None:
         self.evaluator, self.target, self._limits = evaluator, evaluator.target, limits
-        workload = evaluator.workload
-        first = first_counted(workload.prompts, workload.setting.definition)
-        self.bootstrap = Bootstrap(workload.prompts.conversation[first:], self.target)
+        prompts = evaluator.workload.prompts
+        first = first_counted(prompts, evaluator.workload.setting.definition)
+        clusters = clusters_of(prompts.conversation[first:], prompts.user[first:])
+        self.bootstrap = Bootstrap(clusters, self.target)
 
     def measure(
         self, policy: Policy, capacity_blocks: int, baseline: WindowTrial | None = None

@@ -94,19 +94,20 @@ def window_workloads(
     return (
         Workload(
             first_requests(prompts, training, lineage),
-            _counted_from(setting, split.warmup_requests, training),
+            counted_from(setting, split.warmup_requests, training),
             windows,
         ),
         Workload(
             first_requests(prompts, validation, lineage),
-            _counted_from(setting, training, validation),
+            counted_from(setting, training, validation),
             windows,
         ),
-        Workload(prompts, _counted_from(setting, validation, whole), windows),
+        Workload(prompts, counted_from(setting, validation, whole), windows),
     )
 
 
-def _counted_from(setting: RunSetting, first: int, requests: int) -> RunSetting:
+def counted_from(setting: RunSetting, first: int, requests: int) -> RunSetting:
+    """Return the setting of a replay of so many requests that counts from request `first` on."""
     # Half a request more, so that the share gives the very number back.
     share = min((first + 0.5) / requests, 1.0)
     return replace(setting, definition=replace(setting.definition, warmup=share))

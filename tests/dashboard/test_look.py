@@ -153,6 +153,7 @@ def test_the_keyboard_reaches_every_control(page: Page) -> None:
     wanted = {
         "Capacity": ("Capacity (blocks)", "Replay wa and the optimum"),
         "Policy lab": ("SLO (TTFT)", "Parameters", "Policies", "Capacities (blocks)", "Run"),
+        "Fleets": ("Numbers of replicas", "Capacity of a replica", "Routers", "Loop"),
         "Recommendation": ("SLO (TTFT)", "Percentile", "Capacity you have", "Tune"),
     }
     for name, controls in wanted.items():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, interval
+from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, clusters_of, interval
 from kvscope.tuning.target import Target
 
 TARGET = Target(1.0, 0.95)
@@ -114,6 +114,23 @@ def test_a_stretch_of_congestion_widens_the_interval() -> None:
         return gain.high - gain.low
 
     assert width(np.arange(2_400)) > 3 * width(rng.permutation(2_400))
+
+
+def test_single_requests_are_drawn_by_user() -> None:
+    """Users of 10 requests each are clusters, but not where requests are turns of conversations.
+
+    Nor where a user is unknown, or where one has so many requests that few users count: of 110
+    requests 80 of one user and 3 of ten others are 110^2 / (80^2 + 10 x 3^2) = 1.9 users.
+    """
+    single = np.arange(110, dtype=np.int32)
+    users = _clusters([10] * 11)
+    assert clusters_of(single, users) is users
+    turns = np.arange(110, dtype=np.int32) // 2
+    assert clusters_of(turns, users) is turns
+    unknown = np.where(single == 5, np.int32(-1), users)
+    few = _clusters([80] + [3] * 10)
+    for case in (unknown, few):
+        assert clusters_of(single, case) is single
 
 
 def test_tails_are_student_s() -> None:

@@ -1,0 +1,128 @@
+"""The document of `kvscope tune --fleet`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
+from kvscope.app.tune_fleet import FleetRecommendation
+from kvscope.fleet.outcome import Latencies
+from kvscope.fleet.sweep import FleetRun
+from kvscope.tuning.comparison import Harm
+from kvscope.tuning.fleet import FleetVerdict, FleetWindows, WindowName
+from kvscope.tuning.fleet_size import FleetSize
+
+
+class TunedFleetFigures(Facts):
+    """One fleet on one window; `ttft_at_percentile_ms` is null where the queue grows."""
+
+    router: str
+    router_params: Mapping[str, float]
+    policy: str
+    policy_params: Mapping[str, float]
+    replicas: int
+    meets: bool
+    ttft_at_percentile_ms: float | None
+    hit_rate: float
+    latencies: Latencies
+
+
+class RouterSizeFigures(Facts):
+    """A router with LRU: the fewest replicas on the choosing window, null where none met the SLO.
+
+    `run` is the fleet of so many, else of the most that were tried.
+    """
+
+    replicas: int | None
+    run: TunedFleetFigures
+
+
+class PolicyTrialFigures(Facts):
+    """A policy behind the chosen router, compared with LRU on the choosing window."""
+
+    replicas: int | None
+    harms: tuple[Harm, ...]
+    significant: bool
+    run: TunedFleetFigures
+
+
+class TuneFleetDocument(Document):
+    """What `kvscope tune --fleet` finds.
+
+    `verdict` is confirmed, resized or misses-slo. `chosen` is on the choosing window; `judged` (the
+    choice) and `recommended` are on the judged one. `one_fewer`, on the window `fewer_on`, is what
+    one replica fewer than recommended gives where it misses the SLO. `size` has the replicas that
+    the judged window takes by itself and their 95 % interval (null: more than were tried).
+    `routers`, best first, and `policies` are on the choosing window.
+    """
+
+    command: Literal["tune-fleet"] = "tune-fleet"
+    trace: TraceFacts
+    model: ModelFacts | None
+    deployment: DeploymentFacts | None
+    latency: LatencyFacts
+    slo_ms: float
+    percentile: float
+    capacity_blocks: int
+    capacity_tokens: int
+    windows: FleetWindows
+    verdict: FleetVerdict
+    words: tuple[str, ...]
+    chosen: TunedFleetFigures | None
+    judged: TunedFleetFigures | None
+    recommended: TunedFleetFigures | None
+    one_fewer: TunedFleetFigures | None
+    fewer_on: WindowName | None
+    size: FleetSize | None
+    price_hour: float | None
+    flags: tuple[str, ...]
+    routers: tuple[RouterSizeFigures, ...]
+    policies: tuple[PolicyTrialFigures, ...]
+
+
+def tune_fleet_document(tuned: FleetRecommendation, words: Sequence[str]) -> TuneFleetDocument:
+    """Return the document of `kvscope tune --fleet`, with the answer in words."""
+    tuning, where = tuned.tuning, tuned.deployment
+    named = ("chosen", "judged", "recommended", "one_fewer")
+    runs = {name: getattr(tuning, name) for name in named}
+    return TuneFleetDocument.build(
+        tuned,
+        tuning,
+        trace=TraceFacts.build(tuned.trace),
+        model=model_facts(tuned.model),
+        deployment=deployment_facts(where) if where else None,
+        latency=LatencyFacts.build(tuned.setting, profile=tuned.setting.latency),
+        slo_ms=tuned.slo.ttft_s * 1e3,
+        percentile=tuned.slo.percentile,
+        capacity_tokens=tuned.capacity_blocks * tuned.trace.block_size,
+        words=tuple(words),
+        flags=tuning.recommended.fleet.router.flags() if tuning.recommended else (),
+        routers=tuple(
+            RouterSizeFigures(replicas=each.replicas, run=_fleet(each.run))
+            for each in tuning.routers
+        ),
+        policies=tuple(
+            PolicyTrialFigures.build(each, run=_fleet(each.run)) for each in tuning.policies
+        ),
+        **{name: None if run is None else _fleet(run) for name, run in runs.items()},
+    )
+
+
+def _fleet(run: FleetRun) -> TunedFleetFigures:
+    fleet, outcome = run.fleet, run.outcome
+    ttft_ms = outcome.target_ttft_s * 1e3
+    return TunedFleetFigures(
+        router=fleet.router.name,
+        router_params=fleet.router.values,
+        policy=fleet.policy.name,
+        policy_params=fleet.policy.values,
+        replicas=fleet.replicas,
+        meets=run.meets,
+        ttft_at_percentile_ms=ttft_ms if np.isfinite(ttft_ms) else None,
+        hit_rate=outcome.taken,
+        latencies=outcome.latencies,
+    )

@@ -1,0 +1,168 @@
+"""The choice of a fleet: the best of all on its window, blind to what follows, and judged there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Event
+
+import numpy as np
+import pytest
+
+from kvscope.characterize.windows import Windows
+from kvscope.core.errors import InputError
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep
+from kvscope.policies.gittins import Gittins
+from kvscope.policies.lru import Lru
+from kvscope.policies.wa import Wa
+from kvscope.replay.policy_options import Variant
+from kvscope.replay.workload import Workload
+from kvscope.routers.base import Router
+from kvscope.routers.consistent_hash import ConsistentHash
+from kvscope.routers.least_requests import LeastRequests
+from kvscope.routers.round_robin import RoundRobin
+from kvscope.tuning.fleet import FleetPlan, FleetTuning, searched_values, tune_fleet
+from kvscope.tuning.split import first_requests
+from kvscope.tuning.target import Limits
+from tests.small_traces import built, prompts
+from tests.tuning.examples import SETTING, chats
+
+ROUTERS: tuple[Router, ...] = (RoundRobin(), LeastRequests(), ConsistentHash())
+CAPACITY = 300
+SLO = Slo(0.45, 0.9)
+MOST = 16
+
+
+def a_trace(seconds: float = 60.0) -> Prompts:
+    """Return 600 requests of conversations within so many seconds."""
+    trace = prompts(built(chats(5, 600), 16))
+    return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * seconds)
+
+
+def plan(trace: Prompts, slo: Slo = SLO) -> FleetPlan:
+    """Return what is tuned."""
+    return FleetPlan(
+        prompts=trace,
+        lineage="given",
+        setting=SETTING,
+        capacity_blocks=CAPACITY,
+        slo=slo,
+        routers=ROUTERS,
+        variants=(Variant(Wa), Variant(Gittins)),
+        limits=Limits(),
+        seeds=1,
+        advance=lambda _: None,
+    )
+
+
+def tuned(trace: Prompts, slo: Slo = SLO) -> FleetTuning:
+    """Return the tuning of a trace."""
+    return tune_fleet(plan(trace, slo), Event())
+
+
+def swept(trace: Prompts, warmup: float, slo: Slo = SLO) -> FleetSweep:
+    """Return replays of fleets as `kvscope fleet` makes them, with this warm-up."""
+    setting = replace(SETTING, definition=standard(warmup=warmup))
+    return FleetSweep(Workload(trace, setting, Windows(1.0, 1)), CAPACITY, slo, seeds=1)
+
+
+def rank(run: FleetRun) -> tuple[float, float, float]:
+    """Return the order of fleets that meet the SLO."""
+    outcome = run.outcome
+    return run.fleet.replicas, -outcome.latencies.attainment, outcome.target_ttft_s
+
+
+def same(tuning: FleetTuning, other: FleetTuning) -> None:
+    """Check that both chose the same fleet, of the same routers and policies."""
+    assert tuning.chosen is not None
+    assert other.chosen is not None
+    assert rank(tuning.chosen) == rank(other.chosen)
+    assert tuning.chosen.fleet.router.values == other.chosen.fleet.router.values
+    assert tuning.chosen.fleet.policy.values == other.chosen.fleet.policy.values
+    ranked = [
+        [(each.router.name, each.replicas) for each in one.routers] for one in (tuning, other)
+    ]
+    assert ranked[0] == ranked[1]
+    assert [rank(each.run) for each in tuning.policies] == [
+        rank(each.run) for each in other.policies
+    ]
+
+
+def test_the_choice_is_the_best_of_all() -> None:
+    """No router with any number of replicas is better with LRU on the choosing window."""
+    trace = a_trace()
+    tuning = tuned(trace)
+    sweep = swept(first_requests(trace, 360, "given"), 120.5 / 360)
+    defaults = [each for each in tuning.routers if each.router in ROUTERS]
+    assert len(defaults) == len(ROUTERS)
+    searched = [router for each in defaults[:2] for router in searched_values(each.router)]
+    routers = [*ROUTERS, *searched]
+    assert len(tuning.routers) == len(routers)
+    fleets = [Fleet(router, Lru(), count) for router in routers for count in range(1, MOST + 1)]
+    runs = list(sweep.sweep(fleets))
+    best = min((run for run in runs if run.meets), key=rank)
+    assert 1 < best.fleet.replicas < MOST
+    assert rank(tuning.routers[0].run) == rank(best)
+    assert tuning.routers[0].router.name == best.fleet.router.name
+    for each in defaults:
+        meeting = [
+            run.fleet.replicas for run in runs if run.meets and run.fleet.router is each.router
+        ]
+        assert each.replicas == min(meeting)
+    assert tuning.chosen is not None
+    assert tuning.chosen.fleet.replicas <= best.fleet.replicas
+    for trial in tuning.policies:
+        assert trial.replicas is None or trial.replicas <= best.fleet.replicas
+        if trial.harms:
+            assert tuning.chosen is not trial.run
+
+
+def test_the_judged_window_is_not_seen_by_the_choice() -> None:
+    """Later requests that come at once change the judgement, not the choice."""
+    trace = a_trace()
+    burst = trace.arrival_s.copy()
+    burst[360:] = burst[359] + (burst[360:] - burst[359]) / 3
+    before, after = tuned(trace), tuned(replace(trace, arrival_s=burst))
+    same(before, after)
+    assert before.judged is not None
+    assert after.judged is not None
+    assert after.judged.outcome.target_ttft_s > before.judged.outcome.target_ttft_s
+    assert after.verdict != "confirmed"
+    assert not after.judged.meets
+    if after.recommended is not None:
+        assert after.recommended.fleet.policy.name == "lru"
+        assert after.recommended.meets
+
+
+def test_figures_are_those_of_a_fleet() -> None:
+    """On both windows; what one replica fewer gives misses the SLO."""
+    trace = a_trace()
+    tuning = tuned(trace)
+    assert tuning.windows.warmup_requests == 120
+    assert tuning.windows.choosing_requests == tuning.windows.judged_requests == 240
+    early = swept(first_requests(trace, 360, "given"), 120.5 / 360)
+    whole = swept(trace, 360.5 / 600)
+    assert tuning.chosen is not None
+    assert tuning.judged is not None
+    assert rank(early.run(tuning.chosen.fleet)) == rank(tuning.chosen)
+    assert rank(whole.run(tuning.judged.fleet)) == rank(tuning.judged)
+    assert tuning.recommended is not None
+    assert tuning.one_fewer is not None
+    sweep = early if tuning.fewer_on == "choosing" else whole
+    fewer = sweep.run(tuning.one_fewer.fleet)
+    assert rank(fewer) == rank(tuning.one_fewer)
+    assert not fewer.meets
+    assert fewer.fleet.replicas == tuning.recommended.fleet.replicas - 1
+    assert tuning.size is not None
+
+
+def test_what_no_fleet_meets() -> None:
+    """An SLO below the time of one prefill is met by none; too short a trace is refused."""
+    tuning = tuned(a_trace(), Slo(0.001))
+    assert tuning.verdict == "misses-slo"
+    assert tuning.chosen is tuning.recommended is tuning.size is None
+    with pytest.raises(InputError, match="100 requests"):
+        tuned(first_requests(a_trace(), 200, "given"))
+    assert np.isfinite(tuning.routers[0].run.outcome.target_ttft_s)
