@@ -41,6 +41,7 @@ def test_the_page_is_the_report(db: str, monkeypatch: pytest.MonkeyPatch, capsys
     charts = [chart.proto.spec for chart in app.get("plotly_chart")]
     assert any('"type":"heatmap"' in spec for spec in charts)
     assert any("replicas" in spec and "SLO" in spec for spec in charts)
+    assert "earlier settings" not in words(app)
     app.text_input(key="fleet_replicas").set_value("2").run()
     assert "These results are for earlier settings" in words(app)
 
