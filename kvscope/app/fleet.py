@@ -25,11 +25,13 @@ from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledHits
 from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
-from kvscope.replay.curve import HitCurve
+from kvscope.replay.curve import HitCurve, first_counted
 from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
+from kvscope.tuning.fleet_size import FleetSize, fleet_size
+from kvscope.tuning.target import Target
 
 KERNELS: tuple[type[Policy], ...] = (Lru, Belady)
 """The policies whose caches are also replayed as one."""
@@ -48,8 +50,13 @@ class FleetLine:
 
     @property
     def fewest(self) -> int | None:
-        """The least number of replicas that meets the SLO, None where none does."""
-        return next((run.fleet.replicas for run in self.runs if run.meets), None)
+        """The least number of replicas that meets the SLO, as all larger ones do; None for none."""
+        fewest = None
+        for run in reversed(self.runs):
+            if not run.meets:
+                break
+            fewest = run.fleet.replicas
+        return fewest
 
     def at(self, replicas: int) -> FleetRun | None:
         """Return the run with so many replicas."""
@@ -65,6 +72,7 @@ class FleetStudy:
     `on_engines` is the answer once more, with the simulated vLLMs of a deployment for its queues.
     `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
     of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
+    `size` is the interval of the fewest replicas; None on engines and without the fewest.
     """
 
     trace: Trace
@@ -83,6 +91,7 @@ class FleetStudy:
     curves: Mapping[str, HitCurve] = field(default_factory=dict)
     pooled_curve: HitCurve | None = None
     pooled_hits: PooledHits | None = None
+    size: FleetSize | None = None
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
@@ -197,6 +206,9 @@ def fleet(
         if think is None and sweep.engine is None:
             pooled = sweep.pooled(best.policy, study.chosen)
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
+    if study.fewest is not None and sweep.engine is None:
+        with monitor.steps("resampling requests"):
+            study = replace(study, size=_size(sweep, best, request))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
         return study
     curves = {
@@ -205,6 +217,21 @@ def fleet(
         if router.sees == "order"
     }
     return replace(study, curves=curves, pooled_curve=workload.curve)
+
+
+def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSize:
+    """Return the interval of the fewest replicas, each number with its worst seed."""
+    counted = slice(first_counted(sweep.prompts, request.setting.definition), None)
+    ttft_s, fails = {}, {}
+    for run in line.runs:
+        target_s = [outcome.target_ttft_s for outcome in run.outcomes]
+        worst = int(np.argmax(target_s))
+        outcome = run.outcomes[worst]
+        ttft_s[run.fleet.replicas] = sweep.replay(run.fleet, worst).ttft_s[counted]
+        slow = not outcome.meets and outcome.target_ttft_s <= request.slo.ttft_s  # by its TPOT
+        fails[run.fleet.replicas] = outcome.latencies.overloaded or slow
+    target = Target(request.slo.ttft_s, request.slo.percentile)
+    return fleet_size(ttft_s, fails, sweep.prompts.conversation[counted], target)
 
 
 def routers_for(

@@ -33,6 +33,7 @@ from kvscope.report.words import (
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
+    from kvscope.tuning.fleet_size import FleetSize
 
 SECTIONS = ("answer", "routers", "losses", "replicas", "capacity", "assumed")
 """What `--section` of `kvscope fleet` takes; capacity only for routers that see the order alone."""
@@ -112,6 +113,8 @@ def in_words(study: FleetStudy) -> list[str]:
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
         f" with {_reached(study, run)}."
     )
+    if study.size is not None:
+        answer += f" {_interval(study.size, study.replicas[-1])}"
     if study.chosen == study.replicas[0]:
         answer += " Fewer were not tried."
     fewer = best.at(study.chosen - 1)
@@ -161,6 +164,14 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
     name = _called(study)
     parts = [f"{name(line)} {line.fewest or f'more than {study.replicas[-1]}'}" for line in others]
     return f"Other routers need: {', '.join(parts)}."
+
+
+def _interval(size: FleetSize, most: int) -> str:
+    """Return how certain the fewest replicas are, in words."""
+    low, high = size.low or f"more than {most}", size.high or f"more than {most}"
+    if low == high:
+        return f"95% interval: {low}."
+    return f"95% interval: {low} to {high}."
 
 
 def _target(study: FleetStudy) -> str:

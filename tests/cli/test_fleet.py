@@ -68,6 +68,8 @@ def test_the_document(capsys: Streams) -> None:
     assert made["pooled"]["belady"] >= made["pooled"]["lru"] > fleets["session", 9]["hit_rate"]
     assert made["loop"]["kind"] == "open"
     assert made["time_model"] == "queue"
+    low, high = made["fewest_interval"]  # of the requests drawn, high may be beyond what was tried
+    assert low <= made["fewest"] <= (high or 99)
 
 
 def test_one_screen(capsys: Streams) -> None:
@@ -79,6 +81,7 @@ def test_one_screen(capsys: Streams) -> None:
     text = "\n".join(screen)
     assert "\n9 replicas behind session: the fewest that meet p95 TTFT ≤ 500 ms, with" in text
     assert "With one fewer, p95 TTFT is" in text
+    assert "95% interval: " in text
     for stated in ("Time model: one prefill queue", "Open loop", "the whole fleet's traffic"):
         assert stated in text
 

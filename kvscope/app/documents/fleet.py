@@ -103,8 +103,10 @@ class FleetDocument(Document):
     """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
 
     `verdict` is meets-slo, misses-slo or overloaded. `fewest` is null where no number of replicas
-    meets the SLO; `chosen` is then the largest one. What a policy learns it learns of the whole
-    fleet's traffic. `on_engines` is the answer once more on a deployment's simulated vLLMs.
+    meets the SLO; `chosen` is then the largest one. `fewest_interval` is its 95 % interval, null in
+    it for more than were tried, null itself on engines and without a fewest. What a policy learns
+    it learns of the whole fleet's traffic. `on_engines` is the answer once more on a deployment's
+    simulated vLLMs.
     """
 
     command: Literal["fleet"] = "fleet"
@@ -124,6 +126,7 @@ class FleetDocument(Document):
     verdict: str
     words: tuple[str, ...]
     fewest: int | None
+    fewest_interval: tuple[int | None, int | None] | None
     chosen: int
     price_hour: float | None
     pooled: PooledFigures | None
@@ -158,6 +161,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         capacity_tokens=tokens,
         capacity_bytes=study.model.bytes_for(tokens) if study.model else None,
         words=tuple(words),
+        fewest_interval=None if study.size is None else (study.size.low, study.size.high),
         pooled=_pooled(study),
         on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),
         lines=tuple(map(_line, study.ranked)),
