@@ -275,7 +275,7 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
         note += f"; of {study.seeds} seeds the median, needs: with each of them"
     if study.pooled is not None or any(line.router.reference for line in study.lines):
-        note += f"; {_MARK}: a reference, which no router can be"
+        note += f"; {_MARK}: a reference, which no program offers"
     if study.pooled is not None:
         note += "; pooled: one cache and one queue for all"
     return tabulate("", rows, columns, note)

@@ -127,8 +127,8 @@ class Router:
     """What every router declares, and how it is bound to parameter values.
 
     `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
-    stood in for by `characters_per_token` characters a token. `reference` marks what no router can
-    do. `counts_blocks` asks for `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
+    stood in for by `characters_per_token` characters a token. `reference` marks what no program
+    offers. `counts_blocks` asks for `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
     `copies` marks a router that writes `View.fetch`.
     """
 

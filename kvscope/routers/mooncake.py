@@ -20,7 +20,8 @@ class MooncakeConductor(Router):
     the prefill and leaves the prefix in both caches; it loads neither network nor the source.
     Equal estimates: the first of the replicas with the fewest requests so far. Left out: the choice
     of a decode instance, rejection of requests that would miss the SLO, and copies of hot blocks
-    to hosts that no request goes to.
+    to hosts that no request goes to. A reference: Mooncake's released conductor only looks prefixes
+    up, so no program that one can run chooses by this rule.
     Source: Mooncake, FAST'25, Algorithm 1 and sections 4.1 and 4.2; the paper gives no value of the
     threshold, and 100 GB/s at 328 kB a token (Llama-2 70B) are 300,000 tokens a second.
     """
@@ -30,6 +31,7 @@ class MooncakeConductor(Router):
     summary = "least estimated TTFT; copies prefixes if that pays"
     source = "Mooncake, FAST'25, Algorithm 1"
     sees = "truth"
+    reference = True
     copies = True
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(
