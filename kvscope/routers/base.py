@@ -128,8 +128,8 @@ class Router:
 
     `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
     stood in for by `characters_per_token` characters a token. `reference` marks what no program
-    offers. `counts_blocks` asks for `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
-    `copies` marks a router that writes `View.fetch`.
+    offers. `counts_blocks` asks for `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost
+    time. `copies` marks a router that writes `View.fetch`.
     """
 
     name: ClassVar[str]
