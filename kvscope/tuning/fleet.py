@@ -146,13 +146,16 @@ class FleetWindow:
         return [self._runs[fleet] for fleet in fleets]
 
     def fewest(self, router: Router, policy: Policy, most: int) -> int | None:
-        """Return the fewest replicas up to `most` that meet the SLO: doubled, then all below."""
+        """Return the fewest replicas up to `most` that meet the SLO: doubled, then all below.
+
+        All larger numbers up to the doubled one meet it too: one that does alone is luck.
+        """
         for count in _doubled(most):
             (run,) = self.runs([Fleet(router, policy, count)])
             if run.meets:
                 below = [Fleet(router, policy, fewer) for fewer in range(1, count + 1)]
-                runs = self.runs(below)
-                return next(each.fleet.replicas for each in runs if each.meets)
+                meets = [each.meets for each in self.runs(below)]
+                return 1 + max((at + 1 for at, met in enumerate(meets) if not met), default=0)
         return None
 
     def at(self, router: Router, policy: Policy, replicas: int) -> FleetRun:

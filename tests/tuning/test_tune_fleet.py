@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,13 @@ from kvscope.routers.base import Router
 from kvscope.routers.consistent_hash import ConsistentHash
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.round_robin import RoundRobin
-from kvscope.tuning.fleet import FleetPlan, FleetTuning, searched_values, tune_fleet
+from kvscope.tuning.fleet import (
+    FleetPlan,
+    FleetTuning,
+    FleetWindow,
+    searched_values,
+    tune_fleet,
+)
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits
 from tests.small_traces import built, prompts
@@ -166,3 +174,20 @@ def test_what_no_fleet_meets() -> None:
     with pytest.raises(InputError, match="100 requests"):
         tuned(first_requests(a_trace(), 200, "given"))
     assert np.isfinite(tuning.routers[0].run.outcome.target_ttft_s)
+
+
+@pytest.mark.parametrize(
+    ("meets", "fewest"),
+    [({4, 5, 6, 7, 8}, 4), ({3, 5, 6, 8}, 8), ({1}, 1), ({3, 5, 6, 7, 9}, None)],
+)
+def test_a_number_that_meets_the_slo_alone_is_luck(
+    meets: set[int], fewest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fewest replicas are those from which on all numbers up to the doubled one meet it."""
+
+    def runs(window: FleetWindow, fleets: list[Fleet]) -> list[Any]:
+        return [SimpleNamespace(fleet=each, meets=each.replicas in meets) for each in fleets]
+
+    monkeypatch.setattr(FleetWindow, "runs", runs)
+    window = FleetWindow(a_trace(), 100, plan(a_trace()), Event())
+    assert window.fewest(RoundRobin(), Lru(), 16) == fewest
