@@ -30,6 +30,7 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
+from kvscope.tuning.bootstrap import clusters_of
 from kvscope.tuning.fleet_size import FleetSize, fleet_size
 from kvscope.tuning.target import Target
 
@@ -231,7 +232,9 @@ def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSiz
         slow = not outcome.meets and outcome.target_ttft_s <= request.slo.ttft_s  # by its TPOT
         fails[run.fleet.replicas] = outcome.latencies.overloaded or slow
     target = Target(request.slo.ttft_s, request.slo.percentile)
-    return fleet_size(ttft_s, fails, sweep.prompts.conversation[counted], target)
+    prompts = sweep.prompts
+    clusters = clusters_of(prompts.conversation[counted], prompts.user[counted])
+    return fleet_size(ttft_s, fails, clusters, target)
 
 
 def routers_for(

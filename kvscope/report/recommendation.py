@@ -445,8 +445,8 @@ def _gains(tuned: Recommendation) -> Table:
 
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
     about = (
-        "significant: better, and the 95% CI (bootstrap resamples of conversations and time blocks)"
-        " excludes 0; harms: limits that it breaks against LRU, so that it is not recommended"
+        "significant: better, and the 95% CI (the widest of three bootstraps) excludes 0;"
+        " harms: limits that it breaks against LRU, so that it is not recommended"
     )
     gains = [judged.gains[decisive] for judged in tuned.tuning.contenders]
     return tabulate(

@@ -29,7 +29,7 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.bootstrap import Bootstrap
+from kvscope.tuning.bootstrap import Bootstrap, clusters_of
 from kvscope.tuning.comparison import Harm, harms
 from kvscope.tuning.fleet_size import FleetSize, fleet_size
 from kvscope.tuning.split import FEWEST, counted_from, first_requests
@@ -128,7 +128,9 @@ class FleetWindow:
         workload = Workload(prompts, setting, Windows(1.0, 1))
         self.sweep = FleetSweep(workload, plan.capacity_blocks, plan.slo, seeds=plan.seeds)
         self._first = first_counted(prompts, setting.definition)
-        self.conversation = prompts.conversation[self._first :]
+        self.clusters = clusters_of(
+            prompts.conversation[self._first :], prompts.user[self._first :]
+        )
         self._runs: dict[Fleet, FleetRun] = {}
         self.target = plan.target
         self._advance, self._stop = plan.advance, stop
@@ -261,7 +263,7 @@ def _policies(
     workload = window.sweep.workload
     estimates = estimate_parameters(workload.traffic, workload.profile, plan.slo.ttft_s)
     target = plan.target
-    bootstrap = Bootstrap(window.conversation, target)
+    bootstrap = Bootstrap(window.clusters, target)
 
     def compared(run: FleetRun) -> PolicyTrial:
         of_lru = window.replay(window.at(router, lru, run.fleet.replicas))
@@ -340,7 +342,7 @@ def _judged(
         recommended=recommended,
         one_fewer=one_fewer,
         fewer_on=fewer_on,
-        size=fleet_size(times, grows, judging.conversation, judging.target),
+        size=fleet_size(times, grows, judging.clusters, judging.target),
     )
 
 
