@@ -69,13 +69,13 @@ def test_a_part_is_measured_from_trace_to_table(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_recommendations_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample on one deployment, in short: no switch is worse on requests that no choice saw."""
-    monkeypatch.setattr(no_harm, "FACTORS", (0.8,))
-    trace = HeldOut("to-c", ROOT / "sample_traces" / "to-c.jsonl.gz")
+    monkeypatch.setattr(no_harm, "FACTORS", (1.1,))
+    trace = HeldOut("to-b", ROOT / "sample_traces" / "to-b.jsonl.gz")
     results = list(no_harm.measured(trace, no_harm.DEPLOYMENTS[2], 0.9))
-    assert [result["slo_of_lru"] for result in results] == [0.8]
+    assert [result["slo_of_lru"] for result in results] == [1.1]
     assert "switch" in {result["verdict"] for result in results}
     assert not any(result.get("worse", False) for result in results)
-    named = [{"trace": "to-c", "deployment": "one", **result} for result in results]
+    named = [{"trace": "to-b", "deployment": "one", **result} for result in results]
     assert len(no_harm.harm_table(named).rows) == 1
 
 
