@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvscope.app.fleet import routers_for
@@ -77,6 +77,7 @@ def recommend_fleet(
             limits=request.limits,
             seeds=asked.seeds,
             advance=advance,
+            engine=None if asked.engine is None else replace(asked.engine, usable_blocks=capacity),
         )
         tuning = tune_fleet(plan, monitor.stop)
     return FleetRecommendation(

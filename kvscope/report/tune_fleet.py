@@ -43,14 +43,27 @@ def in_words(tuned: FleetRecommendation) -> list[str]:
     if tuning.judged is None:
         return []
     judged = f"{_fleet(tuning.judged)}: {_reached(tuning.judged, slo)}"
-    run, size = tuning.recommended, tuning.size
+    run, size, engines = tuning.recommended, tuning.size, tuning.on_engines
+    if run is None and engines is not None:
+        most = f"No fleet of up to {MOST} replicas behind the router"
+        return [f"{most} meets {target} on simulated vLLMs.", _misses_there(engines, slo)]
     if run is None or size is None:
         return [
             f"No fleet of up to {MOST} replicas behind the router meets {target} on both windows.",
             f"The choice misses it on the judged window. {judged}.",
         ]
     price = "" if tuned.price_hour is None else f" for {tuned.price_hour:.4g} an hour"
+    flags = run.fleet.router.flags()
+    to_set = [f"To set: {' '.join(flags)}"] if flags and run.fleet.replicas > 1 else []
+    if engines is not None and not engines.meets:
+        return [
+            f"{_fleet(run)}{price}: {target} holds on simulated vLLMs, with {_reached(run, slo)}.",
+            _misses_there(engines, slo),
+            *to_set,
+        ]
     words = [f"{_fleet(run)}{price}: {target} holds, with {_reached(run, slo)}."]
+    if engines is not None:
+        words.append(f"Simulated vLLMs meet it too, with {_reached(engines, slo)}.")
     if run is not tuning.judged:
         words.append(
             f"The choice was rejected on the judged window. {judged}. More replicas with LRU meet"
@@ -63,10 +76,15 @@ def in_words(tuned: FleetRecommendation) -> list[str]:
     elif run.fleet.replicas > 1:
         policy = run.fleet.policy.name
         words.append(f"With one fewer, {policy} meets it too, but breaks a limit against LRU.")
-    flags = run.fleet.router.flags()
-    if flags and run.fleet.replicas > 1:
-        words.append(f"To set: {' '.join(flags)}")
-    return words
+    return [*words, *to_set]
+
+
+def _misses_there(run: FleetRun, slo: Slo) -> str:
+    """Return that what prefill queues would recommend misses the SLO on engines."""
+    return (
+        f"By prefill queues alone {_fleet(run)} would do, but with running requests, which take"
+        f" blocks and steps: {_reached(run, slo)}."
+    )
 
 
 def _sections(

@@ -32,8 +32,10 @@ from kvscope.routers.base import Router
 from kvscope.tuning.bootstrap import Bootstrap, clusters_of
 from kvscope.tuning.comparison import Harm, harms
 from kvscope.tuning.fleet_size import FleetSize, fleet_size
+from kvscope.tuning.load import least_replicas
 from kvscope.tuning.split import FEWEST, counted_from, first_requests
 from kvscope.tuning.target import Limits, Target
+from kvscope.vllm_sim import EngineSettings
 
 WARMUP, CHOOSING = 0.2, 0.4
 """Shares of the requests that fill the caches and that choose; the others judge."""
@@ -100,6 +102,8 @@ class FleetTuning:
     `one_fewer` misses the SLO with one replica fewer, on the window `fewer_on`; None
     for one replica, and where the policy meets it with fewer but breaks a limit against LRU. `size`
     is the number of replicas that the judged window takes by itself, with its interval.
+    `on_engines` is what was to be recommended, on a deployment's simulated vLLMs. Where it misses
+    the SLO there, `recommended` is the fewest replicas with LRU that meet it there.
     """
 
     windows: FleetWindows
@@ -111,6 +115,7 @@ class FleetTuning:
     one_fewer: FleetRun | None = None
     fewer_on: WindowName | None = None
     size: FleetSize | None = None
+    on_engines: FleetRun | None = None
 
     @property
     def verdict(self) -> FleetVerdict:
@@ -193,6 +198,7 @@ class FleetPlan:
     limits: Limits
     seeds: int
     advance: Advance
+    engine: EngineSettings | None = None
 
     @cached_property
     def windows(self) -> FleetWindows:
@@ -229,7 +235,8 @@ def tune_fleet(plan: FleetPlan, stop: Event) -> FleetTuning:
     chosen = min([best.run, *taken], key=_rank)
     judging = FleetWindow(plan.prompts, until, plan, stop)
     tuning = FleetTuning(windows, routers, policies, chosen)
-    return _judged(choosing, judging, tuning, lru, most)
+    tuning = _judged(choosing, judging, tuning, lru, most)
+    return _on_engines(judging, tuning, plan.engine, lru, most)
 
 
 def _routers(
@@ -343,6 +350,38 @@ def _judged(
         one_fewer=one_fewer,
         fewer_on=fewer_on,
         size=fleet_size(times, grows, judging.clusters, judging.target),
+    )
+
+
+def _on_engines(
+    window: FleetWindow, tuning: FleetTuning, engine: EngineSettings | None, lru: Policy, most: int
+) -> FleetTuning:
+    """Return the tuning with what the recommended fleet gives on simulated vLLMs.
+
+    Where it misses the SLO there, more replicas with LRU are recommended: the fewest that meet it.
+    """
+    recommended = tuning.recommended
+    if engine is None or recommended is None:
+        return tuning
+    fleet = recommended.fleet
+    run = window.sweep.run(fleet, engine)
+    if run.meets:
+        return replace(tuning, on_engines=run)
+    runs: dict[int, FleetRun] = {}
+
+    def meets(replicas: int) -> bool:
+        if replicas > most:
+            return False
+        runs[replicas] = window.sweep.run(Fleet(fleet.router, lru, replicas), engine)
+        return runs[replicas].meets
+
+    enough = least_replicas(meets, fleet.replicas)
+    return replace(
+        tuning,
+        on_engines=run,
+        recommended=None if enough is None else runs[enough],
+        one_fewer=None,
+        fewer_on=None,
     )
 
 

@@ -53,16 +53,21 @@ def test_the_answer(capsys: Streams, trace: str) -> None:
     assert made["price_hour"] == 0.5 * best["replicas"]
     same = next(row for row in made["routers"] if row["run"]["router"] == best["router"])
     assert made["chosen"]["router"] == same["run"]["router"]
-    params = [
-        text
-        for name, value in best["router_params"].items()
-        for text in ("--param", f"{best['router']}.{name}={value:g}")
-    ]
+    assert not made["on_engines"]["meets"]  # so replicas are added until they do there
+    assert best["meets"]
+    assert best["replicas"] > made["judged"]["replicas"]
     fleet = ("fleet", trace, *COMMON, *where, "--slo", "20s", "--warmup", "60.05%")
-    fleet = (*fleet, "--router", best["router"], *params, "--policy", best["policy"])
-    (row,) = document(capsys, *fleet, "--replicas", str(best["replicas"]))["fleets"]
-    for name in ("meets", "ttft_at_percentile_ms", "hit_rate", "latencies"):
-        assert row[name] == best[name]
+    for made_fleet, model in ((made["judged"], "queue"), (best, "engine")):
+        params = [
+            text
+            for name, value in made_fleet["router_params"].items()
+            for text in ("--param", f"{made_fleet['router']}.{name}={value:g}")
+        ]
+        args = ("--router", made_fleet["router"], *params, "--policy", made_fleet["policy"])
+        args = (*args, "--replicas", str(made_fleet["replicas"]), "--time-model", model)
+        (row,) = document(capsys, *fleet, *args)["fleets"]
+        for name in ("meets", "ttft_at_percentile_ms", "hit_rate", "latencies"):
+            assert row[name] == made_fleet[name]
 
 
 def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:

@@ -34,6 +34,7 @@ from kvscope.tuning.fleet import (
 )
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits
+from kvscope.vllm_sim import EngineSettings
 from tests.small_traces import built, prompts
 from tests.tuning.examples import SETTING, chats
 
@@ -191,3 +192,26 @@ def test_a_number_that_meets_the_slo_alone_is_luck(
     monkeypatch.setattr(FleetWindow, "runs", runs)
     window = FleetWindow(a_trace(), 100, plan(a_trace()), Event())
     assert window.fewest(RoundRobin(), Lru(), 16) == fewest
+
+
+def test_an_answer_that_engines_do_not_hold_is_not_recommended() -> None:
+    """One request at a time, decoding included, takes more replicas than prefills in a queue do."""
+    trace = a_trace()
+    roomy, serial = EngineSettings(10_000), EngineSettings.one_at_a_time(10_000)
+    loose = Slo(3.0, 0.9)
+    held = tune_fleet(replace(plan(trace, loose), engine=roomy), Event())
+    assert held.recommended is not None
+    assert held.recommended is held.judged
+    assert held.on_engines is not None
+    assert held.on_engines.meets
+    assert held.on_engines.fleet == held.recommended.fleet
+
+    queued = tune_fleet(plan(trace), Event())
+    assert queued.recommended is not None
+    more = tune_fleet(replace(plan(trace), engine=serial), Event())
+    assert more.on_engines is not None
+    assert not more.on_engines.meets
+    assert more.recommended is not None
+    assert more.recommended.meets
+    assert more.recommended.fleet.replicas > queued.recommended.fleet.replicas
+    assert (more.recommended.fleet.policy.name, more.verdict) == ("lru", "resized")

@@ -57,7 +57,9 @@ class TuneFleetDocument(Document):
     choice) and `recommended` are on the judged one. `one_fewer`, on the window `fewer_on`, is what
     one replica fewer than recommended gives where it misses the SLO. `size` has the replicas that
     the judged window takes by itself and their 95 % interval (null: more than were tried).
-    `routers`, best first, and `policies` are on the choosing window.
+    `routers`, best first, and `policies` are on the choosing window. `on_engines` is what queues
+    alone would recommend, on a deployment's simulated vLLMs; where it misses the SLO there,
+    `recommended` is the fewest replicas that meet it there, with figures of those engines.
     """
 
     command: Literal["tune-fleet"] = "tune-fleet"
@@ -78,6 +80,7 @@ class TuneFleetDocument(Document):
     one_fewer: TunedFleetFigures | None
     fewer_on: WindowName | None
     size: FleetSize | None
+    on_engines: TunedFleetFigures | None
     price_hour: float | None
     flags: tuple[str, ...]
     routers: tuple[RouterSizeFigures, ...]
@@ -87,7 +90,7 @@ class TuneFleetDocument(Document):
 def tune_fleet_document(tuned: FleetRecommendation, words: Sequence[str]) -> TuneFleetDocument:
     """Return the document of `kvscope tune --fleet`, with the answer in words."""
     tuning, where = tuned.tuning, tuned.deployment
-    named = ("chosen", "judged", "recommended", "one_fewer")
+    named = ("chosen", "judged", "recommended", "one_fewer", "on_engines")
     runs = {name: getattr(tuning, name) for name in named}
     return TuneFleetDocument.build(
         tuned,
