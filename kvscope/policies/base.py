@@ -72,6 +72,30 @@ class Parameter:
     required: bool = False
 
 
+def bound_values(
+    owner: str, parameters: tuple[Parameter, ...], values: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the value of each parameter of `owner`: as given, else its default.
+
+    Raises UsageError for an unknown name, and for a value outside of the parameter's bounds.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    for name, value in values.items():
+        where = f"{owner}.{name}"
+        if name not in known:
+            raise UsageError(
+                f"{owner} has no parameter {name!r}",
+                where=where,
+                remedy="it has " + ", ".join(known) if known else "it has none",
+            )
+        low, high = known[name].low, known[name].high
+        if not low <= value <= high:
+            raise UsageError(
+                f"{value:g} is outside [{low:g}, {high:g}]", where=where, remedy=known[name].help
+            )
+    return {name: parameter.default for name, parameter in known.items()} | dict(values)
+
+
 class Policy:
     """What every policy declares, and how it is bound to parameter values.
 
@@ -97,24 +121,7 @@ class Policy:
     def __init__(
         self, values: Mapping[str, float] | None = None, leaves: Leaves | None = None
     ) -> None:
-        known = {parameter.name: parameter for parameter in self.parameters}
-        for name, value in (values or {}).items():
-            where = f"{self.name}.{name}"
-            if name not in known:
-                raise UsageError(
-                    f"{self.name} has no parameter {name!r}",
-                    where=where,
-                    remedy="it has " + ", ".join(known) if known else "it has none",
-                )
-            low, high = known[name].low, known[name].high
-            if not low <= value <= high:
-                raise UsageError(
-                    f"{value:g} is outside [{low:g}, {high:g}]",
-                    where=where,
-                    remedy=known[name].help,
-                )
-        self.values = {name: parameter.default for name, parameter in known.items()}
-        self.values |= values or {}
+        self.values = bound_values(self.name, self.parameters, values or {})
         if leaves is not None and leaves not in (self.leaves, *self.offers):
             raise UsageError(
                 f"{self.name} cannot evict {leaves!r} blocks",

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.core.errors import UsageError
-from kvscope.policies.base import Floats, Parameter
+from kvscope.policies.base import Floats, Parameter, bound_values
 
 Sees = Literal["order", "history", "load", "truth"]
 """What a choice depends on.
@@ -145,24 +144,7 @@ class Router:
     parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        known = {parameter.name: parameter for parameter in self.parameters}
-        for name, value in (values or {}).items():
-            where = f"{self.name}.{name}"
-            if name not in known:
-                raise UsageError(
-                    f"{self.name} has no parameter {name!r}",
-                    where=where,
-                    remedy="it has " + ", ".join(known) if known else "it has none",
-                )
-            low, high = known[name].low, known[name].high
-            if not low <= value <= high:
-                raise UsageError(
-                    f"{value:g} is outside [{low:g}, {high:g}]",
-                    where=where,
-                    remedy=known[name].help,
-                )
-        self.values = {name: parameter.default for name, parameter in known.items()}
-        self.values |= values or {}
+        self.values = bound_values(self.name, self.parameters, values or {})
 
     def settings(self) -> Floats:
         """Return the values in the order of `parameters`: the array `p` of `choose`."""
