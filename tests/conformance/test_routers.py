@@ -259,20 +259,31 @@ def test_prefix_hash(count: int) -> None:
     values = {"prefix_tokens": 1.5 * BLOCK_SIZE, "load_factor": 1.25, "balance_abs_threshold": 2}
     # Texts that are not tokenized are hashed at 4 characters a token.
     wide = [script.text(number, 4) for number in range(count)]
-    real: list[int] = []
-    with RealRouter("smg", WORKERS, options(PrefixHash(values))) as program:
+    keys = [
+        prefix_key(_prompt(number, script), request.path, BLOCK_SIZE, 6)
+        for number, request in enumerate(script.requests)
+    ]
+
+    def routed() -> tuple[dict[int, int], list[int]]:
+        """Return the worker of each key on the idle router, and of each request."""
         homes: dict[int, int] = {}
-        keys = [
-            prefix_key(_prompt(number, script), request.path, BLOCK_SIZE, 6)
-            for number, request in enumerate(script.requests)
-        ]
-        for number, key in enumerate(keys):
-            if key not in homes:
-                homes[key] = program.send(count + number, wide[number])
-                program.finish([count + number])
-        for number in range(count):
-            program.finish(script.finished_before(number))
-            real.append(program.send(number, wide[number]))
+        real: list[int] = []
+        with RealRouter("smg", WORKERS, options(PrefixHash(values))) as program:
+            for number, key in enumerate(keys):
+                if key not in homes:
+                    homes[key] = program.send(count + number, wide[number])
+                    program.finish([count + number])
+            for number in range(count):
+                program.finish(script.finished_before(number))
+                real.append(program.send(number, wide[number]))
+        return homes, real
+
+    for _ in range(6):  # the ring hangs on the workers' ports; some share the load too evenly
+        homes, real = routed()
+        away = sum(homes[key] != worker for key, worker in zip(keys, real, strict=True))
+        if away > 0.06 * count:
+            break
+    assert away > 0.06 * count
     places = sorted((mix32(key), home) for key, home in homes.items())
     ring = HashRing(*(np.array(column) for column in zip(*places, strict=True)))
 
@@ -284,7 +295,6 @@ def test_prefix_hash(count: int) -> None:
         return (ours == theirs for ours, theirs in zip(choices, real, strict=True))
 
     order = next(order for order in permutations(range(WORKERS)) if all(agreeing(order)))
-    assert sum(homes[key] != worker for key, worker in zip(keys, real, strict=True)) > 20
     for change in (
         {"load_factor": 1.5},
         {"balance_abs_threshold": 3.0},
