@@ -28,7 +28,7 @@ def page() -> None:
         request = _request()
         clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
         question = None if request is None else (trace, request)
-        done = job.answer("tune", question, _tune, "Tune", clicked=clicked)
+        done = job.answer("tune", "Tune", question, _tune, "Tune", clicked=clicked)
         if done is not None:
             _show(done.result)
     with read:
