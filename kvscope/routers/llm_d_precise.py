@@ -33,8 +33,8 @@ class LlmDPrecise(Router):
     an index remembers ten replicas a block.
     Source: llm-d-inference-scheduler 0.8.0, pkg/epp/framework/plugins/scheduling/scorer/
     preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods), precise_prefix_cache.go
-    (PluginConfig), and at 520af478 (absoluteScoredPods); llm-d-kv-cache, pkg/kvcache/kvblock_scorer.go; weights of
-    deploy/config/epp-precise-prefix-cache-config.yaml.
+    (PluginConfig), and at 520af478 (absoluteScoredPods); llm-d-kv-cache, pkg/kvcache/
+    kvblock_scorer.go; weights of deploy/config/epp-precise-prefix-cache-config.yaml.
     """
 
     name = "llm-d-precise@0.8"
