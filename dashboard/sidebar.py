@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import streamlit as st
 
-from dashboard import background_cache, connection, data, query_params
+from dashboard import background_cache, connection, data, job, query_params
 from dashboard.markdown import escape
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
@@ -98,6 +98,9 @@ def draw() -> None:
         if where:
             st.caption(f"Deployment: {escape(where.summary)}")
         st.caption(f"Store: {escape(connection.database())}")
+        for each in job.all_jobs():
+            if not each.ended:
+                st.page_link("views/runs.py", label=f"Running: {each.title} {each.trace}")
     selected = Choices(
         trace=trace,
         options=options,
