@@ -45,6 +45,7 @@ def main() -> None:
         ]
     )
     st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
+    st.session_state["page"] = f"views/{page.url_path or PAGES[0][0]}.py"
     with query_params.written_once():
         try:
             sidebar.draw()

@@ -99,14 +99,35 @@ def tabs(key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     return containers
 
 
+def shown(key: str) -> str:
+    """Return the query parameter of a page that shows the result of the job `key`."""
+    return f"ran_{key}"
+
+
 def shows_result(key: str) -> bool:
     """Return whether the address is of a page that shows the result of the job `key`."""
-    return st.query_params.get(f"ran_{key}") == "1"
+    return st.query_params.get(shown(key)) == "1"
 
 
-def set_shows_result(key: str, *, shown: bool) -> None:
+def set_shows_result(key: str, *, shows: bool) -> None:
     """Write to the address whether the page shows the result of the job `key`."""
-    _apply({f"ran_{key}": "1" if shown else ""})
+    _apply({shown(key): "1" if shows else ""})
+
+
+def address() -> dict[str, str]:
+    """Return the page's query parameters, those included that are yet to be written."""
+    pending: dict[str, str] = st.session_state.get("address") or {}
+    return {name: text for name, text in (st.query_params.to_dict() | pending).items() if text}
+
+
+def open_page(page: str, parameters: Mapping[str, str]) -> None:
+    """Go to a page (its file), with every widget as these query parameters say."""
+    memory = _memory()
+    for key in {*memory, *parameters}:
+        st.session_state.pop(key, None)
+    memory.clear()
+    memory.update(parameters)
+    st.switch_page(page, query_params=dict(parameters))
 
 
 def parse_list(text: str) -> list[str]:

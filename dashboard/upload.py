@@ -21,9 +21,14 @@ def draw() -> None:
         submitted = st.form_submit_button("Add")
     if submitted and upload is not None:
         name, content = upload.name, upload.getvalue()
-        job.start("add", lambda running: _read_upload(running, name, content))
+        job.start(
+            "add",
+            f"Add {name}",
+            lambda running: _read_upload(running, name, content),
+            on_trace=False,
+        )
     elif submitted and path:
-        job.start("add", lambda running: _read(running, path))
+        job.start("add", f"Add {path}", lambda running: _read(running, path), on_trace=False)
     elif submitted:
         st.warning("Enter a path or choose a file.")
         return
@@ -31,7 +36,8 @@ def draw() -> None:
     if done is None:
         return
     job.forget("add")
-    query_params.set_next("trace", done.result.name)
+    if done.started_here:
+        query_params.set_next("trace", done.result.name)
     st.rerun()
 
 

@@ -77,15 +77,20 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
 
 def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
     """Offer to replay the optimum and wa, unless there are runs of both."""
-    running = job.current("others")
+    request = sidebar.replays(SimulateOptions(policies=",".join(ORACLES)))
+    running = job.current("others", (trace, request))
     known = {run.policy for run in _comparable(trace, lru)}
     if known.issuperset(ORACLES) and (running is None or running.ended):
         return
-    request = sidebar.replays(SimulateOptions(policies=",".join(ORACLES)))
     description = "belady is the optimum for hits and knows the future. Runs are stored."
     if st.button("Replay wa and the optimum (belady)", key="others", help=description):
         prompts = lru.prompts
-        job.start("others", lambda started: simulate(connection, trace, prompts, request, started))
+        job.start(
+            "others",
+            "Replay wa and belady",
+            lambda started: simulate(connection, trace, prompts, request, started),
+            (trace, request),
+        )
     job.completed("others")
 
 

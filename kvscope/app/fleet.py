@@ -38,7 +38,8 @@ KERNELS: tuple[type[Policy], ...] = (Lru, Belady)
 """The policies whose caches are also replayed as one."""
 
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
-VERDICTS = (MEETS, MISSES, OVERLOADED)
+MISSES_ON_ENGINES = "misses-on-engines"
+VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class FleetStudy:
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
     in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
-    `on_engines` is the answer once more, with the simulated vLLMs of a deployment for its queues.
+    `on_engines`: an answer that meets the SLO, replayed on a deployment's simulated vLLMs.
     `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
     of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
     `size` is the interval of the fewest replicas; None on engines and without the fewest.
@@ -133,7 +134,8 @@ class FleetStudy:
     def verdict(self) -> str:
         """One of VERDICTS."""
         if self.fewest is not None:
-            return MEETS
+            holds = self.on_engines is None or self.on_engines.meets
+            return MEETS if holds else MISSES_ON_ENGINES
         return OVERLOADED if self.answer.outcome.latencies.overloaded else MISSES
 
     @property
@@ -198,7 +200,8 @@ def fleet(
     )
     best = study.best
     simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
-    if engine is not None and sweep.engine is None and simulated:
+    queues_meet = study.fewest is not None and sweep.engine is None
+    if engine is not None and queues_meet and simulated:
         with monitor.steps("replaying the answer on simulated vLLMs"):
             study = replace(study, on_engines=sweep.run(study.answer.fleet, engine))
     with monitor.steps("replaying one cache for all"):
@@ -207,7 +210,7 @@ def fleet(
         if think is None and sweep.engine is None:
             pooled = sweep.pooled(best.policy, study.chosen)
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
-    if study.fewest is not None and sweep.engine is None:
+    if queues_meet:
         with monitor.steps("resampling requests"):
             study = replace(study, size=_size(sweep, best, request))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
