@@ -51,10 +51,10 @@ latency = "latency.toml"
 """
 # bf16 is emulated on many CPUs, fifty times as slow
 MODEL = tiny_llama(4096, "float32") | {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
+    "hidden_size": 384,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
 }
 
 

@@ -28,7 +28,7 @@ def file_below(text: str) -> str:
         raise UsageError(
             "pages read no files from the disk",
             where=text,
-            remedy="upload the file, or start with `kvscope dashboard --folder FOLDER`",
+            remedy="start it with `kvscope dashboard --folder FOLDER`, and name a file in it",
         )
     try:
         path = (root / text).resolve()

@@ -24,6 +24,15 @@ from kvscope.core.files import data_folder
 _TABLES = ("pandas", "pyarrow")  # Streamlit imports them for the first table
 _CHARTS = ("Bar", "Heatmap", "Icicle", "Scatter")
 _FIRST = "overview"
+# Where the server is, which the page would guess from its own address; and one entry of the
+# browser's history for a page, where Streamlit makes one for each change of its parameters.
+_SCRIPT = """<script>
+window.__streamlit = {BACKEND_BASE_URL: location.origin + "/"};
+const push = history.pushState.bind(history);
+history.pushState = (state, title, url) =>
+    new URL(url, location).pathname === location.pathname
+        ? history.replaceState(state, title, url) : push(state, title, url);
+</script>"""
 _BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
 SETTINGS = {
     "server.headless": True,
@@ -61,16 +70,14 @@ def prepare() -> None:
 
 
 def page_file(request: Request) -> Response:
-    """Return Streamlit's page with where its server is, which it would guess from the address.
-
-    It would try the addresses below a page first, and get a 404 for each.
-    """
+    """Return Streamlit's page with kvscope's title and script."""
     if request.url.path == f"/{_FIRST}":  # which Streamlit serves at / alone
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/{query}")
-    found = '<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + "/"}</script>'
     text = (Path(st.__file__).parent / "static" / "index.html").read_text("utf-8")
-    text = text.replace("<title>Streamlit</title>", f"<title>kvscope</title>{found}")
+    text = text.replace(
+        "<title>Streamlit</title>", f"<title>kvscope</title>{_SCRIPT}"
+    )
     # Scripts and fonts lie at the root, not next to the page.
     return HTMLResponse(text.replace('="./', '="/'), headers={"Cache-Control": "no-cache"})
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import streamlit as st
 
-from dashboard import job, query_params, sidebar
+from dashboard import job, query_params
 from dashboard.connection import writing
 from dashboard.folder import file_below, folder
 from dashboard.wording import CONTROLS, uploaded
-from kvscope.app import values
 from kvscope.app.options import Reading
 from kvscope.app.traces import ingest_file
-from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.registry import FORMATS
 
@@ -29,9 +29,9 @@ def draw() -> None:
         submitted = st.form_submit_button("Add")
     if submitted and upload is not None:
         name, content = upload.name, upload.getvalue()
-        job.start("add", lambda running: _read_upload(running, name, content, reading))
+        _start(name, lambda running: _read_upload(running, name, content, reading))
     elif submitted and path:
-        job.start("add", lambda running: _read(running, file_below(path), reading))
+        _start(path, lambda running: _read(running, file_below(path), reading))
     elif submitted:
         st.warning("Choose a file.")
         return
@@ -39,35 +39,28 @@ def draw() -> None:
     if done is None:
         return
     job.forget("add")
-    query_params.set_next("trace", done.result.name)
+    if done.started_here:
+        query_params.set_next("trace", done.result.name)
     st.rerun()
+
+
+def _start(name: str, work: Callable[[job.Job], Trace]) -> None:
+    job.start("add", f"Add {name}", work, on_trace=False)
 
 
 def _reading() -> Reading:
     """Draw how to read the file, as the options of `kvscope ingest` say it."""
     left, middle, right = st.columns(3)
     formats = [_DETECTED, *(known.name for known in FORMATS)]
-    with left:
-        chosen = st.selectbox(CONTROLS["--format"], formats, key="format")
-    with middle:
-        tokens = sidebar.typed(
-            "block_size",
-            CONTROLS["--block-size"],
-            "",
-            values.whole(1),
-            "Where the trace does not say.",
-            placeholder="as the trace says",
-        )
-    with right:
-        share = sidebar.typed(
-            "max_bad",
-            CONTROLS["--max-bad"],
-            "1%",
-            units.parse_share,
-            "A trace with a larger share is not stored.",
-        )
+    chosen = left.selectbox(CONTROLS["--format"], formats, key="format")
+    tokens = middle.number_input(
+        CONTROLS["--block-size"], 1, value=None, key="block_size", placeholder="as the trace says"
+    )
+    percent = right.number_input(
+        f"{CONTROLS['--max-bad']} (%)", 0.0, 100.0, 100 * Reading().max_bad, key="max_bad"
+    )
     trace_format = None if chosen == _DETECTED else chosen
-    return Reading(trace_format=trace_format, block_size=tokens, max_bad=share or 0.0)
+    return Reading(trace_format=trace_format, block_size=tokens, max_bad=percent / 100)
 
 
 def _read_upload(running: job.Job, name: str, content: bytes, reading: Reading) -> Trace:

@@ -34,7 +34,7 @@ def page() -> None:
     options = _options(selected)
     clicked = st.button("Replay", type="primary", key="replay_fleets", disabled=options is None)
     question = None if options is None else (options, selected)
-    done = job.answer("fleets", question, _study, "Replay", clicked=clicked)
+    done = job.answer("fleets", "Replay fleets", question, _study, "Replay", clicked=clicked)
     if done is not None:
         render.show(report.sections(done.result))
     elif job.current("fleets") is None:

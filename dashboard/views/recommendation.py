@@ -10,6 +10,7 @@ import streamlit as st
 
 from dashboard import background_cache, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
@@ -28,7 +29,7 @@ def page() -> None:
         request = _request()
         clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
         question = None if request is None else (trace, request)
-        done = job.answer("tune", question, _tune, "Tune", clicked=clicked)
+        done = job.answer("tune", "Tune", question, _tune, "Tune", clicked=clicked)
         if done is not None:
             _show(done.result)
     with read:
@@ -54,6 +55,7 @@ def _request() -> TuneRequest | None:
         blocks = tpot_s = None
         if selected.deployment is None:
             blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
+            blocks = blocks or selected.present_blocks
         else:
             about = "The time per output token to stay within. Empty: any."
             tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
@@ -76,7 +78,7 @@ def _show(tuned: Recommendation) -> None:
     verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
     if why := tuned.why_no_flags():
-        st.caption(escape(why))
+        st.caption(escape(in_page_words(why)))
     _flags(tuned.flags)
     if tuned.flags.sglang:
         st.caption(recommendation.NOT_SIMULATED)
@@ -117,10 +119,8 @@ def _read() -> None:
     if upload is None:
         st.caption("Shows the verdict and the flags of a file written earlier.")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recommendation.toml"
-        path.write_bytes(upload.getvalue())
-        file = read_recommendation(path)
+    with uploaded(upload.name, upload.getvalue()) as path:
+        file = read_recommendation(Path(path))
     st.markdown(escape(_in_words(file)))
     _flags(Flags(file.flags.get("sglang"), file.flags.get("vllm")))
 

@@ -38,7 +38,8 @@ KERNELS: tuple[type[Policy], ...] = (Lru, Belady)
 """The policies whose caches are also replayed as one."""
 
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
-VERDICTS = (MEETS, MISSES, OVERLOADED)
+MISSES_ON_ENGINES = "misses-on-engines"
+VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class FleetStudy:
     def verdict(self) -> str:
         """One of VERDICTS."""
         if self.fewest is not None:
-            return MEETS
+            holds = self.on_engines is None or self.on_engines.meets
+            return MEETS if holds else MISSES_ON_ENGINES
         return OVERLOADED if self.answer.outcome.latencies.overloaded else MISSES
 
     @property

@@ -100,7 +100,8 @@ def _sections(
         Section.of(
             "Assumed",
             f"{size} a replica, for idle cached blocks alone; one prefill queue a replica."
-            f" Latency of {tuned.setting.latency}. Open loop: arrivals at the trace's times.",
+            f" Latency of {tuned.setting.latency}. Open loop: arrivals at the trace's times."
+            f"{'' if tuned.tuning.on_engines else ' Not replayed on simulated engines.'}",
             f"Requests: {count(windows.warmup_requests)} warm caches,"
             f" {count(windows.choosing_requests)} choose, {count(windows.judged_requests)} judge.",
         ),

@@ -317,14 +317,18 @@ def _judged(
     recommended: FleetRun | None = judged
     if not judged.meets:
         policy = lru
-        recommended = next(
-            (
-                judging.at(router, lru, count)
-                for count in range(1, most + 1)
-                if choosing.at(router, lru, count).meets and judging.at(router, lru, count).meets
-            ),
-            None,
-        )
+        enough = choosing.fewest(router, lru, most), judging.fewest(router, lru, most)
+        recommended = None
+        if enough[0] is not None and enough[1] is not None:
+            recommended = next(
+                (
+                    judging.at(router, lru, count)
+                    for count in range(max(enough[0], enough[1]), most + 1)
+                    if choosing.at(router, lru, count).meets
+                    and judging.at(router, lru, count).meets
+                ),
+                None,
+            )
     if recommended is None:
         return replace(tuning, judged=judged)
     replicas = recommended.fleet.replicas

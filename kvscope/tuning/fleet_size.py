@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.units import format_percentile
-from kvscope.tuning.bootstrap import CONFIDENCE, Bootstrap
+from kvscope.tuning.bootstrap import Bootstrap, interval
 from kvscope.tuning.target import Target
 
 
@@ -47,11 +47,10 @@ def fleet_size(
     values = np.array([each.value[at] for each in figures])
     resamples = np.stack([each.resamples[..., at] for each in figures], axis=-1)
     replicas = _fewest((values <= target.slo_s) & ~grows)
-    fewest = np.sort(_fewest((resamples <= target.slo_s) & ~grows), axis=1)
-    ends = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) * fewest.shape[1]
-    low, high = fewest[:, np.ceil(ends - 1e-9).astype(np.int64) - 1].T
+    fewest = _fewest((resamples <= target.slo_s) & ~grows).astype(np.float64)
+    low, high = interval(fewest, figures[min(int(replicas), len(counts) - 1)].clusters[:, at])
     tried = [*counts, None]
-    return FleetSize(tried[int(replicas)], tried[int(low.min())], tried[int(high.max())])
+    return FleetSize(tried[int(replicas)], tried[int(low)], tried[int(high)])
 
 
 def _fewest(meets: Bools) -> NDArray[np.int64]:

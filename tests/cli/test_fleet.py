@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,21 @@ def test_a_deployment(capsys: Streams) -> None:
     assert engines["ttft_at_percentile_ms"] != queued["ttft_at_percentile_ms"]
     assert run([*start, "--slo", "10s"]) == ExitCode.DONE
     assert "imulated vLLMs" in capsys.readouterr().out
+
+
+def test_an_answer_that_engines_do_not_hold(capsys: Streams, tmp_path: Path) -> None:
+    """The first line says so, the verdict too, and nothing is said to be set."""
+    short = tmp_path / "short.jsonl"
+    with gzip.open(SAMPLE, "rt") as lines:
+        short.write_text("".join(islice(lines, 500)))
+    where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
+    asked = ("fleet", str(short), *where, "--router", "sglang", "--replicas", "1..4")
+    made = document(capsys, *asked)
+    assert not made["on_engines"]["meets"]
+    assert (made["verdict"], made["fewest"]) == ("misses-on-engines", made["chosen"])
+    assert made["words"][0].startswith("On simulated vLLMs")
+    assert run([*asked, "--fail-on", "verdict=misses-on-engines"]) == ExitCode.CHECK_FAILED
+    assert "To set" not in capsys.readouterr().out
 
 
 def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
