@@ -75,9 +75,7 @@ def page_file(request: Request) -> Response:
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/{query}")
     text = (Path(st.__file__).parent / "static" / "index.html").read_text("utf-8")
-    text = text.replace(
-        "<title>Streamlit</title>", f"<title>kvscope</title>{_SCRIPT}"
-    )
+    text = text.replace("<title>Streamlit</title>", f"<title>kvscope</title>{_SCRIPT}")
     # Scripts and fonts lie at the root, not next to the page.
     return HTMLResponse(text.replace('="./', '="/'), headers={"Cache-Control": "no-cache"})
 
