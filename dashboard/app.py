@@ -21,6 +21,8 @@ PAGES = (  # file below views/, title; no icons: browsers would fetch them from 
     ("fleets", "Fleets"),
     ("recommendation", "Recommendation"),
     ("validation", "Validation"),
+    ("runs", "Runs and jobs"),
+    ("compare", "Compare"),
 )
 STYLE = """<style>
 .stMainBlockContainer {padding-top: 2.5rem}

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 import streamlit as st
 
-from dashboard import background_cache, connection, data, query_params
+from dashboard import background_cache, connection, data, job, query_params
 from dashboard.folder import file_below
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
@@ -129,6 +129,9 @@ def draw() -> list[str]:
         if where:
             st.caption(f"Deployment: {escape(where.summary)}")
         st.caption(f"Store: {escape(connection.database())}")
+        for each in job.all_jobs():
+            if not each.ended:
+                st.page_link("views/runs.py", label=f"Running: {each.title} {each.trace}")
     selected = Choices(
         trace=trace,
         options=options,

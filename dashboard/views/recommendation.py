@@ -39,7 +39,12 @@ def _tune(running: job.Job) -> Recommendation:
     trace, request = running.request
     prompts = background_cache.lru_for(running, trace).prompts
     tuned = tune(trace, prompts, request, running)
-    data.keep(running, recommendation.report(tuned), recommendation_text(tuned, prompts))
+    data.keep(
+        running,
+        recommendation.report(tuned),
+        summary=recommendation.verdict_in_words(tuned)[0],
+        file=recommendation_text(tuned, prompts),
+    )
     return tuned
 
 
