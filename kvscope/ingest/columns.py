@@ -117,7 +117,9 @@ def check(request: Request, block_size: int) -> None:
     if outputs < 0:
         raise BadLine(f"output tokens must be 0 or more: {outputs}")
     if inputs + outputs > MAX_TOKENS:
-        raise BadLine(f"request longer than {MAX_TOKENS:,} tokens with its output: {inputs + outputs}")
+        raise BadLine(
+            f"request longer than {MAX_TOKENS:,} tokens with its output: {inputs + outputs}"
+        )
     if request.arrival_s is not None and not abs(request.arrival_s) <= LONGEST_S:
         raise BadLine(f"arrival time must be within {LONGEST_S:g} s of 0: {request.arrival_s:g} s")
     if request.delay_s is not None and not 0 <= request.delay_s <= LONGEST_S:

@@ -1,4 +1,4 @@
-"""The limits of what kvscope reads (docs/reliability.md): a hostile or broken file ends in one line.
+"""The limits of what kvscope reads (docs/reliability.md), so that hostile files end in one line.
 
 A line beyond a limit of lines is refused like any other that cannot be used; a limit of files
 refuses the file.

@@ -9,6 +9,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -57,12 +58,7 @@ class Source:
         try:
             self._stream = _decompressed(self._raw)
             self.head = self._read(HEAD_BYTES)
-            if self.is_cut and not self.head:
-                raise InputError(
-                    "the compressed data is cut before its first line",
-                    where=path,
-                    remedy="copy the file again",
-                )
+            self._check_head()
         except BaseException:
             self.close()
             raise
@@ -149,6 +145,14 @@ class Source:
             )
         return data
 
+    def _check_head(self) -> None:
+        if self.is_cut and not self.head:
+            raise InputError(
+                "the compressed data is cut before its first line",
+                where=self.path,
+                remedy="copy the file again",
+            )
+
     def _check_lines(self, line: int, size: int) -> None:
         """Raise InputError for too many lines, and for one of `size` bytes that has no end."""
         if line > MAX_REQUESTS:
@@ -202,20 +206,24 @@ def _open(path: str) -> BinaryIO:
     if path == STANDARD_STREAM:
         return sys.stdin.buffer
     try:
-        return _opened_pipe(path) if Path(path).is_fifo() else Path(path).open("rb")
+        return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
         raise InputError("no such file", where=path) from error
     except OSError as error:
         raise InputError(error.strerror or str(error), where=path) from error
 
 
+def _opened(path: str) -> BinaryIO:
+    return Path(path).open("rb")
+
+
 def _opened_pipe(path: str) -> BinaryIO:
     """Return a named pipe once another process has opened it to write: until then `open` waits."""
-    opened = in_background(Path(path).open, "rb")
+    opened = in_background(_opened, path)
     try:
-        return cast(BinaryIO, opened.result(timeout=PIPE_WAIT_S))
+        return opened.result(timeout=PIPE_WAIT_S)
     except TimeoutError as error:
-        opened.add_done_callback(lambda done: done.exception() or done.result().close())
+        opened.add_done_callback(_close)
         raise InputError(
             f"no process has opened this pipe to write within {PIPE_WAIT_S:g} s",
             where=path,
@@ -225,6 +233,11 @@ def _opened_pipe(path: str) -> BinaryIO:
         if not opened.done():
             with suppress(OSError):  # a writer, for a moment: the waiting `open` returns
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def _close(opened: Future[BinaryIO]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
 
 
 def _decompressed(raw: _Counted) -> io.BufferedIOBase:
@@ -241,7 +254,7 @@ def _decompressed(raw: _Counted) -> io.BufferedIOBase:
 class _Zstd(io.RawIOBase):
     """Decompressed zstd frames; unlike zstandard's own reader it detects a cut-off file."""
 
-    def __init__(self, compressed: io.BufferedReader) -> None:
+    def __init__(self, compressed: io.BufferedIOBase) -> None:
         self._compressed = compressed
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._within_frame = False

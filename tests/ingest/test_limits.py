@@ -244,7 +244,7 @@ def test_a_pipe_without_a_writer_is_given_up(
     path = tmp_path / "pipe"
     os.mkfifo(path)
     monkeypatch.setattr(source, "PIPE_WAIT_S", 0.2)
-    with pytest.raises(InputError, match="no process has opened this pipe to write within 0.2 s"):
+    with pytest.raises(InputError, match="no process has opened this pipe to write within"):
         ingested(path)
     monkeypatch.setattr(source, "PIPE_WAIT_S", 60)
     writer = ["sh", "-c", 'sleep 0.3; printf %s "$1" > "$2"', "sh", (LINE * 5).decode(), str(path)]
@@ -264,13 +264,14 @@ def test_nesting_is_bounded(tmp_path: Path) -> None:
 def test_the_documented_limits_are_the_constants() -> None:
     """The tables of docs/reliability.md state what is compared."""
     page = (Path(__file__).parents[2] / "docs/reliability.md").read_text(encoding="utf-8")
+    free = limits.EXPANSION_FREE_BYTES // MIB
     for value in (
         f"{limits.MAX_LINE_BYTES // MIB} MiB",
         f"{limits.MAX_TOKENS:,}",
         f"{limits.MAX_HASH_IDS:,}",
         f"{limits.MAX_ENDLESS_BYTES // MIB} MiB",
         f"{limits.MAX_REQUESTS:,}",
-        f"{limits.MAX_EXPANSION:,} times the compressed, beyond {limits.EXPANSION_FREE_BYTES // MIB} MiB",
+        f"{limits.MAX_EXPANSION:,} times the compressed, beyond {free} MiB",
         f"{limits.HOPELESS_LINES:,}",
         f"{limits.PIPE_WAIT_S:g} s",
     ):

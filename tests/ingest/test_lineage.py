@@ -214,7 +214,9 @@ def test_the_work_grows_with_the_requests_whatever_their_shape(
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 60)), min_size=5, max_size=60
+        st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 60)),
+        min_size=5,
+        max_size=60,
     )
 )
 def test_many_requests_of_few_paths_equal_the_oracle(

@@ -32,6 +32,8 @@ TOO_DEEP = "values nested too deeply"
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
+_LONGEST_REASON = 300
+"""Characters: a reason repeats values, which may be as long as their line."""
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True):
@@ -168,6 +170,8 @@ class Rejects:
 
     def reject(self, line: int, reason: str) -> None:
         """Record a line as unusable, in file order; in strict mode raise InputError."""
+        if len(reason) > _LONGEST_REASON:
+            reason = f"{reason[: _LONGEST_REASON - 1]}…"
         if self.strict:
             raise InputError(reason, where=f"{self.path}:{line}")
         self.count += 1
