@@ -17,6 +17,7 @@ import streamlit as st
 
 from dashboard import query_params
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
 from kvscope.core.errors import KvscopeError, Stopped
 
@@ -100,7 +101,7 @@ class Job(Monitor):
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> Iterator[Callable[[int], None]]:
         """Show `label` and the number of steps done of `total`."""
-        self.label, self.done, self.total = label, 0, total
+        self.label, self.done, self.total = in_page_words(label), 0, total
 
         def advance(amount: int) -> None:
             self.done += amount
@@ -109,7 +110,7 @@ class Job(Monitor):
 
     def note(self, text: str) -> None:
         """Show the sentence with the result."""
-        self.notes.append(text)
+        self.notes.append(in_page_words(text))
 
     def wait(self, seconds: float) -> None:
         """Wait for the end, at most so long."""
@@ -124,7 +125,7 @@ class Job(Monitor):
         try:
             self.result = self._work(self)
         except KvscopeError as error:
-            self.error, self.stopped = str(error), isinstance(error, Stopped)
+            self.error, self.stopped = in_page_words(str(error)), isinstance(error, Stopped)
         except BaseException:
             self.error = _FAILED
             raise
