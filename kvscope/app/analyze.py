@@ -13,7 +13,7 @@ from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_trace
+from kvscope.app.traces import load_range, load_trace
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.core.background import in_background
@@ -196,6 +196,13 @@ def _layouts(store: Store, trace: Trace, definition: HitDefinition) -> Iterator[
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
 
+def in_range(store: Store, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
+    """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    if request.from_s is None and request.until_s is None:
+        return trace
+    return load_range(store, trace, request.from_s, request.until_s, monitor)
+
+
 def analyze_source(
     store: Store,
     source: str | None,
@@ -207,6 +214,9 @@ def analyze_source(
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
+    if request.from_s is not None or request.until_s is not None:
+        trace = load_trace(store, source, monitor, reading)
+        return analyze(store, in_range(store, trace, request, monitor), request)
     started: list[StartedCaching] = []
     trace = load_trace(
         store,
