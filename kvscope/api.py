@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Prompts, Trace
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
-    from kvscope.store.db import Store
+    from kvscope.store.file import StoreFile
     from kvscope.tuning.end_gain import EndsFit
 
 __all__ = [
@@ -122,12 +122,12 @@ class _Logged(Monitor):
 
 
 class OpenTrace:
-    """A trace in an open store; a context manager that closes the store.
+    """A trace in a store; a context manager that closes the store.
 
     Several calls on one OpenTrace read its file once.
     """
 
-    def __init__(self, store: Store, facts: Trace) -> None:
+    def __init__(self, store: StoreFile, facts: Trace) -> None:
         self.store = store
         self.facts = facts
 
@@ -142,7 +142,7 @@ class OpenTrace:
 
     def close(self) -> None:
         """Close the store."""
-        self.store.__exit__(None, None, None)
+        self.store.close()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
@@ -339,14 +339,14 @@ def open_trace(
     """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name."""
     reading = parsed(Reading, locals())
     from kvscope.app.traces import load_trace
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
-    store = open_store(db)
+    store = StoreFile(db, _Logged().note)
     try:
         text = None if source is None else fspath(source)
         return OpenTrace(store, load_trace(store, text, _Logged(), reading))
     except BaseException:
-        store.__exit__(None, None, None)
+        store.close()
         raise
 
 

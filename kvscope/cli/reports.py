@@ -33,7 +33,7 @@ from kvscope.core.errors import ExitCode, Stopped, UsageError
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
-    from kvscope.store.db import Store
+    from kvscope.store.file import StoreFile
 
 DEFAULT_OUTPUT = "recommendation.toml"
 
@@ -289,11 +289,11 @@ def fleet(
 
 
 @contextmanager
-def _opened(db: str, trace: str | None) -> Iterator[Store]:
-    """Yield the open store. Raises InputError for a trace that is neither in it nor a file."""
+def _opened(db: str, trace: str | None) -> Iterator[StoreFile]:
+    """Yield the store. Raises InputError for a trace that is neither in it nor a file."""
     from kvscope.app.traces import check_source
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
-    with open_store(db) as store:
+    with StoreFile(db, note) as store:
         check_source(store, trace)
         yield store
