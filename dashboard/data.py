@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dashboard import background_cache, worker_process
+from dashboard import background_cache, connection, worker_process
 from dashboard.connection import reading
 from dashboard.job import Job
 from kvscope.app.analyze import Analysis, resized
 from kvscope.app.latency import TraceLatency, latency_for
+from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
+from kvscope.report import stored
+from kvscope.report.report import Report
+from kvscope.report.stored import ReportContent, StoredReport
 from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
@@ -63,6 +67,26 @@ def validations(trace: Trace) -> tuple[StoredValidation, ...]:
     """Return the stored results of `kvscope validate`, the latest first."""
     with reading() as store:
         return stored_validations(store, trace)
+
+
+def keep(job: Job, report: Report, file: str | None = None) -> None:
+    """Store what a job found, so that it can be opened again; the job notes why it could not."""
+    try:
+        stored.keep(connection, report, job.duration_s, file)
+    except StoreBusyError as error:
+        job.note(f"the report was not stored: {error}")
+
+
+def reports() -> list[StoredReport]:
+    """Return the stored reports over all traces, the latest first."""
+    with reading() as store:
+        return stored.all_reports(store)
+
+
+def open_report(report_id: int) -> ReportContent:
+    """Return what a stored report shows. Raises InputError where there is none."""
+    with reading() as store:
+        return stored.open_report(store, report_id)
 
 
 def known_fit(trace: Trace) -> Fit | None:

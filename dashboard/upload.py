@@ -7,8 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import job, query_params
-from dashboard.connection import writing
+from dashboard import connection, job, query_params
 from kvscope.app.traces import ingest_file
 from kvscope.core.trace import Trace
 
@@ -49,5 +48,4 @@ def _read_upload(running: job.Job, name: str, content: bytes) -> Trace:
 
 
 def _read(running: job.Job, path: str) -> Trace:
-    with writing() as store:
-        return ingest_file(store, path, running).trace
+    return ingest_file(connection, path, running).trace

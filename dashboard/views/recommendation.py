@@ -8,12 +8,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import background_cache, job, query_params, render, sidebar
+from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from kvscope.app import values
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
-from kvscope.app.tune import Recommendation, tune, write_recommended
+from kvscope.app.tune import Recommendation, recommendation_text, tune
 from kvscope.core import units
 from kvscope.report import recommendation
 from kvscope.tuning.file import RecommendationFile, read_recommendation
@@ -37,7 +37,10 @@ def page() -> None:
 
 def _tune(running: job.Job) -> Recommendation:
     trace, request = running.request
-    return tune(trace, background_cache.lru_for(running, trace).prompts, request, running)
+    prompts = background_cache.lru_for(running, trace).prompts
+    tuned = tune(trace, prompts, request, running)
+    data.keep(running, recommendation.report(tuned), recommendation_text(tuned, prompts))
+    return tuned
 
 
 def _request() -> TuneRequest | None:
@@ -80,7 +83,7 @@ def _show(tuned: Recommendation) -> None:
     _flags(tuned.flags)
     if tuned.flags.sglang:
         st.caption(recommendation.NOT_SIMULATED)
-    if file := _as_toml(tuned):
+    if file := recommendation_text(tuned, background_cache.lru(tuned.trace).prompts):
         st.download_button(
             "Download recommendation.toml",
             file,
@@ -90,14 +93,6 @@ def _show(tuned: Recommendation) -> None:
             on_click="ignore",
         )
     render.show(section for section in rest if section.title != "To set")  # it stands above
-
-
-def _as_toml(tuned: Recommendation) -> str | None:
-    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recommendation.toml"
-        write_recommended(path, tuned, background_cache.lru(tuned.trace).prompts)
-        return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def _flags(to_set: Flags) -> None:

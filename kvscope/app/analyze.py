@@ -180,9 +180,7 @@ def _timed(
     """Return a deployment with the latency for this trace, as other commands take it."""
     if deployment is None:
         return None
-    latency = latency_for(
-        trace, deployment.latency, deployment, partial(replayable, stores, trace)
-    )
+    latency = latency_for(trace, deployment.latency, deployment, partial(replayable, stores, trace))
     return latency.deployment
 
 

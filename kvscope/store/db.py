@@ -33,7 +33,7 @@ from kvscope.core.errors import (
     StoreVersionError,
 )
 from kvscope.core.files import data_folder
-from kvscope.store.failures import Waiting, explained, explaining, foreign, waiting_for
+from kvscope.store.failures import Waiting, explaining, foreign, waiting_for
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     import numpy as np
@@ -221,12 +221,17 @@ class Store:
 
 
 def open_store(
-    path: str = DEFAULT_PATH, *, read_only: bool = False, waiting: Waiting | None = None
+    path: str = DEFAULT_PATH,
+    *,
+    read_only: bool = False,
+    known: bool = False,
+    waiting: Waiting | None = None,
 ) -> Store:
     """Open the store at `path` (created if missing, `:memory:` keeps nothing).
 
     A file that is not kvscope's is never written to: what exists is read before it is opened for
-    writing. While another process has the store open, this waits as `waiting` says.
+    writing, unless it is `known` to be kvscope's. While another process has the store open, this
+    waits as `waiting` says.
 
     Raises StoreBusyError if the wait ends in vain, OutdatedStoreError if it is to be read and an
     older kvscope wrote it, StoreVersionError if a newer one did, ReadOnlyStoreError if it cannot
@@ -245,23 +250,20 @@ def open_store(
             )
         created = _create(place)
         try:
-            return Store(
-                _connected(path, read_only=False, waiting=waiting), path, created=created
-            )
+            return Store(_connected(path, read_only=False, waiting=waiting), path, created=created)
         except BaseException:
             if created:
                 _remove_database(path)
             raise
     if not read_only:
-        try:
-            _connected(path, read_only=True, waiting=waiting).close()
-        except OutdatedStoreError:
-            pass
-        check_writable(place)
+        if not known:
+            with suppress(OutdatedStoreError):
+                _connected(path, read_only=True, waiting=waiting).close()
+        _check_writable(place)
     return Store(_connected(path, read_only=read_only, waiting=waiting), path)
 
 
-def check_writable(path: Path) -> None:
+def _check_writable(path: Path) -> None:
     """Raise ReadOnlyStoreError where the store at `path` cannot be written."""
     if not os.access(path, os.W_OK):
         raise _read_only("cannot be written", path)
@@ -326,9 +328,7 @@ def _remove_database(path: str) -> None:
         file.unlink(missing_ok=True)
 
 
-def _connected(
-    path: str, *, read_only: bool, waiting: Waiting | None
-) -> duckdb.DuckDBPyConnection:
+def _connected(path: str, *, read_only: bool, waiting: Waiting | None) -> duckdb.DuckDBPyConnection:
     """Return a connection to a store of this schema version."""
     connection = waiting_for(
         path, lambda: duckdb.connect(path, read_only=read_only, config=_CONFIG), waiting
@@ -336,19 +336,23 @@ def _connected(
     try:
         with explaining(path):
             current = 0 if path == MEMORY else _checked_version(connection, path)
-            newest = migrations()[-1][0]
-            if current < newest and read_only:
-                raise OutdatedStoreError(
-                    f"an older kvscope wrote it (schema version {current}, now {newest})",
-                    where=path,
-                    remedy="copy it to where it can be written: its schema is then brought up to"
-                    " date",
-                )
+            if read_only:
+                _refuse_outdated(current, path)
             _migrate(connection, current)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _refuse_outdated(current: int, path: str) -> None:
+    newest = migrations()[-1][0]
+    if current < newest:
+        raise OutdatedStoreError(
+            f"an older kvscope wrote it (schema version {current}, now {newest})",
+            where=path,
+            remedy="copy it to where it can be written, which brings its schema up to date",
+        )
 
 
 def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:

@@ -32,7 +32,7 @@ _RETRY_S = 0.05
 _MOST_WORDS = 100  # characters of another process's command
 _OTHER = "name another with --db"
 _SQLITE = b"SQLite format 3\0"
-# "Error" itself is what a wrong checksum raises.
+# A wrong checksum raises duckdb.Error itself.
 _DAMAGE = (
     duckdb.IOException,
     duckdb.InternalException,
@@ -91,25 +91,23 @@ def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
     text = str(error)
     if any(reason in text for reason in FULL.values()):
         return full_disk(Path(path), text)
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return KvscopeError(
+            "too little memory for this trace", where=path, remedy="free some, or take a sample"
+        )
+    if not isinstance(error, _DAMAGE) and "Corrupt" not in text:
+        return None
     if "not a valid DuckDB" in text or "sqlite" in text.lower():
         return InputError(f"not a kvscope store ({_kind(path)})", where=path, remedy=_OTHER)
     if re.search(r"version number|newer version of DuckDB|storage version", text):
         return StoreVersionError(
             "a newer DuckDB wrote it", where=path, remedy=f"upgrade duckdb, or {_OTHER}"
         )
-    if "Permission denied" in text:
-        return InputError("cannot be opened (permission denied)", where=path, remedy=_OTHER)
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return KvscopeError(
-            "too little memory for this trace", where=path, remedy="free some, or take a sample"
-        )
-    if isinstance(error, _DAMAGE) or "Corrupt" in text:
-        return DamagedStoreError(
-            f"is damaged ({_reason(text)})",
-            where=path,
-            remedy=f"see what can be saved with `kvscope doctor --db {path}`",
-        )
-    return None
+    return DamagedStoreError(
+        f"is damaged ({_reason(text)})",
+        where=path,
+        remedy=f"see what can be saved with `kvscope doctor --db {path}`",
+    )
 
 
 def foreign(path: str, tables: Sequence[str]) -> InputError:

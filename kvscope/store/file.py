@@ -9,7 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
-from kvscope.core.errors import DiskFullError, OutdatedStoreError, ReadOnlyStoreError, StoreBusyError
+from kvscope.core.errors import (
+    DiskFullError,
+    OutdatedStoreError,
+    ReadOnlyStoreError,
+    StoreBusyError,
+)
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.failures import Waiting
 
@@ -41,6 +46,7 @@ class StoreFile:
         self._note = note
         self._changed = threading.Condition()
         self._open = {True: 0, False: 0}  # by whether it is read-only: how many have it open
+        self._known = False  # to be kvscope's
         self._one_writer = threading.Lock()
         self._opening = threading.Lock()  # DuckDB creates its shared instance once
         self._in_memory = open_store(MEMORY) if path == MEMORY else None
@@ -109,7 +115,10 @@ class StoreFile:
         try:
             with self._opening:
                 waiting = Waiting(patience_s, self._note)
-                store = open_store(self.path, read_only=read_only, waiting=waiting)
+                store = open_store(
+                    self.path, read_only=read_only, known=self._known, waiting=waiting
+                )
+                self._known = True
             with store:
                 yield store
         finally:
