@@ -13,6 +13,8 @@ from functools import cache
 from kvscope.store.db import DEFAULT_PATH, Store
 from kvscope.store.file import StoreFile
 
+_PATIENCE_S = 5.0  # a page that waits longer looks broken
+
 
 def database() -> str:
     """Return the store's path, from the command line of `streamlit run APP -- --db PATH`."""
@@ -36,4 +38,4 @@ def writing(patience_s: float | None = None) -> AbstractContextManager[Store]:
 
 @cache
 def _file(path: str) -> StoreFile:
-    return StoreFile(path)
+    return StoreFile(path, patience_s=_PATIENCE_S)

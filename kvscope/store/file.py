@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
@@ -37,13 +38,18 @@ class StoreFile:
 
     Other processes can read it between a write and the next. Within a process DuckDB opens a file
     in one mode at a time: readers open it read-only unless this process is writing it, and writers
-    wait until it is open read-only nowhere. `note` is called with what a longer wait is for. One in
-    memory stays open until `close`.
+    wait until it is open read-only nowhere. Other processes are waited for as long as `Waiting`
+    says. One in memory stays open until `close`.
     """
 
-    def __init__(self, path: str, note: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        path: str,
+        note: Callable[[str], None] = lambda _: None,
+        patience_s: float | None = None,
+    ) -> None:
         self.path = path
-        self._note = note
+        self._waiting = Waiting(patience_s, note)
         self._changed = threading.Condition()
         self._open = {True: 0, False: 0}  # by whether it is read-only: how many have it open
         self._known = False  # to be kvscope's
@@ -114,7 +120,9 @@ class StoreFile:
     def _opened(self, *, read_only: bool, patience_s: float | None = None) -> Iterator[Store]:
         try:
             with self._opening:
-                waiting = Waiting(patience_s, self._note)
+                waiting = self._waiting
+                if patience_s is not None:
+                    waiting = replace(waiting, patience_s=patience_s)
                 store = open_store(
                     self.path, read_only=read_only, known=self._known, waiting=waiting
                 )
