@@ -5,25 +5,19 @@ The module itself is what use cases take as `Stores` (kvscope.store.file).
 
 from __future__ import annotations
 
-import argparse
-import sys
 from contextlib import AbstractContextManager
 from functools import cache
 
-from kvscope.store.db import DEFAULT_PATH, Store
+from dashboard.arguments import arguments
+from kvscope.store.db import Store
 from kvscope.store.file import StoreFile
 
 _PATIENCE_S = 5.0  # a page that waits longer looks broken
 
 
 def database() -> str:
-    """Return the store's path, from the command line of `streamlit run APP -- --db PATH`."""
-    arguments = sys.argv[1:]
-    if "--" in arguments:  # those before it are Streamlit's
-        arguments = arguments[arguments.index("--") + 1 :]
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--db", default=DEFAULT_PATH)
-    return str(parser.parse_known_args(arguments)[0].db)
+    """Return the store's path."""
+    return str(arguments().db)
 
 
 def reading() -> AbstractContextManager[Store]:

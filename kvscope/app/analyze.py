@@ -13,7 +13,7 @@ from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_trace, replayable
+from kvscope.app.traces import load_range, load_trace, replayable
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.core.background import in_background
@@ -206,6 +206,10 @@ def analyze_source(
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
+    if request.from_s is not None or request.until_s is not None:
+        trace = load_trace(stores, source, monitor, reading)
+        trace = load_range(stores, trace, request.from_s, request.until_s, monitor)
+        return analyze(stores, trace, request)
     started: list[StartedCaching] = []
     trace = load_trace(
         stores,

@@ -211,7 +211,13 @@ def tune(
     output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
-    _keep(db, report.report(tuned), duration_s, recommendation_text(tuned, prompts))
+    _keep(
+        db,
+        report.report(tuned),
+        duration_s,
+        summary=report.verdict_in_words(tuned)[0],
+        file=recommendation_text(tuned, prompts),
+    )
     end_on(gates, tune_figures(tuned))
 
 
@@ -299,7 +305,9 @@ def fleet(
     end_on(gates, fleet_figures(study))
 
 
-def _keep(db: str, result: Report, duration_s: float, file: str | None = None) -> None:
+def _keep(
+    db: str, result: Report, duration_s: float, *, summary: str = "", file: str | None = None
+) -> None:
     """Store what was printed, for the dashboard to list and open."""
     from kvscope.report.stored import keep
     from kvscope.store.db import MEMORY
@@ -308,7 +316,7 @@ def _keep(db: str, result: Report, duration_s: float, file: str | None = None) -
     if db == MEMORY:
         return
     try:
-        keep(StoreFile(db, note), result, duration_s, file)
+        keep(StoreFile(db, note), result, duration_s, summary=summary, file=file)
     except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
 
