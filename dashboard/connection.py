@@ -32,4 +32,4 @@ def writing(patience_s: float | None = None) -> AbstractContextManager[Store]:
 
 @cache
 def _file(path: str) -> StoreFile:
-    return StoreFile(path, patience_s=_PATIENCE_S)
+    return StoreFile(path, patience_s=_PATIENCE_S, create=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -146,13 +145,10 @@ def _named_store(context: typer.Context, db: str) -> str:
 
 
 def _existing(db: str) -> StoreFile:
-    """Return the store. Raises InputError where there is none."""
-    from kvscope.store.db import MEMORY, open_store
+    """Return the store; to read or write it raises InputError where there is none."""
     from kvscope.store.file import StoreFile
 
-    if db != MEMORY and not Path(db).exists():
-        open_store(db, read_only=True)  # raises
-    return StoreFile(db, note)
+    return StoreFile(db, note, create=False)
 
 
 def _in_one_line(trace: Trace) -> str:

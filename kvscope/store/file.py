@@ -39,7 +39,7 @@ class StoreFile:
     Other processes can read it between a write and the next. Within a process DuckDB opens a file
     in one mode at a time: readers open it read-only unless this process is writing it, and writers
     wait until it is open read-only nowhere. Other processes are waited for as long as `Waiting`
-    says. One in memory stays open until `close`.
+    says. One in memory stays open until `close`. Without `create`, a missing file is an InputError.
     """
 
     def __init__(
@@ -47,8 +47,11 @@ class StoreFile:
         path: str,
         note: Callable[[str], None] = lambda _: None,
         patience_s: float | None = None,
+        *,
+        create: bool = True,
     ) -> None:
         self.path = path
+        self._create = create
         self._waiting = Waiting(patience_s, note)
         self._changed = threading.Condition()
         self._open = {True: 0, False: 0}  # by whether it is read-only: how many have it open
@@ -77,7 +80,7 @@ class StoreFile:
         if self._in_memory is not None:
             yield self._in_memory
             return
-        if not Path(self.path).exists():
+        if self._create and not Path(self.path).exists():
             yield self._empty
             return
         with ExitStack() as stack:
@@ -95,6 +98,8 @@ class StoreFile:
         if self._in_memory is not None:
             yield self._in_memory
             return
+        if not self._create and not Path(self.path).exists():
+            open_store(self.path, read_only=True)  # which raises
         with self._one_writer:
             with self._changed:
                 self._changed.wait_for(lambda: not self._open[True])
