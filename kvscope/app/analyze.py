@@ -195,6 +195,13 @@ def _layouts(stores: Stores, trace: Trace, definition: HitDefinition) -> Iterato
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
 
+def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
+    """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    if request.from_s is None and request.until_s is None:
+        return trace
+    return load_range(stores, trace, request.from_s, request.until_s, monitor)
+
+
 def analyze_source(
     stores: Stores,
     source: str | None,
@@ -208,8 +215,7 @@ def analyze_source(
     """
     if request.from_s is not None or request.until_s is not None:
         trace = load_trace(stores, source, monitor, reading)
-        trace = load_range(stores, trace, request.from_s, request.until_s, monitor)
-        return analyze(stores, trace, request)
+        return analyze(stores, in_range(stores, trace, request, monitor), request)
     started: list[StartedCaching] = []
     trace = load_trace(
         stores,
