@@ -38,7 +38,13 @@ class TraceFindings(Job):
         self._trace = trace
         self._findings: dict[str, Any] = {}
         self._changed = threading.Condition()
-        super().__init__(TraceFindings._analyze)
+        super().__init__(
+            TraceFindings._analyze,
+            title="Analyze",
+            trace=trace.name,
+            page="views/overview.py",
+            address={"trace": trace.name},
+        )
 
     def await_finding(self, name: str, seconds: float | None = None) -> bool:
         """Wait for a finding, at most so long, or until the end; return whether it is there."""
@@ -94,12 +100,16 @@ def findings(trace: Trace) -> TraceFindings:
         return cached[trace]
 
 
-def settle() -> None:
-    """Wait until no analysis is under way."""
+def analyses() -> list[TraceFindings]:
+    """Return the analyses that are cached or under way, the last used first."""
     lock, cached = _cache()
     with lock:
-        works = list(cached.values())
-    for work in works:
+        return list(reversed(cached.values()))
+
+
+def settle() -> None:
+    """Wait until no analysis is under way."""
+    for work in analyses():
         work.await_finding("")
 
 

@@ -7,13 +7,12 @@ is what use cases take as `Stores` (kvscope.app.traces).
 
 from __future__ import annotations
 
-import argparse
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvscope.store.db import DEFAULT_PATH, Store, open_store
+from dashboard.arguments import arguments
+from kvscope.store.db import Store, open_store
 
 _CHANGED = threading.Condition()
 _OPEN = {True: 0, False: 0}  # by whether it is read-only: how many have the store open
@@ -22,13 +21,8 @@ _OPENING = threading.Lock()  # DuckDB creates its shared instance once
 
 
 def database() -> str:
-    """Return the store's path, from the command line of `streamlit run APP -- --db PATH`."""
-    arguments = sys.argv[1:]
-    if "--" in arguments:  # those before it are Streamlit's
-        arguments = arguments[arguments.index("--") + 1 :]
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--db", default=DEFAULT_PATH)
-    return str(parser.parse_known_args(arguments)[0].db)
+    """Return the store's path."""
+    return str(arguments().db)
 
 
 @contextmanager

@@ -1,9 +1,15 @@
-"""Long work in a thread: pages show its progress and can stop it."""
+"""Long work in a thread: pages show its progress and can stop it, whichever tab started it.
+
+One registry holds the jobs of this process. A page that has none of its own shows the one that was
+started for the same question, or the one that is running on its trace: so a reload, a second tab or
+a tab opened later finds it again.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +17,12 @@ import streamlit as st
 
 from dashboard import query_params
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
 from kvscope.core.errors import KvscopeError, Stopped
 
 _EVERY_S = 0.3
+_MOST_ENDED = 12  # jobs that are listed, with their results
 _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the details."
 
 
@@ -22,11 +30,28 @@ class Job(Monitor):
     """One call of `work(job)` in a thread; the monitor of what it runs.
 
     `request` is what the work answers. `result` is what it returned, `error` why it failed.
+    `address` are the query parameters of the page (a file) that shows the job, `trace` the name of
+    the trace it works on, empty for none.
     """
 
-    def __init__(self, work: Callable[[Any], Any], request: Any = None) -> None:
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        request: Any = None,
+        *,
+        key: str = "",
+        title: str = "",
+        trace: str = "",
+        page: str = "",
+        address: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.request = request
+        self.key, self.title, self.trace = key, title, trace
+        self.page, self.address = page, dict(address or {})
+        self.session: object = None
+        self.started_at = time.time()
+        self.ended_at: float | None = None
         self.label = "preparing"
         self.done = 0
         self.total: int | None = None
@@ -43,6 +68,29 @@ class Job(Monitor):
         """Return whether the work has ended."""
         return self._ended.is_set()
 
+    @property
+    def share(self) -> float:
+        """Share of the present step that is done, 0 where that is not known."""
+        return min(self.done / self.total, 1.0) if self.total else 0.0
+
+    @property
+    def progress(self) -> str:
+        """The present step and how far it is."""
+        done = f" {self.done:,}" if self.done or self.total else ""
+        of = f" of {self.total:,}" if self.total else ""
+        stopping = ", stopping" if self.stop.is_set() else ""
+        return f"{self.label}{done}{of}{stopping}"
+
+    @property
+    def started_here(self) -> bool:
+        """Return whether this session started the job."""
+        return self.session is not None and self.session is st.session_state.get("session")
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds since the start, or from the start to the end."""
+        return (self.ended_at or time.time()) - self.started_at
+
     def check(self) -> None:
         """Raise Stopped once the job is to stop."""
         if self.stop.is_set():
@@ -53,7 +101,7 @@ class Job(Monitor):
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> Iterator[Callable[[int], None]]:
         """Show `label` and the number of steps done of `total`."""
-        self.label, self.done, self.total = label, 0, total
+        self.label, self.done, self.total = in_page_words(label), 0, total
 
         def advance(amount: int) -> None:
             self.done += amount
@@ -62,7 +110,7 @@ class Job(Monitor):
 
     def note(self, text: str) -> None:
         """Show the sentence with the result."""
-        self.notes.append(text)
+        self.notes.append(in_page_words(text))
 
     def wait(self, seconds: float) -> None:
         """Wait for the end, at most so long."""
@@ -70,13 +118,14 @@ class Job(Monitor):
 
     def end(self) -> None:
         """Mark the work as ended."""
+        self.ended_at = time.time()
         self._ended.set()
 
     def _run(self) -> None:
         try:
             self.result = self._work(self)
         except KvscopeError as error:
-            self.error, self.stopped = str(error), isinstance(error, Stopped)
+            self.error, self.stopped = in_page_words(str(error)), isinstance(error, Stopped)
         except BaseException:
             self.error = _FAILED
             raise
@@ -84,18 +133,79 @@ class Job(Monitor):
             self.end()
 
 
-def current(key: str) -> Job | None:
-    """Return the job that this session last started under `key`."""
+class _Registry:
+    """The jobs of this process, the latest first: all that run, and the last that ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: list[Job] = []
+
+    def add(self, job: Job) -> None:
+        with self._lock:
+            jobs = [job, *self._jobs]
+            ended = [each for each in jobs if each.ended][:_MOST_ENDED]
+            self._jobs = [each for each in jobs if not each.ended or each in ended]
+
+    def jobs(self) -> list[Job]:
+        return list(self._jobs)
+
+
+@st.cache_resource(show_spinner=False)
+def _registry() -> _Registry:
+    return _Registry()
+
+
+def all_jobs() -> list[Job]:
+    """Return the jobs of this process, the latest first."""
+    return _registry().jobs()
+
+
+def current(key: str, request: Any = None) -> Job | None:
+    """Return the job that this session shows under `key`, for the trace that is selected.
+
+    Else the latest job of any session that answers `request`, or that runs on this trace.
+    """
+    trace = st.session_state.get("trace", "")
     job: Job | None = st.session_state.get(f"job {key}")
+    if job is not None and job.trace in {"", trace}:
+        return job
+    known = [each for each in all_jobs() if each.key == key and not each.stopped]
+    same = [each for each in known if request is not None and each.request == request]
+    running = [each for each in known if not each.ended and each.trace in {"", trace}]
+    job = next(iter([*same, *running]), None)
+    if job is not None:
+        attach(job)
     return job
 
 
-def start(key: str, work: Callable[[Job], Any], request: Any = None) -> None:
-    """Start a job and draw the page anew; stop the one before, if it still runs."""
-    before = current(key)
+def attach(job: Job) -> None:
+    """Let this session show a job of any session."""
+    st.session_state[f"job {job.key}"] = job
+
+
+def start(
+    key: str, title: str, work: Callable[[Job], Any], request: Any = None, *, on_trace: bool = True
+) -> None:
+    """Start a job and draw the page anew; stop the one before, if it still runs.
+
+    The job works on the selected trace unless `on_trace` is False.
+    """
+    before = current(key, request)
     if before is not None:
         before.stop.set()
-    job = st.session_state[f"job {key}"] = Job(work, request)
+    address = query_params.address()
+    job = Job(
+        work,
+        request,
+        key=key,
+        title=title,
+        trace=st.session_state.get("trace", "") if on_trace else "",
+        page=st.session_state.get("page", ""),
+        address=address | {query_params.shown(key): "1"},
+    )
+    job.session = st.session_state.setdefault("session", object())
+    _registry().add(job)
+    attach(job)
     job.wait(_EVERY_S)  # no progress bar for what is done by then
     st.rerun()
 
@@ -105,9 +215,9 @@ def forget(key: str) -> None:
     st.session_state.pop(f"job {key}", None)
 
 
-def completed(key: str) -> Job | None:
+def completed(key: str, request: Any = None) -> Job | None:
     """Return the job once it has ended well; until then, show its progress or its error."""
-    job = current(key)
+    job = current(key, request)
     if job is None:
         return None
     if not job.ended:
@@ -123,19 +233,25 @@ def completed(key: str) -> Job | None:
 
 
 def answer(
-    key: str, request: Any | None, work: Callable[[Job], Any], button: str, *, clicked: bool
+    key: str,
+    title: str,
+    request: Any | None,
+    work: Callable[[Job], Any],
+    button: str,
+    *,
+    clicked: bool,
 ) -> Job | None:
     """Return the job `key` once it has ended well, with its result.
 
     `work` is started for `request`, if there is one, on a click of `button` or for an address that
     shows the result.
     """
-    linked = current(key) is None and query_params.shows_result(key)
+    linked = current(key, request) is None and query_params.shows_result(key)
     if request is not None and (clicked or linked):
-        start(key, work, request)
-    job = completed(key)
+        start(key, title, work, request)
+    job = completed(key, request)
     if job is not None:
-        query_params.set_shows_result(key, shown=job.request == request)
+        query_params.set_shows_result(key, shows=job.request == request)
         if job.request != request:
             st.info(f"These results are for earlier settings. {button} updates them.")
     return job
@@ -146,10 +262,7 @@ def show_progress(job: Job, key: str) -> None:
     """Show how far a job is, and a stop button; draw the page anew when the job has ended."""
     if job.ended:
         st.rerun()
-    share = min(job.done / job.total, 1.0) if job.total else 0.0
-    of = f" {job.done:,} of {job.total:,}" if job.total else f" {job.done:,}" if job.done else ""
-    stopping = ", stopping" if job.stop.is_set() else ""
-    st.progress(share, text=escape(f"{_capitalized(job.label)}{of}{stopping} …"))
+    st.progress(job.share, text=escape(f"{_capitalized(job.progress)} …"))
     if st.button("Stop", key=f"stop {key}", disabled=job.stop.is_set()):
         job.stop.set()
         st.rerun(scope="fragment")

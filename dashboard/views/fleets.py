@@ -7,7 +7,7 @@ from typing import get_args
 
 import streamlit as st
 
-from dashboard import background_cache, job, query_params, render, sidebar
+from dashboard import background_cache, data, job, query_params, render, sidebar
 from kvscope.app import values
 from kvscope.app.fleet import FleetStudy, fleet
 from kvscope.app.options import FleetOptions, ReplicaOptions, TimeModel
@@ -34,7 +34,7 @@ def page() -> None:
     options = _options(selected)
     clicked = st.button("Replay", type="primary", key="replay_fleets", disabled=options is None)
     question = None if options is None else (options, selected)
-    done = job.answer("fleets", question, _study, "Replay", clicked=clicked)
+    done = job.answer("fleets", "Replay fleets", question, _study, "Replay", clicked=clicked)
     if done is not None:
         render.show(report.sections(done.result))
     elif job.current("fleets") is None:
@@ -52,7 +52,9 @@ def _study(running: job.Job) -> FleetStudy:
         deployment=selected.deployment,
     )
     prompts = background_cache.lru_for(running, selected.trace).prompts
-    return fleet(selected.trace, prompts, request, running)
+    study = fleet(selected.trace, prompts, request, running)
+    data.keep(running, report.report(study))
+    return study
 
 
 def _options(selected: sidebar.Choices) -> FleetOptions | None:

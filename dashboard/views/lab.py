@@ -114,7 +114,9 @@ def _compare(trace: Trace, request: SimulateRequest) -> None:
     request = replace(request, variants=variants)
     clicked = st.button("Run", type="primary", key="run", disabled=not variants)
     question = (trace, request) if variants else None
-    done = job.answer("lab", question, lab_results.compare, "Run", clicked=clicked)
+    done = job.answer(
+        "lab", "Replay policies", question, lab_results.compare, "Run", clicked=clicked
+    )
     if done is not None:
         lab_results.show_comparison(done.result)
     elif job.current("lab") is None:
@@ -129,6 +131,7 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
         name = st.selectbox("Policy with a xi", names, key="xi_policy")
     with right:
         blocks = sidebar.capacity("xi_at", "Capacity (blocks or a size)")
+        blocks = blocks or sidebar.choices().present_blocks
     if slo_s is None:
         st.info("The effect of xi is measured against an SLO. Enter one above, for example 200ms.")
         return
@@ -142,7 +145,9 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
     )
     again = "Replay every xi"
     clicked = st.button(again, type="primary", key="run_xi")
-    done = job.answer("xi", (trace, request), lab_results.vary_xi, again, clicked=clicked)
+    done = job.answer(
+        "xi", f"{again} of {name}", (trace, request), lab_results.vary_xi, again, clicked=clicked
+    )
     if done is not None:
         lab_results.show_xi(done.result)
     elif job.current("xi") is None:

@@ -18,7 +18,9 @@ def page() -> None:
     selected = sidebar.choices()
     if selected.trace is None:
         st.title("Overview")
-        st.info("The store holds no traces. Name a file or upload one.")
+        if selected.missing:
+            sidebar.stop_without_trace()
+        st.info("The store holds no traces. Add one.")
         upload.draw()
         return
     trace = sidebar.page_head("Overview", needs_hashes=False)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import streamlit as st
 
-from dashboard import background_cache, job, query_params, render, sidebar
+from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
-from kvscope.app.tune import Recommendation, tune, write_recommended
+from kvscope.app.tune import Recommendation, recommendation_text, tune
 from kvscope.core import units
 from kvscope.report import recommendation
 from kvscope.tuning.file import RecommendationFile, read_recommendation
@@ -28,7 +28,7 @@ def page() -> None:
         request = _request()
         clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
         question = None if request is None else (trace, request)
-        done = job.answer("tune", question, _tune, "Tune", clicked=clicked)
+        done = job.answer("tune", "Tune", question, _tune, "Tune", clicked=clicked)
         if done is not None:
             _show(done.result)
     with read:
@@ -37,7 +37,15 @@ def page() -> None:
 
 def _tune(running: job.Job) -> Recommendation:
     trace, request = running.request
-    return tune(trace, background_cache.lru_for(running, trace).prompts, request, running)
+    prompts = background_cache.lru_for(running, trace).prompts
+    tuned = tune(trace, prompts, request, running)
+    data.keep(
+        running,
+        recommendation.report(tuned),
+        summary=recommendation.verdict_in_words(tuned)[0],
+        file=recommendation_text(tuned, prompts),
+    )
+    return tuned
 
 
 def _request() -> TuneRequest | None:
@@ -54,6 +62,7 @@ def _request() -> TuneRequest | None:
         blocks = tpot_s = None
         if selected.deployment is None:
             blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
+            blocks = blocks or selected.present_blocks
         else:
             about = "The time per output token to stay within. Empty: any."
             tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
@@ -76,11 +85,11 @@ def _show(tuned: Recommendation) -> None:
     verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
     if why := tuned.why_no_flags():
-        st.caption(escape(why))
+        st.caption(escape(in_page_words(why)))
     _flags(tuned.flags)
     if tuned.flags.sglang:
         st.caption(recommendation.NOT_SIMULATED)
-    if file := _as_toml(tuned):
+    if file := recommendation_text(tuned, background_cache.lru(tuned.trace).prompts):
         st.download_button(
             "Download recommendation.toml",
             file,
@@ -90,14 +99,6 @@ def _show(tuned: Recommendation) -> None:
             on_click="ignore",
         )
     render.show(section for section in rest if section.title != "To set")  # it stands above
-
-
-def _as_toml(tuned: Recommendation) -> str | None:
-    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recommendation.toml"
-        write_recommended(path, tuned, background_cache.lru(tuned.trace).prompts)
-        return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def _flags(to_set: Flags) -> None:
@@ -117,10 +118,8 @@ def _read() -> None:
     if upload is None:
         st.caption("Shows the verdict and the flags of a file written earlier.")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recommendation.toml"
-        path.write_bytes(upload.getvalue())
-        file = read_recommendation(path)
+    with uploaded(upload.name, upload.getvalue()) as path:
+        file = read_recommendation(Path(path))
     st.markdown(escape(_in_words(file)))
     _flags(Flags(file.flags.get("sglang"), file.flags.get("vllm")))
 

@@ -31,7 +31,7 @@ def _models(trace: Trace) -> None:
     key = f"fit {trace}"
     running = job.current(key)
     if running is None or (running.ended and st.button("Fit models", type="primary")):
-        job.start(key, lambda started: data.fit(started, trace))
+        job.start(key, "Fit models", lambda started: data.fit(started, trace))
     job.completed(key)
 
 

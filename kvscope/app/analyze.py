@@ -13,7 +13,7 @@ from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_trace
+from kvscope.app.traces import load_range, load_trace
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.core.background import in_background
@@ -207,6 +207,10 @@ def analyze_source(
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
+    if request.from_s is not None or request.until_s is not None:
+        trace = load_trace(store, source, monitor, reading)
+        trace = load_range(store, trace, request.from_s, request.until_s, monitor)
+        return analyze(store, trace, request)
     started: list[StartedCaching] = []
     trace = load_trace(
         store,

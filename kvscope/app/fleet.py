@@ -71,7 +71,7 @@ class FleetStudy:
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None
     in closed loop and on engines; `pooled_hits` are those of one such cache in the trace's order.
-    `on_engines` is the answer once more, with the simulated vLLMs of a deployment for its queues.
+    `on_engines`: an answer that meets the SLO, replayed on a deployment's simulated vLLMs.
     `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
     of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
     `size` is the interval of the fewest replicas; None on engines and without the fewest.
@@ -200,7 +200,8 @@ def fleet(
     )
     best = study.best
     simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
-    if engine is not None and sweep.engine is None and simulated:
+    queues_meet = study.fewest is not None and sweep.engine is None
+    if engine is not None and queues_meet and simulated:
         with monitor.steps("replaying the answer on simulated vLLMs"):
             study = replace(study, on_engines=sweep.run(study.answer.fleet, engine))
     with monitor.steps("replaying one cache for all"):
@@ -209,7 +210,7 @@ def fleet(
         if think is None and sweep.engine is None:
             pooled = sweep.pooled(best.policy, study.chosen)
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
-    if study.fewest is not None and sweep.engine is None:
+    if queues_meet:
         with monitor.steps("resampling requests"):
             study = replace(study, size=_size(sweep, best, request))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):

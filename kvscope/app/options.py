@@ -245,6 +245,17 @@ AS_STORED = Reading()
 class AnalyzeOptions(DeploymentOptions):
     """What `analyze` takes."""
 
+    from_: Annotated[
+        float | None,
+        Time(
+            "Analyze only requests from this time after the trace's start on, as a trace of their"
+            " own.",
+            flags=("--from",),
+        ),
+    ] = None
+    until: Annotated[
+        float | None, Time("Analyze only requests before this time after the trace's start.")
+    ] = None
     hbm: Hbm = None
     capacity_blocks: CapacitiesBlocks = None
     capacity: Capacities = None

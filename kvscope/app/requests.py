@@ -91,13 +91,15 @@ class Capacities:
 
 @dataclass(frozen=True, slots=True)
 class AnalyzeRequest:
-    """What an analysis shows beyond the trace itself."""
+    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`."""
 
     definition: HitDefinition = standard()
     model: Model | None = None
     hbm_bytes: int | None = None
     capacities: Capacities = Capacities()
     deployment: ResolvedDeployment | None = None
+    from_s: float | None = None
+    until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,11 @@ class FleetTuningRequest:
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
+    return replace(_analysis(options), from_s=options.from_, until_s=options.until)
+
+
+def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return the same for a whole trace."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
     where = resolved_deployment(options)

@@ -60,6 +60,29 @@ def load_trace(
     return trace
 
 
+def load_range(
+    store: Store, trace: Trace, from_s: float | None, until_s: float | None, monitor: Monitor
+) -> Trace:
+    """Return a time range of a trace as a trace of its own, and make it the one last worked on.
+
+    It is stored if it is not yet, and a note names it. Raises UsageError where it has no request,
+    and Stopped once the monitor's `stop` is set.
+    """
+    from kvscope.ingest.time_range import ingest_range
+
+    with monitor.steps(f"reading a range of {trace.name}") as advance:
+
+        def read_on(amount: int) -> None:
+            if monitor.stop.is_set():
+                raise Stopped("stopped before the range was read")
+            advance(amount)
+
+        part = ingest_range(store, trace, from_s, until_s, read_on)
+    monitor.note(f"the range is stored as {part.name!r}")
+    traces.mark_used(store, part)
+    return part
+
+
 def is_file(text: str) -> bool:
     """Return whether `text` names a file to read rather than a stored trace."""
     return text == STANDARD_INPUT or Path(text).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -298,6 +299,14 @@ def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
         traffic(whole, setting.definition), recommended.policy, recommended.capacity_blocks
     )
     return None if fitted is None else fitted.refitted_in_engine()
+
+
+def recommendation_text(tuned: Recommendation, prompts: Prompts) -> str | None:
+    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recommendation.toml"
+        write_recommended(path, tuned, prompts)
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def write_recommended(

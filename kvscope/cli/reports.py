@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,10 +30,11 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode, Stopped, UsageError
+from kvscope.core.errors import ExitCode, Stopped, StoreBusyError, UsageError
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
+    from kvscope.report.report import Report
     from kvscope.store.db import Store
 
 DEFAULT_OUTPUT = "recommendation.toml"
@@ -186,7 +188,7 @@ def tune(
         gates = tune_gates(fail_on)
         load_in_background()
         from kvscope.app.traces import prompts_to_replay
-        from kvscope.app.tune import kernels, write_recommended
+        from kvscope.app.tune import kernels, recommendation_text, write_recommended
         from kvscope.app.tune import tune as recommend
         from kvscope.report import recommendation as report
         from kvscope.report.section import check_names
@@ -197,6 +199,7 @@ def tune(
             prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
             stoppable() as terminal,
         ):
+            began = monotonic()
             try:
                 tuned = recommend(stored, prompts, request, terminal)
             except Stopped as error:
@@ -204,9 +207,17 @@ def tune(
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
+    duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
+    _keep(
+        db,
+        report.report(tuned),
+        duration_s,
+        summary=report.verdict_in_words(tuned)[0],
+        file=recommendation_text(tuned, prompts),
+    )
     end_on(gates, tune_figures(tuned))
 
 
@@ -239,12 +250,15 @@ def _tune_fleet(
             ),
             stoppable() as terminal,
         ):
+            began = monotonic()
             try:
                 tuned = recommend_fleet(stored, prompts, request, terminal)
             except Stopped as error:
                 note(str(error))
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
+    duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
+    _keep(db, report.report(tuned), duration_s)
     end_on(gates, tuned_fleet_figures(tuned))
 
 
@@ -279,13 +293,32 @@ def fleet(
             prompts_to_replay(store, trace, KERNELS, Terminal(), reading) as (stored, prompts),
             stoppable() as terminal,
         ):
+            began = monotonic()
             try:
                 study = study_fleet(stored, prompts, request, terminal)
             except Stopped as error:
                 note(str(error))
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
+    duration_s = monotonic() - began
     output.report(report.report(study), printing)
+    _keep(db, report.report(study), duration_s)
     end_on(gates, fleet_figures(study))
+
+
+def _keep(
+    db: str, result: Report, duration_s: float, *, summary: str = "", file: str | None = None
+) -> None:
+    """Store what was printed, for the dashboard to list and open."""
+    from kvscope.report.stored import keep
+    from kvscope.store.db import MEMORY, open_store
+
+    if db == MEMORY:
+        return
+    try:
+        with open_store(db) as store:
+            keep(store, result, duration_s, summary=summary, file=file)
+    except StoreBusyError as error:
+        note(f"the report was not stored: {error}")
 
 
 @contextmanager

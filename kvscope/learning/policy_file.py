@@ -9,6 +9,7 @@ params = { xi_tokens = 2048.0, next_prompt_tokens = 256.0, ttl_s = inf }
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +20,12 @@ from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import by_name
 
 REMEDY = "`kvscope tune` and `kvscope fit --export` write such a file"
+KEYS = (
+    *("schema", "trace", "block_size", "policy", "verdict", "target", "capacity", "latency"),
+    *("expected", "gain", "flags", "deployment", "canary"),
+    *("returns", "ends"),  # fits, a table a learner
+)
+"""What a policy file or a recommendation has at its top."""
 
 
 class PolicyTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,6 +48,14 @@ def policy_in(document: Mapping[str, Any], where: str) -> Policy:
     needs the future.
     """
     place = f"{where}: policy"
+    for key in document:
+        if key not in KEYS:
+            near = get_close_matches(key, KEYS, n=1)
+            raise InputError(
+                "unknown key",
+                where=f"{where}: {key}",
+                remedy=f"did you mean {near[0]!r}" if near else REMEDY,
+            )
     if "policy" not in document:
         raise InputError("missing", where=place, remedy=REMEDY)
     table = table_as(document["policy"], PolicyTable, place, REMEDY)

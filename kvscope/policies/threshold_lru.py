@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import TTL, Floats, Parameter, Turn
+from kvscope.policies.base import MOST_TOKENS, TTL, Floats, Parameter, Turn
 from kvscope.policies.lru import Lru
 
 _THRESHOLD = 0
@@ -23,6 +23,7 @@ class ThresholdLru(Lru):
             "threshold_tokens",
             1024,
             "histories shorter than this are not cached",
+            high=MOST_TOKENS,
             search=(256, 512, 1024, 2048, 4096, 8192),
         ),
         TTL,

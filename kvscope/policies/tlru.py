@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvscope.core.arrays import Int64s
-from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.policies.base import MOST_TOKENS, TTL, Floats, LanePolicy, Parameter, Turn
 
 XI, NEXT_PROMPT, PERCENTILE = 0, 1, 2
 SAFE, NEEDED = 0, 1
@@ -16,10 +16,11 @@ XI_TOKENS = Parameter(
     "xi_tokens",
     2048,
     "tokens that may stay uncached without breaking the latency threshold",
+    high=MOST_TOKENS,
     search=(256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
 )
 NEXT_PROMPT_TOKENS = Parameter(
-    "next_prompt_tokens", 256, "tokens that the next turn is expected to add"
+    "next_prompt_tokens", 256, "tokens that the next turn is expected to add", high=MOST_TOKENS
 )
 XI_PERCENTILE = Parameter(
     "xi_percentile",

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
+from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View, draw, new_dice
 
 SCALE, CREDIT, DECAY, REQUEST_WEIGHT, TEMPERATURE = range(5)
 _FINE = 1 << 30
@@ -93,8 +93,10 @@ class Dynamo(Router):
     use + decode_active_request_weight * requests in flight; prefill tokens are this prompt and what
     requests without a first token compute, blocks in use are distinct and include this prompt's.
     credit = overlap_score_credit / (1 + decay * prefill blocks beyond the least loaded replica's /
-    blocks of the prompt). Equal costs: drawn evenly. Left out: output blocks (off by default), host
-    and disk caches, the router's queue (off by default), and the lag of events.
+    blocks of the prompt). Equal costs: drawn evenly. Events come at once unless `event_lag_s` is
+    set, as in Dynamo's own simulator (kv_event_lag_ms). Left out: output blocks and entries for
+    prompts that were sent but not yet reported (both off by default), host and disk caches, and the
+    router's queue (off by default).
     Source: ai-dynamo 1.6.1, lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
     minimum_cost_index, softmax_sample_index); defaults of KvRouterConfig in ai-dynamo-runtime
     1.6.1.
@@ -107,7 +109,7 @@ class Dynamo(Router):
     sees = "truth"
     draws = True
     counts_blocks = True
-    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    parameters: ClassVar[tuple[Parameter, ...]] = (*PARAMETERS, EVENT_LAG)
 
     def memory(self, sizes: MemorySizes, seed: int) -> DynamoMemory:
         """Return room for the costs of one request, and dice."""
@@ -117,7 +119,7 @@ class Dynamo(Router):
     def choose(prompt: Prompt, path: Int32s, view: View, memory: DynamoMemory, p: Floats) -> int:
         """Return the replica of the least cost."""
         for replica in range(view.replicas):
-            overlap_blocks = view.truth.cached_blocks[replica]
+            overlap_blocks = view.reported_blocks[replica]
             memory.costs[replica] = cost(prompt, view, replica, overlap_blocks, p)
         return pick(memory.costs, p[TEMPERATURE], memory.dice)
 

@@ -1,4 +1,4 @@
-"""Results over the traces of a store: replay runs, fitted models and validations.
+"""Results over the traces of a store: replay runs, fitted models, validations and reports.
 
 Each is kept so that it need not be computed again, and goes when its trace is removed.
 """
@@ -20,6 +20,7 @@ from kvscope.core.trace import Trace
 from kvscope.latency.profile import STEP_PARAMETERS
 from kvscope.store.db import Store
 
+MOST_REPORTS = 50  # of a trace
 FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
 
 Rows = Sequence[Mapping[str, Any]]
@@ -189,6 +190,27 @@ def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
     return store.rows("validate/runs", validation_id=validation_id)
 
 
+def add_report(store: Store, trace: Trace, **columns: Any) -> int:
+    """Store a report: its command, summary, duration_s, sections and file; return its id.
+
+    Of each trace the latest MOST_REPORTS stay.
+    """
+    with store.transaction():
+        row = store.row("reports/add_report", trace_id=trace.trace_id, **_stamp(), **columns)
+        store.run("reports/remove_reports", trace_id=trace.trace_id, kept=MOST_REPORTS)
+    return int(row["report_id"])
+
+
+def all_reports(store: Store) -> list[dict[str, Any]]:
+    """Return the reports over all traces, the latest first, without what they show."""
+    return store.rows("reports/reports")
+
+
+def report_content(store: Store, report_id: int) -> dict[str, Any] | None:
+    """Return the sections and the file of a report, None where there is no such report."""
+    return next(iter(store.rows("reports/report", report_id=report_id)), None)
+
+
 def remove_results(store: Store, trace: Trace) -> None:
     """Remove every result over `trace`; the caller holds a transaction."""
     _remove_runs(store, [stored.run_id for stored in all_runs(store, trace)])
@@ -196,6 +218,7 @@ def remove_results(store: Store, trace: Trace) -> None:
         _remove_fit(store, fit["fit_id"])
     for table in ("runs", "validations"):
         store.run(f"validate/remove_{table}", trace_id=trace.trace_id)
+    store.run("reports/remove_reports", trace_id=trace.trace_id, kept=0)
 
 
 def _remove_runs(store: Store, run_ids: list[int]) -> None:

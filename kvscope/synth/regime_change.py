@@ -56,9 +56,13 @@ class RegimeChange(Profile):
             opening = self.chat_tokens if thread.type == "chat" else self.document_tokens
             prompt = (self.step_tokens if thread.turn else opening).draw(rng)
             record = thread.request(ids, time_s, prompt, self.output_tokens.draw(rng))
-            returns = (thread.type == "chat") == (time_s < self.change_s)
+            returns = (thread.type == "chat") != self._swapped(time_s)
             if rng.random() >= (self.returning_share if returns else self.leaving_share):
                 return record, []
             return record, [(time_s + float(rng.exponential(self.gap_mean_s)), thread)]
 
         return in_order(births(), serve, requests)
+
+    def _swapped(self, time_s: float) -> bool:
+        """Return whether documents are what continues at this time."""
+        return time_s >= self.change_s

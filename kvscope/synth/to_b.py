@@ -112,7 +112,7 @@ DIALOGUE = Dialogue(
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     """A future request and its later turns; `thread` holds what it shares with others."""
 
     thread: Thread
@@ -122,7 +122,7 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _ProgramRun:
+class ProgramRun:
     """A running program: its user, its system prompt, and its remaining calls."""
 
     program: Program
@@ -133,17 +133,17 @@ class _ProgramRun:
 
     def call(
         self, time_s: float, ids: Ids, rng: Generator, block_size: int
-    ) -> list[tuple[float, "_ProgramRun | _Pending"]]:
+    ) -> list[tuple[float, "ProgramRun | Pending"]]:
         """Return the requests of one call, which share prompt and document, and the next call."""
         program = self.program
-        later: list[tuple[float, _ProgramRun | _Pending]] = []
+        later: list[tuple[float, ProgramRun | Pending]] = []
         tokens = self.system_tokens + program.document_tokens.draw(rng)
         shared = [*self.system_blocks, *ids.blocks(tokens // block_size - len(self.system_blocks))]
         request_s = time_s
         for _ in range(program.fan_out.draw(rng)):
             thread = Thread(self.user_id, "api", block_size, shared, tokens)
             own = program.own_tokens.draw(rng)
-            later.append((request_s, _Pending(thread, own, program.output_tokens)))
+            later.append((request_s, Pending(thread, own, program.output_tokens)))
             request_s += program.fan_out_gap_median_s * rng.lognormal(0, program.fan_out_gap_sigma)
         self.calls -= 1
         if self.calls:
@@ -184,32 +184,32 @@ class ToB(Profile):
         # The recent users of each program: id, system prompt, its tokens.
         recent: list[list[tuple[int, range, int]]] = [[] for _ in self.programs]
 
-        def run(program: Program, users: list[tuple[int, range, int]]) -> _ProgramRun:
+        def run(program: Program, users: list[tuple[int, range, int]]) -> ProgramRun:
             """Return a run before its first call: a new user's, or a recent one's."""
             if not users or rng.random() < self.new_user_share:
                 tokens = program.system_tokens.draw(rng)
                 users.append((next(user_ids), ids.blocks(tokens // self.block_size), tokens))
                 del users[: -self.recent_users]
             user_id, blocks, tokens = users[int(rng.integers(len(users)))]
-            return _ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
+            return ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
 
-        def talk() -> _Pending:
+        def talk() -> Pending:
             """Return a dialogue over the API before its first turn."""
             dialogue = self.dialogue
             thread = Thread(next(user_ids), "api", self.block_size, [], 0)
             first = dialogue.first_tokens.draw(rng)
-            return _Pending(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
+            return Pending(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
 
-        def births() -> Iterator[tuple[float, _ProgramRun | _Pending]]:
+        def births() -> Iterator[tuple[float, ProgramRun | Pending]]:
             for time_s in arrivals(rng, float(upper[-1]), start_s=-self.lead_in_s):
                 which = int(np.searchsorted(upper, rng.random() * upper[-1]))
                 is_program = which < len(self.programs)
                 yield time_s, run(self.programs[which], recent[which]) if is_program else talk()
 
         def serve(
-            time_s: float, state: _ProgramRun | _Pending
-        ) -> tuple[Record | None, list[tuple[float, _ProgramRun | _Pending]]]:
-            if isinstance(state, _ProgramRun):
+            time_s: float, state: ProgramRun | Pending
+        ) -> tuple[Record | None, list[tuple[float, ProgramRun | Pending]]]:
+            if isinstance(state, ProgramRun):
                 return None, state.call(time_s, ids, rng, self.block_size)
             if time_s < 0:
                 return None, []

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import vllm
+from packaging.version import InvalidVersion, Version
 from vllm.config import SchedulerConfig
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,9 +31,9 @@ from kvscope.learning.observer import NOTHING, UNFIT, Observer, log
 from kvscope.policies.base import Policy
 from kvscope.vllm_plugin.eviction_controller import EvictionController
 from kvscope.vllm_plugin.recording import Recording
-from kvscope.vllm_plugin.settings import read_settings
+from kvscope.vllm_plugin.settings import PluginSettings, read_settings
 
-SUPPORTED = ("0.32.", "0.33.")
+SUPPORTED = ("0.32", "0.33")
 _FULL_ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
 _REQUIRED = (
     (Scheduler, ("_free_request_blocks", "schedule", "update_from_output", "add_request")),
@@ -43,15 +43,28 @@ _REQUIRED = (
 
 
 def check_version() -> None:
-    """Raise EngineError for a vLLM that this plugin does not know."""
-    known = " and ".join(f"{version}x" for version in SUPPORTED)
+    """Raise EngineError for a vLLM that this plugin does not know.
+
+    It knows the releases of `SUPPORTED`, patches and local builds included. What precedes a release
+    (0.33.0rc1, 0.33.1.dev4) may still have the earlier one's code, or neither's.
+    """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
-    if not vllm.__version__.startswith(SUPPORTED) or missing:
+    if not _is_known(vllm.__version__) or missing:
+        known = " and ".join(f"{version}.x" for version in SUPPORTED)
+        lacking = f", without {', '.join(missing)}" if missing else ""
         raise EngineError(
-            f"this is vLLM {vllm.__version__}; kvscope's plugin knows {known}",
+            f"this is vLLM {vllm.__version__}{lacking}; kvscope's plugin knows {known}, released",
             where="kvscope.vllm_plugin",
             remedy="install one of these, or leave --scheduler-cls and KVSCOPE_* out",
         )
+
+
+def _is_known(text: str) -> bool:
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return False
+    return not version.is_prerelease and f"{version.major}.{version.minor}" in SUPPORTED
 
 
 class _Observed:
@@ -124,45 +137,61 @@ class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
 def observers(scheduler: Any) -> tuple[Observer, ...]:
     """Return the observers of a new scheduler, by its configuration and the environment.
 
-    A mistake there is logged, and the engine starts without them.
+    Never raises: a mistake there is logged, and the engine starts without them.
     """
     try:
         settings = read_settings(scheduler.vllm_config.additional_config, os.environ)
     except KvscopeError as error:
         log.error("%s; %s", NOTHING, error)
         return ()
-    policy, folder = settings.policy, settings.record
-    if policy is None and folder is None:
+    except Exception:  # noqa: BLE001  (vLLM starts whatever this is)
+        log.exception("%s, as its settings cannot be read. Please report this:", NOTHING)
+        return ()
+    if settings.policy is None and settings.record is None:
         log.warning("kvscope has nothing to do: set KVSCOPE_RECOMMENDATION, or leave it out")
     observing: list[Observer] = []
-    # Without a TTL, LRU is vLLM's own order.
-    if policy is not None and (policy.name != "lru" or math.isfinite(policy.values["ttl_s"])):
-        if why := unfit(scheduler):
-            log.warning("%s: %s", UNFIT, why)
-        else:
-            controller = control_evictions(
-                scheduler, policy, settings.fitted, trace_clock=settings.trace_clock
-            )
-            observing.append(controller)
-            log.info("kvscope orders free blocks by %s", controller.in_words)
-    if folder is not None and (recording := _recording(scheduler, folder)) is not None:
-        observing.append(recording)
+    for start, what in ((_controller, UNFIT), (_recording, "kvscope records nothing")):
+        try:
+            observer = start(scheduler, settings)
+        except Exception:  # noqa: BLE001  (as above)
+            log.exception("%s. Please report this:", what)
+            continue
+        if observer is not None:
+            observing.append(observer)
     return tuple(observing)
 
 
-def _recording(scheduler: Any, folder: Path) -> Recording | None:
-    """Return what records an engine's requests to `folder`; None, logged, where that fails."""
+def _controller(scheduler: Any, settings: PluginSettings) -> EvictionController | None:
+    """Return what orders an engine's free blocks; None where vLLM's own order stays."""
+    policy = settings.policy
+    # Without a TTL, LRU is vLLM's own order.
+    if policy is None or (policy.name == "lru" and not math.isfinite(policy.values["ttl_s"])):
+        return None
+    if why := unfit(scheduler):
+        log.warning("%s: %s", UNFIT, why)
+        return None
+    controller = control_evictions(
+        scheduler, policy, settings.fitted, trace_clock=settings.trace_clock
+    )
+    log.info("kvscope orders free blocks by %s", controller.in_words)
+    return controller
+
+
+def _recording(scheduler: Any, settings: PluginSettings) -> Recording | None:
+    """Return what records an engine's requests; None where nothing does, logged unless wanted."""
+    if settings.record is None:
+        return None
     if not scheduler.kv_cache_manager.enable_caching:
         log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
         return None
     config = scheduler.vllm_config.model_config
     model = config.served_model_name if config is not None else None
     try:
-        recording = Recording(folder, scheduler.hash_block_size, model=model)
-    except OSError as error:
-        log.error("kvscope records nothing: %s", error)
+        recording = Recording(settings.record, scheduler.hash_block_size, model=model)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte
+        log.error("kvscope records nothing: record %r: %s", str(settings.record), error)
         return None
-    log.info("kvscope records requests to %s", folder)
+    log.info("kvscope records requests to %s", settings.record)
     return recording
 
 
@@ -189,17 +218,24 @@ def control_evictions(
     """Replace vLLM's queue of free blocks by kvscope's; return its controller."""
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
+    own, free = type(pool.free_block_queue), pool.free_block_queue.get_all_free_blocks()
     controller = EvictionController(
         policy, block_size(scheduler), trace_clock=trace_clock, fitted=fitted
     )
-    pool.free_block_queue = controller.attach(
-        pool.free_block_queue.get_all_free_blocks(),
-        len(pool.blocks),
-        pool._maybe_evict_cached_block,  # noqa: SLF001  (vLLM offers no other way)
-        lambda request_id: manager.coordinator.get_blocks(request_id)[0],
-    )
-    if policy.evicts == "leaf":
-        _report_hashes(pool, controller)
+    try:
+        pool.free_block_queue = controller.attach(
+            pool.blocks,
+            free,
+            pool._maybe_evict_cached_block,  # noqa: SLF001  (vLLM offers no other way)
+            lambda request_id: manager.coordinator.get_blocks(request_id)[0],
+            own,
+        )
+        if policy.evicts == "leaf":
+            _report_hashes(pool, controller)
+    except Exception:
+        controller.broken = True
+        pool.free_block_queue = own(free)  # the blocks' links may be kvscope's by now
+        raise
     return controller
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvscope.learning.prefixes import Prefixes
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
 from kvscope.policies.registry import plugin_policies
 from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, LanePlan
+from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 
 
 @dataclass(slots=True)
@@ -82,36 +83,36 @@ class EvictionController(Observer):
 
     def attach(
         self,
-        blocks: list[Block],
-        total: int,
+        blocks: Sequence[Block],
+        free: list[Block],
         forget: Callable[[Block], object],
         blocks_of: Callable[[str], list[Block]],
-    ) -> FreeBlocks:
-        """Return the queue that replaces the engine's, with its free blocks.
+        lru: Callable[[list[Block]], Any],
+    ) -> GuardedQueue:
+        """Return the queue that replaces the engine's, with the `free` ones of all its `blocks`.
 
-        `forget` takes a block out of the engine's cache; `blocks_of` lists a request's blocks.
+        `forget` takes a block out of the engine's cache; `blocks_of` lists a request's blocks;
+        `lru` makes the engine's own queue of free blocks, for after a failure.
         """
         self._forget, self._blocks_of = forget, blocks_of
-        free = self.free = FreeBlocks(
-            blocks,
-            total,
+        ordered = self.free = FreeBlocks(
+            free,
+            len(blocks),
             lambda lane, idle_s: self.policy.score(lane, idle_s, self.p, self.table),
             next_step_s=self.policy.next_step_s if self.policy.stepwise else None,
             prefixes=Prefixes() if self.policy.evicts == "leaf" else None,
             forget=forget,
-            failed=self.fail,
         )
         if self.learner is not None:
-            self.learner.guard(len(blocks))
+            self.learner.guard(len(free))
             self.use(self.learner.table)
         no_turn = Turn(0, 0.0, 0, 0, ENDS)
-        free.usual = self.policy.place(no_turn, self.block_size, self.p)[2]
-        return free
+        ordered.usual = self.policy.place(no_turn, self.block_size, self.p)[2]
+        return GuardedQueue(ordered, blocks, free, self, lru)
 
     def give_up(self) -> None:
-        """Order blocks by LRU from now on."""
+        """Drop what is known of requests; the queue orders blocks by LRU from now on."""
         self._requests.clear()
-        self.free.fall_back()
 
     def arrived(self, request: Request) -> None:
         """Note the arrival and, for policies with a table, learn from it."""

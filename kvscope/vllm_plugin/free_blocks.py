@@ -1,6 +1,6 @@
 """The free blocks of an engine in the order of a policy: one recency list a lane.
 
-It replaces vLLM's own queue of free blocks and keeps its rules: blocks without a hash are taken
+It stands for vLLM's own queue of free blocks and keeps its rules: blocks without a hash are taken
 first, the last one freed in front; a block that is hit leaves in O(1). Of the blocks with a hash
 the policy's score decides between the oldest of each lane.
 
@@ -10,7 +10,6 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,13 +49,13 @@ class LanePlan(NamedTuple):
 
 
 class FreeBlocks:
-    """Replaces vLLM's FreeKVCacheBlockQueue.
+    """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
     `score` returns the worth of a lane's oldest block after so many idle seconds. Before a request
     frees its blocks, `plan` names their lanes; without one they go where they are `assigned`, or to
     the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is cached; then
-    `forget` is called for each block that is taken, at once. `failed` gets an error in `score`, and
-    has to call `fall_back`. `next_step_s` is a `stepwise` policy's.
+    `forget` is called for each block that is taken, at once. `next_step_s` is a `stepwise`
+    policy's. Errors leave it in any state: `GuardedQueue` drops it then.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class FreeBlocks:
         next_step_s: Callable[[float], float] | None = None,
         prefixes: Prefixes | None = None,
         forget: Callable[[Block], object] = lambda _: None,
-        failed: Callable[[Exception], object] | None = None,
     ) -> None:
         self.num_free_blocks = 0
         self.unhashed = Ring()
@@ -81,7 +79,6 @@ class FreeBlocks:
         self.evictions = 0
         self._prefixes = prefixes
         self._forget = forget
-        self._failed = failed
         self._parked: dict[Key, Block] = {}
         self._count = 0
         self._freed = [0] * total
@@ -101,17 +98,15 @@ class FreeBlocks:
         """Drop all scores: the table has changed."""
         self._heap.anew()
 
-    def popleft(self) -> Block:
-        """Take the first block."""
-        return self.popleft_n(1)[0]
-
     def popleft_n(self, count: int) -> list[Block]:
         """Take the first `count` blocks."""
         if count > self.num_free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
         taken = self._pop_unhashed(count)
         for _ in range(count - len(taken)):
-            block = self._least_worth()
+            block = self._choose()
+            if block is None:  # all are set aside, which no sound book-keeping leads to
+                raise RuntimeError(f"{self.num_free_blocks} blocks are free, and none is a leaf")
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
             self.evictions += 1
@@ -145,10 +140,6 @@ class FreeBlocks:
             self._heap.changed.add(self._lane[block.block_id])
         _unlink(block)
         self.num_free_blocks -= 1
-
-    def append(self, block: Block) -> None:
-        """Add a freed block with a hash."""
-        self.append_n([block])
 
     def append_n(self, blocks: list[Block]) -> None:
         """Add freed blocks with a hash, the first one to be taken first, to the planned lanes."""
@@ -224,20 +215,6 @@ class FreeBlocks:
         for key in list(self._parked):
             self._unpark(key)
 
-    def fall_back(self) -> None:
-        """Order blocks by plain LRU from now on, as if it had always been so."""
-        hashed = [block for ring in self._rings()[1:] for block in ring]
-        hashed.sort(key=lambda block: self._freed[block.block_id])
-        self._prefixes = None
-        self._parked.clear()
-        self.assigned.clear()
-        self.plan, self.usual = None, 0
-        self.lanes, self.set_aside = [Ring()], Ring()
-        self._lane = [0] * len(self._lane)
-        self._heap = LaneHeap(self.lanes, self._oldest, lambda *_: 0.0, lambda _: math.inf)
-        for block in hashed:
-            _link(block, self.lanes[0].prev_free_block)
-
     def _rings(self) -> list[Ring]:
         return [self.unhashed, *self.lanes, self.set_aside]
 
@@ -248,20 +225,6 @@ class FreeBlocks:
             return None
         at = block.block_id
         return self._freed[at], self._freed_s[at]
-
-    def _least_worth(self) -> Block:
-        """Return the block to evict, whatever fails inside."""
-        try:
-            chosen = self._choose()
-        except Exception as error:
-            if self._failed is None:
-                raise
-            self._failed(error)
-            chosen = self._choose()
-        if chosen is None:  # all are set aside, which no sound book-keeping leads to
-            self.fall_back()
-            chosen = self._choose()
-        return chosen
 
     def _choose(self) -> Block | None:
         """Return the oldest block of the lane where it is worth least; of equals the oldest."""

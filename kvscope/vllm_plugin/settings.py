@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from kvscope.core.errors import InputError, UsageError
-from kvscope.core.toml_files import document_in
+import msgspec
+
+from kvscope.core.errors import InputError
+from kvscope.core.toml_files import document_in, table_as
 from kvscope.learning.learners import FittedTable, check_fit, read_fit
 from kvscope.learning.policy_file import REMEDY, policy_in
 from kvscope.policies.base import LanePolicy
@@ -27,8 +29,20 @@ RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
 RECORD = "KVSCOPE_RECORD"
 CACHE_STUDY = "KVSCOPE_CACHE_STUDY"
 CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
-_KEYS = ("policy", "recommendation", "record", "cache_study", "clock")
+MOST_BYTES = 64 << 20
 _WHERE = "--additional-config kvscope"
+_KEYS = ("policy", "recommendation", "record", "cache_study", "clock")
+_USAGE = f"keys: {', '.join(_KEYS)}"
+
+
+class SettingsTable(msgspec.Struct, forbid_unknown_fields=True):
+    """The table `kvscope` of `--additional-config`; what is empty is left to the environment."""
+
+    policy: Any = msgspec.UNSET
+    recommendation: str = ""
+    record: str = ""
+    cache_study: bool = False
+    clock: Literal["", "requests"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +63,59 @@ def read_settings(additional: object, environment: Mapping[str, str]) -> PluginS
 
     The recommendation of a cache study, which was not checked for any engine, is only taken where
     that is stated too.
-    Raises UsageError or InputError with the place, the value and the remedy, also for a policy that
-    no engine can run.
+    Raises UsageError or InputError with the place, the key, the value and the remedy, also for a
+    policy that no engine can run.
     """
-    table: Any = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{table!r} is no table", where=_WHERE, remedy="keys: " + ", ".join(_KEYS))
-    for key in table:
-        if key not in _KEYS:
-            raise UsageError("unknown key", where=f"{_WHERE}.{key}", remedy=f"keys: {_KEYS}")
-    record = table.get("record") or environment.get(RECORD)
-    path = table.get("recommendation") or environment.get(RECOMMENDATION)
-    clock = table.get("clock") or environment.get(CLOCK)
-    policy = fitted = None
-    if "policy" in table:
-        given = table["policy"]
+    given = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
+    table = table_as(given, SettingsTable, _WHERE, _USAGE)
+    record = table.record or environment.get(RECORD)
+    clock = table.clock or environment.get(CLOCK)
+    policy, fitted = _policy(table, environment)
+    if clock not in {None, "", BY_REQUESTS}:
+        raise InputError(f"{clock!r}", where=CLOCK, remedy=f"{BY_REQUESTS}, or leave it out")
+    return PluginSettings(policy, fitted, Path(record) if record else None, clock == BY_REQUESTS)
+
+
+def _policy(
+    table: SettingsTable, environment: Mapping[str, str]
+) -> tuple[LanePolicy | None, FittedTable | None]:
+    """Return the policy to run and its fit, None where none is named."""
+    if table.policy is not msgspec.UNSET:
+        given = table.policy
         document: Mapping[str, Any] = {
-            "policy": {"params": {}, **given} if isinstance(given, Mapping) else given
+            "policy": {"params": {}, **given} if isinstance(given, dict) else given
         }
         where = f"{_WHERE}: policy.name"
         policy = lane_policy(policy_in(document, _WHERE), where)
         check_fit(policy, None, where)
-    elif path:
-        document = document_in(Path(path), REMEDY)
-        if _is_cache_study(document) and not (
-            table.get("cache_study") or environment.get(CACHE_STUDY)
-        ):
-            raise InputError(
-                "a cache study, not checked for an engine",
-                where=str(path),
-                remedy=f"tune for the deployment (--gpu, --model), or set {CACHE_STUDY}=1",
-            )
-        policy = lane_policy(policy_in(document, str(path)), f"{path}: policy.name")
-        fitted = read_fit(document, policy, str(path))
-        check_fit(policy, fitted, str(path))
-    if clock not in {None, "", BY_REQUESTS}:
-        raise UsageError(f"{clock!r}", where=CLOCK, remedy=f"{BY_REQUESTS}, or leave it out")
-    return PluginSettings(policy, fitted, Path(record) if record else None, clock == BY_REQUESTS)
+        return policy, None
+    path = table.recommendation or environment.get(RECOMMENDATION)
+    if not path:
+        return None, None
+    document = document_in(_readable(path), REMEDY)
+    if _is_cache_study(document) and not (table.cache_study or environment.get(CACHE_STUDY)):
+        raise InputError(
+            "a cache study, not checked for an engine",
+            where=path,
+            remedy=f"tune for the deployment (--gpu, --model), or set {CACHE_STUDY}=1",
+        )
+    policy = lane_policy(policy_in(document, path), f"{path}: policy.name")
+    fitted = read_fit(document, policy, path)
+    check_fit(policy, fitted, path)
+    return policy, fitted
+
+
+def _readable(text: str) -> Path:
+    """Return the path of a file that can be read at once: no pipe, no device, nothing huge."""
+    path = Path(text)
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError("not a file", where=text, remedy=REMEDY)
+        if path.exists() and path.stat().st_size > MOST_BYTES:
+            raise InputError(f"above {MOST_BYTES >> 20} MiB", where=text, remedy=REMEDY)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise InputError(str(error), where=text, remedy="name another file") from error
+    return path
 
 
 def _is_cache_study(document: Mapping[str, Any]) -> bool:

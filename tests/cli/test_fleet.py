@@ -130,6 +130,8 @@ def test_an_answer_that_engines_do_not_hold(capsys: Streams, tmp_path: Path) -> 
     assert made["words"][0].startswith("On simulated vLLMs")
     assert run([*asked, "--fail-on", "verdict=misses-on-engines"]) == ExitCode.CHECK_FAILED
     assert "To set" not in capsys.readouterr().out
+    misses = document(capsys, *asked, "--slo", "1ms")
+    assert misses["on_engines"] is None  # what queues miss is not replayed again
 
 
 def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_plugin.free_blocks import FreeBlocks
+from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
@@ -106,8 +106,8 @@ def free_blocks(vllm: VllmScheduler) -> list[tuple[int, bool]]:
     """Return (number from 0, has a hash) of vLLM's free blocks, the next to be taken first."""
     queue = vllm.scheduler.kv_cache_manager.block_pool.free_block_queue
     free = queue.get_all_free_blocks()
-    if isinstance(queue, FreeBlocks):
-        free = free[: len(free) - len(list(queue.set_aside))]
+    if isinstance(queue, GuardedQueue):
+        free = free[: len(free) - len(list(vllm.steering.free.set_aside))]
     return [(block.block_id - 1, block.block_hash is not None) for block in free]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from kvscope.core.errors import EngineError
 from tests.conformance.stepping import both, fitting
 from tests.conformance.test_plugin import POLICIES
+from tests.conformance.vllm_side import VllmScheduler
 
 pytestmark = pytest.mark.engine
 
@@ -32,6 +34,42 @@ def test_an_unknown_vllm_is_refused_by_name(
     with caplog.at_level(logging.WARNING):
         vllm_plugin.register()
     assert "vLLM keeps its own order" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("0.32", True),
+        ("0.32.0", True),
+        ("0.32.1", True),
+        ("0.32.0+cpu", True),
+        ("0.32.1.post1", True),
+        ("0.33.0", True),
+        ("v0.33.4", True),
+        ("0.33.0rc1", False),
+        ("0.33.0.dev", False),
+        ("0.32.1.dev4+g0123abc", False),
+        ("0.3.2", False),
+        ("0.320.0", False),
+        ("0.34.0", False),
+        ("1.0", False),
+        ("dev", False),
+    ],
+)
+def test_releases_of_known_versions_are_known(
+    monkeypatch: pytest.MonkeyPatch, version: str, *, known: bool
+) -> None:
+    """Patches and local builds too; not what precedes a release."""
+    import vllm
+
+    from kvscope.vllm_plugin import adapter
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    if known:
+        adapter.check_version()
+        return
+    with pytest.raises(EngineError, match=rf"vLLM {re.escape(version)}; .* 0\.32\.x and 0\.33\.x"):
+        adapter.check_version()
 
 
 def test_launch_scripts_of_earlier_versions_get_the_same_class() -> None:
@@ -101,6 +139,77 @@ def test_a_mistake_in_the_settings_costs_the_engine_nothing(
     assert queue.__module__.startswith("vllm.")
 
 
+UNREADABLE = [
+    {"policy": "tlru"},
+    {"policy": None},
+    {"policy": {"name": "tlru", "params": {"xi_tokens": math.inf}}},
+    {"policy": {"name": "tlru", "params": {"next_prompt_tokens": math.nan}}},
+    {"policy": {"name": "tlru", "params": {"xi_tokens": -1}}},
+    {"policy": {"name": "wa", "params": {"refit_s": 10**400}}},
+    {"policy": {"name": "tlru", "polices": {"a": [{"b": None}]}}},
+    {"record": 5},
+    {"record": "a\0b"},
+    {"recommendation": ["a"]},
+    {"recommendation": "/dev/zero"},
+    {"recommendation": "."},
+    {"recomendation": "a"},
+    None,
+    7,
+    [],
+    "tlru",
+]
+
+
+@pytest.mark.parametrize("table", UNREADABLE, ids=lambda table: str(table)[:40])
+def test_no_configuration_keeps_vllm_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table: object
+) -> None:
+    """The whole scheduler is built, one line says what is wrong, and requests are served by LRU."""
+    trace = fitting(20, 3, "chats", 16, 120)
+    with caplog.at_level(logging.WARNING, logger="vllm.kvscope"):
+        vllm = VllmScheduler(tmp_path, trace, 16, 120, plugin=table)
+    (record,) = (record for record in caplog.records if record.name == "vllm.kvscope")
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is None
+    assert "kvscope" in record.getMessage()
+    assert vllm.scheduler.kvscope == ()
+    queue = type(vllm.scheduler.kv_cache_manager.block_pool.free_block_queue)
+    assert queue.__module__.startswith("vllm.")
+    while vllm.step():
+        pass
+    assert len(vllm.hit_tokens) == len(trace)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["EvictionController", "EvictionController.attach", "GuardedQueue", "_report_hashes"],
+)
+def test_a_plugin_that_cannot_start_leaves_vllm_its_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also where the blocks were linked anew before it failed."""
+    from kvscope.vllm_plugin import adapter, eviction_controller
+
+    def broken(*_: object, **__: object) -> object:
+        raise FloatingPointError("of all things")
+
+    module = eviction_controller if where == "GuardedQueue" else adapter
+    monkeypatch.setattr(f"{module.__name__}.{where}", broken)
+    trace = fitting(60, 3, "chats", 16, 120)
+    policy = {"name": "tlru", "params": {"xi_tokens": 200}}
+    vllm = VllmScheduler(tmp_path, trace, 16, 120, plugin={"policy": policy})
+    assert vllm.scheduler.kvscope == ()
+    own = VllmScheduler(tmp_path, trace, 16, 120)
+    for scheduler in (vllm, own):
+        while scheduler.step():
+            pass
+    assert vllm.hit_tokens == own.hit_tokens
+    pools = [one.scheduler.kv_cache_manager.block_pool for one in (vllm, own)]
+    orders = [[block.block_id for block in x.free_block_queue.get_all_free_blocks()] for x in pools]
+    assert orders[0] == orders[1]
+    assert type(pools[0].free_block_queue) is type(pools[1].free_block_queue)
+
+
 def test_vllm_goes_on_when_the_policy_breaks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,7 +230,7 @@ def test_vllm_goes_on_when_the_policy_breaks(
     assert sum(record.levelno >= logging.ERROR for record in caplog.records) <= 1
     free = vllm.scheduler.kv_cache_manager.block_pool.free_block_queue
     assert free.num_free_blocks == len(free.get_all_free_blocks()) == 120
-    assert len(free.lanes) == 1
+    assert type(free.lru()).__module__.startswith("vllm.")
     assert len(vllm.hit_tokens) == len(trace)
 
 

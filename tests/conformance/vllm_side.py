@@ -132,7 +132,10 @@ class Batch:
 
 
 class VllmScheduler:
-    """vLLM's whole scheduler, stepped as its engine core does, on a clock of whole steps."""
+    """vLLM's whole scheduler, stepped as its engine core does, on a clock of whole steps.
+
+    With a `policy`, or with the settings `plugin` as an operator gives them, it is kvscope's.
+    """
 
     def __init__(
         self,
@@ -144,6 +147,7 @@ class VllmScheduler:
         policy: LanePolicy | None = None,
         kinds: Sequence[str] | None = None,
         fitted: FittedTable | None = None,
+        plugin: object = (),
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -168,6 +172,9 @@ class VllmScheduler:
                 write_policy(path, policy, fitted, trace="made", block_size=size)
                 config.additional_config = {"kvscope": {"recommendation": str(path)}}
             chosen = KvscopeAsyncScheduler if overlapped else KvscopeScheduler
+        elif plugin != ():
+            config.additional_config = {"kvscope": plugin}
+            chosen = KvscopeScheduler
         self.scheduler = chosen(
             vllm_config=config,
             kv_cache_config=cache_config(usable_blocks, size),

@@ -106,7 +106,9 @@ def test_fields(name: str) -> None:
     """Records carry the format's fields in its order; blocks not of 16 tokens are spelled out."""
     (record,) = brief(name).generate(requests=1, seed=1)
     document = msgspec.json.decode(msgspec.json.encode(record))
-    size = {"agent": 64, "regime-change": 512}.get(name)
+    sizes = dict.fromkeys(("agent", "scan", "time-of-day"), 64)
+    sizes |= dict.fromkeys(("regime-change", "alternating"), 512)
+    size = sizes.get(name)
     assert list(document) == FIELDS + (["block_size"] if size else [])
     assert document.get("block_size") == size
 

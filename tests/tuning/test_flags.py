@@ -7,7 +7,6 @@ import math
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.slru import Slru
@@ -36,12 +35,16 @@ def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
     assert flags(TLru({"xi_percentile": 0.9})).sglang is None
 
 
-@pytest.mark.parametrize(
-    "policy", [TLru({"xi_tokens": math.inf}), Slru({"protected_uses": math.inf})]
-)
-def test_an_infinite_parameter_is_nothing_that_sglang_takes(policy: Policy) -> None:
+def test_an_infinite_parameter_is_nothing_that_sglang_takes() -> None:
     """Its configuration is JSON, in whole numbers."""
-    assert flags(policy).sglang is None
+    assert flags(Slru({"protected_uses": math.inf})).sglang is None
+
+
+@pytest.mark.parametrize("name", ["xi_tokens", "next_prompt_tokens"])
+def test_no_number_of_tokens_is_infinite(name: str) -> None:
+    """An engine could not even place a block by it."""
+    with pytest.raises(UsageError, match=rf"tlru.{name}: inf is outside \[0, 1e\+15\]"):
+        TLru({name: math.inf})
 
 
 def test_a_pool_that_the_engine_measures_has_no_flag() -> None:

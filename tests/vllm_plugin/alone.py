@@ -8,7 +8,7 @@ from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_plugin.eviction_controller import EvictionController
-from tests.vllm_plugin.fakes import FakeBlock, FakeRequest, asked_in
+from tests.vllm_plugin.fakes import FakeBlock, FakeRequest, LruQueue, asked_in
 
 
 class Alone:
@@ -32,7 +32,7 @@ class Alone:
         self.hits: list[int] = []
         self.left: list[tuple[int, int]] = []
         pool = [FakeBlock(number) for number in range(blocks)]
-        self.free = self.steering.attach(pool, blocks, self._forget, self._of.__getitem__)
+        self.free = self.steering.attach(pool, pool, self._forget, self._of.__getitem__, LruQueue)
 
     def _forget(self, block: FakeBlock) -> None:
         """Drop a block's content."""

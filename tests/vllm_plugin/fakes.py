@@ -30,6 +30,40 @@ class FakeBlock:
         return self
 
 
+class LruQueue:
+    """As vLLM's FreeKVCacheBlockQueue."""
+
+    def __init__(self, blocks: list[FakeBlock]) -> None:
+        self._blocks = blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
+
+    def popleft_n(self, count: int) -> list[FakeBlock]:
+        """Take the first ones."""
+        assert count <= len(self._blocks)
+        taken, self._blocks = self._blocks[:count], self._blocks[count:]
+        return taken
+
+    def remove(self, block: FakeBlock) -> None:
+        """Take out one of them."""
+        self._blocks.remove(block)
+
+    def append_n(self, blocks: list[FakeBlock]) -> None:
+        """Add some at the end."""
+        self._blocks = [*self._blocks, *blocks]
+
+    def prepend_n(self, blocks: list[FakeBlock]) -> None:
+        """Add some in front."""
+        self._blocks = [*blocks, *self._blocks]
+
+    def get_all_free_blocks(self) -> list[FakeBlock]:
+        """All of them, in order."""
+        return list(self._blocks)
+
+
 @dataclass
 class FakeRequest:
     """As vLLM's Request."""

@@ -28,11 +28,8 @@ def queue(
         key, block.block_hash = block.block_hash, None
         free.lost(key)
 
-    def failed(error: Exception) -> None:
-        free.fall_back()
-
     prefixes = Prefixes() if leaf else None
-    free = FreeBlocks(blocks, total, score, prefixes=prefixes, forget=forget, failed=failed)
+    free = FreeBlocks(blocks, total, score, prefixes=prefixes, forget=forget)
     return free, blocks
 
 
@@ -77,7 +74,7 @@ def test_equal_scores_leave_the_choice_to_age() -> None:
     cached(free, "abc", deep_beyond=2)
     cached(free, "xy", deep_beyond=1)
     assert [block.block_hash for block in list(free.lanes[0])] == ["abc", "xy"]
-    assert [free.popleft().block_id for _ in range(5)] == [2, 1, 0, 4, 3]
+    assert [free.popleft_n(1)[0].block_id for _ in range(5)] == [2, 1, 0, 4, 3]
 
 
 def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
@@ -88,7 +85,7 @@ def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
     free.plan = LanePlan(0, 0, 1)  # all of it is safe now
     free.append_n([blocks[0]])
     free.plan = None
-    assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
+    assert [free.popleft_n(1)[0].block_id for _ in range(3)] == [2, 1, 0]
 
 
 def test_of_two_alike_one_may_leave() -> None:
@@ -96,7 +93,7 @@ def test_of_two_alike_one_may_leave() -> None:
     free, _ = queue(total=3, leaf=True)
     cached(free, "ab")
     cached(free, "a", deep_beyond=0)  # computed again, and safe
-    assert [free.popleft().block_id for _ in range(3)] == [2, 1, 0]
+    assert [free.popleft_n(1)[0].block_id for _ in range(3)] == [2, 1, 0]
 
 
 def test_a_head_that_was_set_aside_can_be_hit() -> None:
@@ -106,11 +103,11 @@ def test_a_head_that_was_set_aside_can_be_hit() -> None:
     free.remove(blocks[0])
     free.plan = LanePlan(0, 0, 1)
     free.append_n([blocks[0]])
-    assert free.popleft() is blocks[2]
+    assert free.popleft_n(1)[0] is blocks[2]
     assert list(free.set_aside) == [blocks[0]]
     free.remove(blocks[0])
     assert free.num_free_blocks == 1
-    assert free.popleft() is blocks[1]
+    assert free.popleft_n(1)[0] is blocks[1]
 
 
 def test_a_head_that_was_set_aside_returns_to_its_place_by_age() -> None:
@@ -119,30 +116,18 @@ def test_a_head_that_was_set_aside_returns_to_its_place_by_age() -> None:
     for path in ("pq", "ab", "x"):
         cached(free, path, deep_beyond=1)  # children in lane 0, heads in lane 1
     head_p, child_q, head_a, child_b, head_x = blocks
-    assert free.popleft() is child_q
+    assert free.popleft_n(1)[0] is child_q
     assert list(free.set_aside) == [head_a]
     assert list(free.lanes[1]) == [head_p, head_x]
-    assert free.popleft() is child_b
+    assert free.popleft_n(1)[0] is child_b
     assert list(free.lanes[1]) == [head_p, head_a, head_x]
-    assert [free.popleft() for _ in range(3)] == [head_p, head_a, head_x]
-
-
-def test_a_broken_score_leaves_plain_lru() -> None:
-    """The order is then as if it had always been LRU."""
-
-    def broken(lane: int, idle_s: float) -> float:
-        raise ZeroDivisionError
-
-    free, _ = queue(broken, total=5, leaf=True)
-    cached(free, "abc", deep_beyond=2)
-    cached(free, "xy", deep_beyond=1)
-    assert [free.popleft().block_id for _ in range(5)] == [2, 1, 0, 4, 3]
+    assert [free.popleft_n(1)[0] for _ in range(3)] == [head_p, head_a, head_x]
 
 
 def test_what_is_not_free_cannot_be_removed_nor_more_taken_than_there_is() -> None:
     """The engine's own mistakes are told as its own queue tells them."""
     free, blocks = queue(total=2)
-    free.popleft()
+    free.popleft_n(1)[0]
     with pytest.raises(RuntimeError, match="not free"):
         free.remove(blocks[0])
     with pytest.raises(ValueError, match="2 blocks wanted, 1 are free"):
@@ -158,23 +143,21 @@ def test_those_behind_a_block_are_told_in_order() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60), st.booleans())
 def test_no_block_is_ever_lost(steps: list[tuple[int, bool]], leaf: bool) -> None:
-    """Taken, filled, freed, hit, and given up by error: every block is free or taken, once."""
+    """Taken, filled and freed: every block is free or taken, once."""
     free, _ = queue(lambda lane, _: float(-lane), total=6, leaf=leaf)
     used: list[FakeBlock] = []
     for number, hashed in steps:
         if number % 2 and free.num_free_blocks:
-            used.append(free.popleft())
+            used.append(free.popleft_n(1)[0])
             used[-1].block_hash = None
         elif used:
             block = used.pop(number % len(used))
             if hashed:
                 free.gained(block.hold(str(number), number).block_hash, None)
                 free.plan = LanePlan(2, 0, 1)
-                free.append(block)
+                free.append_n([block])
             else:
                 free.prepend_n([block])
-        if number == 5:
-            free.fall_back()
         seen = [*free.get_all_free_blocks(), *used]
         assert sorted(block.block_id for block in seen) == list(range(6))
         assert free.num_free_blocks == 6 - len(used)

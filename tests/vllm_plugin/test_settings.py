@@ -6,13 +6,23 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvscope import vllm_plugin
 from kvscope.core.errors import InputError, KvscopeError, UsageError
-from kvscope.vllm_plugin.settings import PluginSettings, read_settings
+from kvscope.learning.ends import file as ends
+from kvscope.learning.policy_file import KEYS
+from kvscope.learning.returns import file as returns
+from kvscope.tuning.file import RecommendationTable
+from kvscope.vllm_plugin.settings import PluginSettings, SettingsTable, read_settings
+from tests.vllm_plugin.alone import Alone
+from tests.vllm_plugin.fakes import FakeRequest
 
 FILE = """
 schema = 1
@@ -88,7 +98,7 @@ def test_the_configuration_goes_before_the_environment(written: Path) -> None:
 def test_a_replay_has_its_own_clock() -> None:
     """What requests tell, and no other."""
     assert read_settings({}, {"KVSCOPE_CLOCK": "requests"}).trace_clock
-    with pytest.raises(UsageError, match="'sun'"):
+    with pytest.raises(InputError, match="'sun'"):
         read_settings({}, {"KVSCOPE_CLOCK": "sun"})
 
 
@@ -100,8 +110,23 @@ def test_nothing_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("told", "error", "says"),
     [
-        ({"policies": "tlru"}, UsageError, "unknown key"),
-        (["tlru"], UsageError, "is no table"),
+        ({"policies": "tlru"}, InputError, "kvscope: policies: unknown key; did you mean 'policy'"),
+        (["tlru"], InputError, r"\['tlru'\] is not a table; keys: policy, recommendation, record"),
+        (None, InputError, "None is not a table"),
+        ({"record": 5}, InputError, "kvscope: record: 5 is not a string; keys: policy, recomm"),
+        (
+            {"recommendation": ["a"]},
+            InputError,
+            r"kvscope: recommendation: \['a'\] is not a string",
+        ),
+        ({"policy": "tlru"}, InputError, "kvscope: policy: 'tlru' is not a table"),
+        ({"policy": None}, InputError, "kvscope: policy: None is not a table"),
+        ({"cache_study": "yes"}, InputError, "cache_study: 'yes' is not true or false"),
+        ({"clock": "sun"}, InputError, "kvscope: clock: 'sun' is not known; write one of"),
+        ({"policy": {"name": "tlru", "kind": 1}}, InputError, "policy.kind: unknown key"),
+        ({"recommendation": "/dev/zero"}, InputError, "/dev/zero: not a file"),
+        ({"recommendation": "."}, InputError, "^.: not a file"),
+        ({"recommendation": "a\0b"}, InputError, "null byte"),
         ({"policy": {"name": "tlrru"}}, InputError, "did you mean tlru"),
         ({"policy": {"name": "tlru", "params": {"xi": 3}}}, InputError, "no parameter 'xi'"),
         (
@@ -121,6 +146,153 @@ def test_mistakes_are_told(told: object, error: type[KvscopeError], says: str) -
     """In one line, with the remedy."""
     with pytest.raises(error, match=says):
         read_settings({"kvscope": told}, {})
+
+
+@pytest.mark.parametrize("name", ["xi_tokens", "next_prompt_tokens", "ttl_s", "xi_percentile"])
+@pytest.mark.parametrize("value", ["nan", "-inf", "-5.0", "true", '"2048"', "[1]", "2024-01-01"])
+def test_no_number_out_of_bounds_is_taken(written: Path, name: str, value: str) -> None:
+    """The line names the file, the key and the value."""
+    written.write_text(re.sub(rf"{name} = [\w.]+", f"{name} = {value}", written.read_text()))
+    shown = value.replace('"', "'").removesuffix(".0")
+    words = rf"^{written}: policy.*{name}: .*{re.escape(shown)}"
+    with pytest.raises(InputError, match=words):
+        read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
+
+
+@pytest.mark.parametrize("name", ["xi_tokens", "next_prompt_tokens"])
+def test_no_number_of_tokens_is_infinite(written: Path, name: str) -> None:
+    """Where a block would lie cannot be computed from it."""
+    written.write_text(re.sub(rf"{name} = [\w.]+", f"{name} = inf", written.read_text()))
+    with pytest.raises(InputError, match=rf"^{written}: policy: tlru.{name}: inf is outside"):
+        read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: "ttl_s = 5\n" + text, r": ttl_s: unknown key; .* write such a file"),
+        (lambda text: text.replace("[policy]", "[polcy]"), ": polcy: unknown key; did you mean 'p"),
+        (
+            lambda text: text.replace("schema = 1", "schema = 2"),
+            ": schema: 2, this kvscope reads 1",
+        ),
+        (lambda text: "\0" + text, ": not a TOML file"),
+    ],
+)
+def test_keys_that_no_version_writes_are_refused(
+    written: Path, change: Callable[[str], str], says: str
+) -> None:
+    """Nothing that was meant as a setting is passed over."""
+    written.write_text(change(written.read_text()))
+    with pytest.raises(InputError, match=f"^{written}{says}"):
+        read_settings({}, {"KVSCOPE_RECOMMENDATION": str(written)})
+
+
+def test_all_that_kvscope_writes_is_known() -> None:
+    """The plugin, which imports little, knows every key of every file."""
+    fields = {field.encode_name for field in msgspec.structs.fields(RecommendationTable)}
+    assert {*fields, "block_size", returns.TABLE, ends.TABLE} == set(KEYS)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["tlru", "wa", "gittins", "lru", "ttl", "leaf", "any", "requests", "inf"]),
+    lambda values: (
+        st.lists(values, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "name",
+                    "params",
+                    "leaves",
+                    "xi_tokens",
+                    "next_prompt_tokens",
+                    "ttl_s",
+                    "refit_s",
+                    "x",
+                ]
+            ),
+            values,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+TABLES = st.dictionaries(
+    st.sampled_from([*SettingsTable.__struct_fields__, "other"]), JSON, max_size=3
+)
+
+
+def runs_or_is_refused(additional: object, environment: dict[str, str]) -> bool:
+    """Return whether settings serve where they are taken, and are refused with a place if not."""
+    try:
+        taken = read_settings(additional, environment)
+    except KvscopeError as error:
+        return error.where is not None
+    if taken.policy is not None:
+        served = Alone(taken.policy, 16, 6, taken.fitted)
+        for number in range(6):
+            request = FakeRequest(str(number), 40, 9, [f"{number % 3} {depth}" for depth in "abc"])
+            served.arrive(request, float(number))
+            served.run(request)
+            served.end(request)
+        return not served.steering.broken
+    return True
+
+
+@settings(deadline=None)
+@given(JSON | TABLES)
+def test_no_configuration_raises_anything_else(table: object) -> None:
+    """What `--additional-config` can hold is taken and runs, or is refused in one line."""
+    assert runs_or_is_refused({"kvscope": table}, {})
+
+
+EDITS = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.integers(0, 12),
+        st.sampled_from(
+            [
+                "",
+                "inf",
+                "-1",
+                "nan",
+                "1e400",
+                "9" * 400,
+                '"',
+                "[",
+                "{",
+                "\n[",
+                "=",
+                "\0",
+                "é",
+                "true",
+            ]
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("name", ["policy-gittins", "recommendation-tlru-learned"])
+@settings(deadline=None)
+@given(edits=EDITS)
+def test_no_file_raises_anything_else(
+    tmp_path_factory: pytest.TempPathFactory, name: str, edits: list[tuple[float, int, str]]
+) -> None:
+    """A damaged or edited file is taken and runs, or is refused in one line."""
+    text = (Path(__file__).parents[1] / f"written_before/{name}.toml").read_text()
+    for place, length, put in edits:
+        at = int(place * len(text))
+        text = text[:at] + put + text[at + length :]
+    path = tmp_path_factory.getbasetemp() / "edited.toml"
+    path.write_text(text, encoding="utf-8")
+    assert runs_or_is_refused({}, {"KVSCOPE_RECOMMENDATION": str(path), "KVSCOPE_CACHE_STUDY": "1"})
 
 
 def test_the_plugin_is_light() -> None:

@@ -27,6 +27,8 @@ HashIds = list[int | str] | msgspec.Raw | None
 
 NOT_UTF8 = "text that is not UTF-8"
 _MOST_KINDS = 5
+_LONGEST_REASON = 300
+"""Characters: a reason repeats values, which may be as long as their line."""
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True):
@@ -158,6 +160,8 @@ class Rejects:
 
     def reject(self, line: int, reason: str) -> None:
         """Record a line as unusable, in file order; in strict mode raise InputError."""
+        if len(reason) > _LONGEST_REASON:
+            reason = f"{reason[: _LONGEST_REASON - 1]}…"
         if self.strict:
             raise InputError(reason, where=f"{self.path}:{line}")
         self.count += 1

@@ -1,0 +1,17 @@
+-- add_report: a report of a command
+-- $trace_id: the trace
+-- $kvscope: see the schema
+-- $created_at: see the schema
+-- $command: see the schema
+-- $summary: see the schema
+-- $duration_s: see the schema
+-- $sections: see the schema
+-- $file: see the schema
+-- columns: report_id
+INSERT INTO reports (
+    trace_id, kvscope, created_at, command, summary, duration_s, sections, file
+)
+VALUES (
+    $trace_id, $kvscope, $created_at, $command, $summary, $duration_s, $sections, $file
+)
+RETURNING report_id

@@ -1,0 +1,159 @@
+"""Jobs belong to the server: a reload, a second tab and a closed tab find them again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import background_cache, job
+from kvscope.core.errors import InputError, Stopped
+from tests.cli.shell import Streams
+from tests.dashboard.shown import drawn, shown, table_with, titles, told, words
+
+TUNE = {"slo": "5s", "ran_tune": "1"}
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let `tune` wait until the event is set, or it is stopped."""
+    from kvscope.app import tune
+
+    proceed = threading.Event()
+    real = tune.tune
+
+    def stall(trace: object, prompts: object, request: object, monitor: job.Job) -> object:
+        with monitor.steps("stalling", 7):
+            while not proceed.wait(0.01):
+                if monitor.stop.is_set():
+                    raise Stopped("stopped before it was finished")
+        return real(trace, prompts, request, monitor)
+
+    monkeypatch.setattr(tune, "tune", stall)
+    return proceed
+
+
+def shows_progress(app: AppTest) -> bool:
+    """Return whether a tune is shown running, with its button."""
+    return any(each.key == "stop tune" for each in app.button)
+
+
+def ended(which: int) -> job.Job:
+    """Return a job, the latest first, once it has ended."""
+    found = job.all_jobs()[which]
+    found.wait(240)
+    assert found.ended
+    return found
+
+
+def test_a_job_outlives_its_tab(
+    db: str, monkeypatch: pytest.MonkeyPatch, stalled: threading.Event
+) -> None:
+    """A reload, and a tab with other settings, show its progress; a third one its result."""
+    first = shown(db, monkeypatch, "recommendation", **TUNE)
+    assert shows_progress(first)
+    (running,) = job.all_jobs()
+    reloaded = shown(db, monkeypatch, "recommendation", **TUNE)
+    assert shows_progress(reloaded)
+    assert shows_progress(shown(db, monkeypatch, "recommendation"))
+    assert job.all_jobs() == [running]  # none of them was started again
+    stalled.set()
+    ended(0)
+    assert titles(reloaded.run())[0].startswith("Recommendation")
+    later = shown(db, monkeypatch, "recommendation", **TUNE)
+    assert titles(later)[0].startswith("Recommendation")
+    assert job.all_jobs() == [running]
+
+
+def test_any_tab_stops_a_job(
+    db: str, monkeypatch: pytest.MonkeyPatch, stalled: threading.Event
+) -> None:
+    """The button in a second tab ends it for both."""
+    assert not stalled.is_set()
+    first = shown(db, monkeypatch, "recommendation", **TUNE)
+    second = shown(db, monkeypatch, "recommendation", **TUNE)
+    second.button(key="stop tune").click().run()
+    assert ended(0).stopped
+    assert first.run().warning[0].value.startswith("Stopped before it was finished")
+
+
+def test_runs_and_jobs(
+    db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Streams
+) -> None:
+    """What the command line stored meanwhile is listed, opens, and says when it is gone."""
+    app = shown(db, monkeypatch, "runs")
+    assert "Reports" in titles(app)
+    background_cache.settle()
+    told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--capacity-blocks", "60"
+    )
+    output = str(tmp_path / "out.toml")
+    told(capsys, "tune", "chats", "--db", db, "--slo", "5s", "--output", output)
+    app.run()
+    assert [each.split()[0] for each in table_with(app, "run", "hit rate")["run"]] == [
+        "tlru",
+        "lru",
+    ]
+    (answer,) = table_with(app, "answer")["answer"]
+    assert "within the SLO of 5 s" in answer
+    app.selectbox(key="report").select_index(0).run()
+    assert answer in words(app)
+    assert app.query_params["report"]
+    again = shown(db, monkeypatch, "runs", report="1", run="1")
+    assert answer in words(again)
+    assert {"Policies", "Categories"} <= {*titles(again)}
+    gone = shown(db, monkeypatch, "runs", report="77")
+    assert "no report 77" in gone.warning[0].value
+    assert not gone.exception
+
+
+def test_a_failure_in_one_line(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list says why a job failed; it opens on its page, with its settings."""
+    from kvscope.app import tune
+
+    def fail(*_: object) -> None:
+        raise InputError("cannot be tuned", where="here", remedy="stop")
+
+    monkeypatch.setattr(tune, "tune", fail)
+    shown(db, monkeypatch, "recommendation", **TUNE)
+    assert ended(0).error
+    app = shown(db, monkeypatch, "runs")
+    assert "failed after" in words(app)
+    assert "cannot be tuned" in words(app)
+    (button,) = [each for each in app.button if each.help == "Open Tune: chats"]
+    button.click().run()
+    assert app.query_params["slo"] == "5s"
+    assert "cannot be tuned" in app.error[0].value
+
+
+def test_side_by_side(
+    db: str, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """Two traces, and two runs: each fact with its change; the address holds both."""
+    shorter = trace.with_name("half.jsonl")
+    shorter.write_text("".join(trace.read_text().splitlines(keepends=True)[:300]))
+    told(capsys, "ingest", str(shorter), "--db", db)
+    app = shown(db, monkeypatch, "compare", left_trace="chats", right_trace="half")
+    for _ in range(2):  # one analysis after the other
+        app = drawn(app.run())
+    facts = table_with(app, "chats", "half", "change").set_index(" ")
+    assert list(facts.loc["requests"]) == ["600", "300", "-50.0%"]
+    assert facts.loc["ideal hit rate", "change"][0] in "+-0"
+    told(
+        capsys,
+        "simulate",
+        "chats",
+        "--db",
+        db,
+        "--policies",
+        "lru,belady",
+        "--capacity-blocks",
+        "60",
+    )
+    app = shown(db, monkeypatch, "compare", compare="Runs", left_run="1", right_run="2")
+    facts = table_with(app, "lru, run 1", "belady, run 2").set_index(" ")
+    assert facts.loc["hit rate", "change"].startswith("+")
+    assert facts.loc["TTFT p95", "change"][0] in "+-0"
+    assert not app.exception
