@@ -84,7 +84,7 @@ Share = str | float
 
 
 class ReplicaArguments(TypedDict, total=False):
-    """The replica that an answer is for, as arguments of `simulate_fleet`.
+    """The replica that an answer is for, as arguments of `simulate_fleet` and `tune_fleet`.
 
     Each is an option of the command line; what is left out follows from kvscope.toml, where the
     current directory has one.
@@ -104,13 +104,13 @@ class ReplicaArguments(TypedDict, total=False):
     engine_log: str | None
     latency: str | None
     gpu_hour: str | float | None
+    traffic: Literal["fleet", "replica"] | None
 
 
 class DeploymentArguments(ReplicaArguments, total=False):
     """The deployment that an answer is for, as arguments of `analyze`, `simulate` and `tune`."""
 
     replicas: int | None
-    traffic: Literal["fleet", "replica"] | None
 
 
 class _Logged(Monitor):
@@ -442,8 +442,8 @@ def tune(
     max_violations: Share | None = None,
     tpot_slo: Time = None,
     view: Literal["unloaded", "queued"] | None = None,
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
+    capacity: Amounts = None,
+    capacity_blocks: Amounts = None,
     capacity_range: str | tuple[int, int] | None = None,
     hbm: Amount = None,
     policies: Texts = None,

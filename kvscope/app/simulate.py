@@ -84,7 +84,7 @@ def simulate(
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    request = timed(request, trace, prompts, monitor)
+    request, _ = timed(request, trace, prompts, monitor)
     setting = request.setting
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
@@ -125,7 +125,7 @@ def simulate_over_xi(
     from kvscope.tuning.target import Target
 
     monitor = monitor or Monitor()
-    setting = timed(request, trace, prompts, monitor).setting
+    setting = timed(request, trace, prompts, monitor)[0].setting
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     half = workload.curve.ideal / 2
