@@ -14,7 +14,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
+.PHONY: help setup demo attack test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -98,6 +98,9 @@ $(ROUTERS)/ready: constraints-routers.txt
 	@$(ROUTERS)/bin/python -m pip install -qq --disable-pip-version-check --no-compile \
 		--no-deps --requirement constraints-routers.txt
 	@touch $(ROUTERS)/ready
+
+attack: setup ## attack kvscope: mutated input, kills, full disks (ATTACK='--minutes 30', '--help')
+	$(PY) -m tests.attack $(ATTACK)
 
 lint: setup ## style, formatting, types, layers
 	$(VENV)/bin/ruff check .

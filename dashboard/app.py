@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import streamlit as st
 
 from dashboard import query_params, sidebar
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words
 from kvscope.core.errors import KvscopeError
 
 PAGES = (  # file below views/, title; no icons: browsers would fetch them from a network
@@ -18,6 +21,8 @@ PAGES = (  # file below views/, title; no icons: browsers would fetch them from 
     ("fleets", "Fleets"),
     ("recommendation", "Recommendation"),
     ("validation", "Validation"),
+    ("runs", "Runs and jobs"),
+    ("compare", "Compare"),
 )
 STYLE = """<style>
 .stMainBlockContainer {padding-top: 2.5rem}
@@ -46,12 +51,25 @@ def main() -> None:
     )
     st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
     st.session_state["page"] = f"views/{page.url_path or PAGES[0][0]}.py"
+    above = st.container()
     with query_params.written_once():
+        problems: Sequence[str] | None = None
         try:
-            sidebar.draw()
+            problems = sidebar.draw()
             page.run()
         except KvscopeError as error:
-            st.error(escape(str(error)))
+            if problems is None:
+                st.title(page.title)
+            st.error(escape(in_page_words(str(error))))
+        finally:  # pages may end early
+            with above:
+                _warn(problems or ())
+
+
+def _warn(problems: Sequence[str]) -> None:
+    """Say which values, typed or of the address, the page does not use."""
+    for text in (*problems, *query_params.replaced()):
+        st.warning(escape(in_page_words(text)))
 
 
 main()

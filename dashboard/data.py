@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+
+import streamlit as st
 
 from dashboard import background_cache, connection, worker_process
 from dashboard.connection import reading
 from dashboard.job import Job
 from kvscope.app.analyze import Analysis, resized
 from kvscope.app.latency import TraceLatency, latency_for
+from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.registry import POLICIES
+from kvscope.replay.policy_options import format_value
 from kvscope.report import stored
 from kvscope.report.report import Report
 from kvscope.report.stored import ReportContent, StoredReport
@@ -69,18 +76,83 @@ def validations(trace: Trace) -> tuple[StoredValidation, ...]:
         return stored_validations(store, trace)
 
 
-def keep(job: Job, report: Report, file: str | None = None) -> None:
+def keep(job: Job, report: Report, *, summary: str = "", file: str | None = None) -> None:
     """Store what a job found, so that it can be opened again; the job notes why it could not."""
     try:
-        stored.keep(connection, report, job.duration_s, file)
+        stored.keep(connection, report, job.duration_s, summary=summary, file=file)
     except StoreBusyError as error:
         job.note(f"the report was not stored: {error}")
 
 
-def reports() -> list[StoredReport]:
-    """Return the stored reports over all traces, the latest first."""
+def store_stamp() -> tuple[float, ...]:
+    """Return what changes with each change of the store's file."""
+    files = (Path(connection.database()), Path(f"{connection.database()}.wal"))
+    return tuple(file.stat().st_mtime for file in files if file.exists())
+
+
+Runs = dict[int, tuple[Trace, Run]]
+"""The stored runs over all traces by their ids, the latest first, without their parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResults:
+    """The reports and runs of the store as it was at `stamp`; `busy` says why not since then."""
+
+    reports: tuple[StoredReport, ...]
+    runs: Runs
+    stamp: tuple[float, ...]
+    busy: str = ""
+
+
+def stored_results() -> StoredResults:
+    """Return what the store keeps; what was read last while another process writes the store."""
+    path, stamp = connection.database(), store_stamp()
+    known: StoredResults | None = _last_read().get(path)
+    if known is not None and known.stamp == stamp:
+        return known
+    try:
+        with reading() as store:
+            reports = stored.all_reports(store)
+            runs = {
+                each.run_id: (trace, each.run)
+                for trace in traces.all_traces(store)
+                for each in results.all_runs(store, trace)
+            }
+    except StoreBusyError as error:
+        return replace(known or StoredResults((), {}, ()), busy=str(error))
+    latest = {number: runs[number] for number in sorted(runs, reverse=True)}
+    _last_read()[path] = StoredResults(tuple(reports), latest, stamp)
+    return _last_read()[path]
+
+
+@st.cache_resource(show_spinner=False)
+def _last_read() -> dict[str, StoredResults]:
+    return {}
+
+
+def run_with_parts(trace: Trace, run: Run, run_id: int) -> tuple[Trace, Run]:
+    """Return a run with its outcomes by category and over time."""
+    digest = results.digest_of(run)
     with reading() as store:
-        return stored.all_reports(store)
+        (known,) = results.with_parts(store, [results.KnownRun(run_id, digest, "", run)])
+    return trace, known.run
+
+
+def run_name(run: Run) -> str:
+    """Return a run's policy with the parameters that are not its defaults."""
+    kinds = {policy.name: policy.parameters for policy in POLICIES}
+    usual = {each.name: each.default for each in kinds.get(run.policy, ())}
+    params = {name: value for name, value in run.params.items() if value != usual.get(name)}
+    return " ".join(
+        [run.policy, *(f"{name}={format_value(name, params[name])}" for name in params)]
+    )
+
+
+def run_in_words(trace: Trace, run: Run) -> str:
+    """Return how to call a run among those of all traces."""
+    slo_s = run.setting.slo_s
+    words = [f"{trace.name}: {run_name(run)}", f"{units.format_count(run.capacity_blocks)} blocks"]
+    return ", ".join([*words, *([f"SLO {units.duration_in_words(slo_s)}"] if slo_s else [])])
 
 
 def open_report(report_id: int) -> ReportContent:

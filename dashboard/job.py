@@ -17,6 +17,7 @@ import streamlit as st
 
 from dashboard import query_params
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
 from kvscope.core.errors import KvscopeError, Stopped
 
@@ -68,6 +69,19 @@ class Job(Monitor):
         return self._ended.is_set()
 
     @property
+    def share(self) -> float:
+        """Share of the present step that is done, 0 where that is not known."""
+        return min(self.done / self.total, 1.0) if self.total else 0.0
+
+    @property
+    def progress(self) -> str:
+        """The present step and how far it is."""
+        done = f" {self.done:,}" if self.done or self.total else ""
+        of = f" of {self.total:,}" if self.total else ""
+        stopping = ", stopping" if self.stop.is_set() else ""
+        return f"{self.label}{done}{of}{stopping}"
+
+    @property
     def started_here(self) -> bool:
         """Return whether this session started the job."""
         return self.session is not None and self.session is st.session_state.get("session")
@@ -87,7 +101,7 @@ class Job(Monitor):
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> Iterator[Callable[[int], None]]:
         """Show `label` and the number of steps done of `total`."""
-        self.label, self.done, self.total = label, 0, total
+        self.label, self.done, self.total = in_page_words(label), 0, total
 
         def advance(amount: int) -> None:
             self.done += amount
@@ -96,7 +110,7 @@ class Job(Monitor):
 
     def note(self, text: str) -> None:
         """Show the sentence with the result."""
-        self.notes.append(text)
+        self.notes.append(in_page_words(text))
 
     def wait(self, seconds: float) -> None:
         """Wait for the end, at most so long."""
@@ -111,7 +125,7 @@ class Job(Monitor):
         try:
             self.result = self._work(self)
         except KvscopeError as error:
-            self.error, self.stopped = str(error), isinstance(error, Stopped)
+            self.error, self.stopped = in_page_words(str(error)), isinstance(error, Stopped)
         except BaseException:
             self.error = _FAILED
             raise
@@ -248,10 +262,7 @@ def show_progress(job: Job, key: str) -> None:
     """Show how far a job is, and a stop button; draw the page anew when the job has ended."""
     if job.ended:
         st.rerun()
-    share = min(job.done / job.total, 1.0) if job.total else 0.0
-    of = f" {job.done:,} of {job.total:,}" if job.total else f" {job.done:,}" if job.done else ""
-    stopping = ", stopping" if job.stop.is_set() else ""
-    st.progress(share, text=escape(f"{_capitalized(job.label)}{of}{stopping} …"))
+    st.progress(job.share, text=escape(f"{_capitalized(job.progress)} …"))
     if st.button("Stop", key=f"stop {key}", disabled=job.stop.is_set()):
         job.stop.set()
         st.rerun(scope="fragment")

@@ -19,21 +19,28 @@ def initialize(
     """Set the widget `key` to its value, else the address's, its last one, or the default.
 
     The default replaces what cannot be parsed and what is not `allowed`; of a list, the allowed
-    items stay.
+    items stay. What of the address was replaced is among `replaced()`.
     """
+    text = None
     if key in st.session_state:
-        value = st.session_state[key]
+        value = wanted = st.session_state[key]
     else:
         text = st.query_params.get(key) or _memory().get(key)
         try:
-            value = parse(text) if text else default
-        except ValueError:  # typed by hand
-            value = default
+            value = wanted = parse(text) if text else default
+        except (ValueError, OverflowError):  # typed by hand
+            value, wanted = default, None
     if allowed is not None and isinstance(value, list):
         value = [item for item in value if item in allowed] or (default if value else [])
     elif allowed is not None and value not in allowed:
         value = default
+    if text and value != wanted and st.query_params.get(key) == text:
+        _replaced()[key] = (text, value)
     unsent = _unsent()
+    pages: dict[str, str] = st.session_state.setdefault("drawn on", {})
+    if pages.get(key) != st.session_state.get("page"):  # a page's widget has a state of its own
+        pages[key] = st.session_state.get("page", "")
+        unsent.add(key)
     if key not in st.session_state or st.session_state[key] != value or key in unsent:
         st.session_state[key] = value
         unsent.add(key)
@@ -52,14 +59,23 @@ def synced(
     write(key)
 
 
+def replaced() -> list[str]:
+    """Return a sentence for each value of the address that its widget could not take.
+
+    It lasts until the widget gets another value or leaves the page.
+    """
+    known = _replaced()
+    for key in [key for key, (_, value) in known.items() if st.session_state.get(key) != value]:
+        del known[key]
+    return [
+        f"{key}={text} in the address cannot be shown here. The page uses {_text(value) or 'none'}."
+        for key, (text, value) in known.items()
+    ]
+
+
 def write(*keys: str) -> None:
     """Write the values of these widgets to the address."""
-    texts = {}
-    for key in keys:
-        value = st.session_state.get(key)
-        text = ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
-        texts[key] = text
-    _remember(texts)
+    _remember({key: _text(st.session_state.get(key)) for key in keys})
 
 
 def set_next(key: str, text: str) -> None:
@@ -161,6 +177,17 @@ def _unsent() -> set[str]:
     """
     keys: set[str] = st.session_state.setdefault("unsent", set())
     return keys
+
+
+def _replaced() -> dict[str, tuple[str, Any]]:
+    """Return the values of the address that were replaced, and by what, by their widgets."""
+    values: dict[str, tuple[str, Any]] = st.session_state.setdefault("replaced", {})
+    return values
+
+
+def _text(value: Any) -> str:
+    """Return a widget's value as the address has it."""
+    return ",".join(value) if isinstance(value, list) else "" if value is None else str(value)
 
 
 def _memory() -> dict[str, str]:

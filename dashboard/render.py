@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import streamlit as st
 from plotly.graph_objects import Figure
@@ -16,6 +17,7 @@ from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
 _MOST_CACHED = 64  # sections with their charts
+_MOST_UNSCROLLED = 20  # rows of a table
 _MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
 
 
@@ -130,6 +132,11 @@ def _table(table: Table, key: str) -> None:
         if name.strip()
     }
     cells = {name: [row[number] for row in table.rows] for name, number in names.items()}
-    st.dataframe(cells, hide_index=True, key=f"table {key}", column_config=configuration)
+    height: Literal["content", "auto"] = "auto"
+    if len(table.rows) <= _MOST_UNSCROLLED:
+        height = "content"
+    st.dataframe(
+        cells, hide_index=True, key=f"table {key}", column_config=configuration, height=height
+    )
     if table.note:
         st.caption(escape(table.note))

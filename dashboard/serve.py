@@ -8,12 +8,43 @@ import pkgutil
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
-from streamlit.web.cli import main
+import streamlit as st
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from dashboard.arguments import arguments
+from dashboard.gate import Address, Gate
+from kvscope.core.files import data_folder
 
 _TABLES = ("pandas", "pyarrow")  # Streamlit imports them for the first table
 _CHARTS = ("Bar", "Heatmap", "Icicle", "Scatter")
+_FIRST = "overview"
+# Where the server is, which the page would guess from its own address; and one entry of the
+# browser's history for a page, where Streamlit makes one for each change of its parameters.
+_SCRIPT = """<script>
+window.__streamlit = {BACKEND_BASE_URL: location.origin + "/"};
+const push = history.pushState.bind(history);
+history.pushState = (state, title, url) =>
+    new URL(url, location).pathname === location.pathname
+        ? history.replaceState(state, title, url) : push(state, title, url);
+</script>"""
+_BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
+SETTINGS = {
+    "server.headless": True,
+    "server.fileWatcherType": "none",
+    "browser.gatherUsageStats": False,
+    "logger.level": "warning",  # where it listens has been said
+    "logger.hideWelcomeMessage": True,  # it would look up this machine's outside address
+    "client.showErrorDetails": "none",
+    "client.toolbarMode": "viewer",
+    "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
+    "theme.dark.primaryColor": _SKY,
+}
 _OWN = ("render", "upload", "lab_results")
 
 
@@ -38,6 +69,30 @@ def prepare() -> None:
         importlib.import_module(module.name)
 
 
+def page_file(request: Request) -> Response:
+    """Return Streamlit's page with kvscope's title and script."""
+    if request.url.path == f"/{_FIRST}":  # which Streamlit serves at / alone
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"/{query}")
+    text = (Path(st.__file__).parent / "static" / "index.html").read_text("utf-8")
+    text = text.replace("<title>Streamlit</title>", f"<title>kvscope</title>{_SCRIPT}")
+    # Scripts and fonts lie at the root, not next to the page.
+    return HTMLResponse(text.replace('="./', '="/'), headers={"Cache-Control": "no-cache"})
+
+
+def serve() -> None:
+    """Serve the pages until SIGTERM. The first line of standard input is the token, if any."""
+    stated, folder = arguments(), data_folder("dashboard")
+    address = Address(stated.host, stated.port, sys.stdin.readline().strip() or None)
+    pages = [path.stem for path in (folder / "views").glob("[!_]*.py")]
+    app = st.App(
+        folder / "app.py",
+        routes=[Route(path, page_file) for path in ("/", *(f"/{page}" for page in pages))],
+        middleware=[Middleware(Gate, address=address)],
+    )
+    app.run(config=SETTINGS | {"server.address": stated.host, "server.port": stated.port})
+
+
 def end(code: object) -> NoReturn:
     """End at once: threads that still use DuckDB would complain while it is torn down."""
     sys.stderr.flush()
@@ -47,7 +102,7 @@ def end(code: object) -> NoReturn:
 if __name__ == "__main__":
     threading.Thread(target=prepare, name="prepare", daemon=True).start()
     try:
-        main()
+        serve()
     except SystemExit as done:
         end(done.code)
     end(0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args
 
 import streamlit as st
 
-from dashboard import background_cache, connection, data, query_params
+from dashboard import background_cache, connection, data, job, query_params
+from dashboard.folder import file_below
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
 from kvscope.app.options import DeploymentOptions, SimulateOptions
@@ -27,7 +31,8 @@ from kvscope.deployment.architecture import WEIGHT_DTYPES
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, Traffic
 from kvscope.deployment.file import FILE
 from kvscope.deployment.gpus import GPUS, resolve_gpu
-from kvscope.deployment.models import Model, preset_names, resolve_model
+from kvscope.deployment.models import Model, preset, preset_names, resolve_model
+from kvscope.latency.file import read_profile
 from kvscope.latency.profile import FROM_TRACE, PRESETS, LatencyProfile
 from kvscope.replay.settings import timed_by
 from kvscope.report.words import trace_in_words
@@ -36,12 +41,17 @@ NO_MODEL = NO_GPU = "none"
 FROM_FILE = f"as {FILE} says"  # a file may state a pool without a GPU
 OWN, DERIVED = "the model's own", "derived"
 COUNTS = range(1, 10_001)  # of GPUs and replicas
+HBM, MODEL = "80GiB", "llama3-8b"
 PERCENTILES = ("p50", "p90", "p95", "p99")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What is selected in the sidebar; `trace` is None where the store is empty.
+
+    `missing` is the name of a trace in the address that the store does not have.
 
     `options` are those of a deployment, as commands take them. In a cache study `deployment` is
     None; else `hbm_bytes` is the size of its pool.
@@ -53,23 +63,40 @@ class Choices:
     model: Model | None
     hbm_bytes: int | None
     profile: LatencyProfile
+    missing: str = ""
 
     @property
     def memory(self) -> str:
         """What `hbm_bytes` is the size of."""
         return "pool" if self.deployment else "HBM"
 
+    @property
+    def present_blocks(self) -> int | None:
+        """Blocks of the deployment's pools, or that fit into the HBM; None without both."""
+        where = self.deployment
+        if self.trace is None:
+            return None
+        if where is not None:
+            return where.pool.in_blocks_of(self.trace.block_size).blocks * where.engines
+        if self.model is None or self.hbm_bytes is None:
+            return None
+        return Capacities(sizes_bytes=(self.hbm_bytes,)).in_blocks(
+            self.model, self.trace.block_size
+        )[0]
 
-def draw() -> None:
-    """Draw the sidebar, keep its choices, and start the analysis of the selected trace."""
+
+def draw() -> list[str]:
+    """Draw the sidebar, keep its choices, and start the analysis of the selected trace.
+
+    Return a sentence for each value that cannot be used: pages use the default in its place.
+    """
+    problems: list[str] = []
     known = {trace.name: trace for trace in data.all_traces()}
     file = stated_deployment(DeploymentOptions())
     with st.sidebar:
-        name = None
-        if known:
-            with query_params.synced("trace", next(iter(known)), allowed=known):
-                name = st.selectbox("Trace", list(known), key="trace")
-        with query_params.synced("model", (file.model or NO_MODEL) if file else "llama3-8b"):
+        name, missing = _trace(list(known))
+        stated = (file.model or NO_MODEL) if file else MODEL
+        with query_params.synced("model", stated):
             model = st.selectbox(
                 "Model (or path of a config.json)",
                 list(dict.fromkeys([NO_MODEL, *preset_names(), st.session_state["model"]])),
@@ -77,14 +104,18 @@ def draw() -> None:
                 accept_new_options=True,
                 help="The model whose KV cache is meant: shows sizes in GiB.",
             )
-        model_name = model if model and model != NO_MODEL else None
+        model_name = _usable("Model", model, partial(_model, stated), stated, problems)
+        model_name = None if model_name == NO_MODEL else model_name
         gpu, hbm = _gpu(file), None
         options: dict[str, Any] = {"model": model_name}
         if gpu == FROM_FILE or (gpu != NO_GPU and model_name):
-            options |= _deployment(file or Deployment(), gpu)
+            options |= _deployment(file or Deployment(), gpu, problems)
         else:
-            hbm = typed("hbm", "HBM", "80GiB", units.parse_size, "Shows sizes as multiples of it.")
-            latency = _latency("latency", [*PRESETS, FROM_TRACE])
+            with query_params.synced("hbm", HBM):
+                about = "The capacity by default; sizes are shown as multiples of it."
+                size = st.text_input("HBM", key="hbm", help=about)
+            hbm = _usable("HBM", size, units.parse_size, HBM, problems)
+            latency = _latency("latency", [*PRESETS, FROM_TRACE], problems)
             options |= {"latency": latency, "deployment": STANDARD_STREAM}
             st.caption("A cache study: for a deployment, select a GPU and a model.")
         trace = known[name] if name else None
@@ -98,6 +129,9 @@ def draw() -> None:
         if where:
             st.caption(f"Deployment: {escape(where.summary)}")
         st.caption(f"Store: {escape(connection.database())}")
+        for each in job.all_jobs():
+            if not each.ended:
+                st.page_link("views/runs.py", label=f"Running: {each.title} {each.trace}")
     selected = Choices(
         trace=trace,
         options=options,
@@ -105,10 +139,12 @@ def draw() -> None:
         model=where.model if where else resolve_model(model_name) if model_name else None,
         hbm_bytes=where.pool_bytes if where else hbm,
         profile=profile,
+        missing=missing,
     )
     st.session_state["choices"] = selected
     if selected.trace is not None:
         background_cache.findings(selected.trace)
+    return problems
 
 
 def _gpu(file: Deployment | None) -> str:
@@ -123,7 +159,7 @@ def _gpu(file: Deployment | None) -> str:
     return _choice("gpu", "GPU", names, default, "With a model: the deployment to advise on.")
 
 
-def _deployment(stated: Deployment, gpu: str) -> dict[str, Any]:
+def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, Any]:
     """Draw what else a deployment is made of, by default as `stated`; return it as options.
 
     What the file states cannot be unset here, only replaced, as on the command line.
@@ -142,12 +178,13 @@ def _deployment(stated: Deployment, gpu: str) -> dict[str, Any]:
     dtypes = WEIGHT_DTYPES if stated.weight_dtype else (OWN, *WEIGHT_DTYPES)
     weights = _choice("weights", "Weight precision", dtypes, stated.weight_dtype or OWN)
     # Not the key of a cache study: its latency is another model's.
-    latency = _latency("timing", (stated.latency or DERIVED, FROM_TRACE, *PRESETS))
+    latency = _latency("timing", (stated.latency or DERIVED, FROM_TRACE, *PRESETS), problems)
     price = "" if stated.gpu_hour is None else f"{stated.gpu_hour:g}"
     about = "Prices replicas and gains, in any currency."
-    gpu_hour = typed(
-        "gpu_hour", "Price per GPU hour", price, values.price, about, placeholder=price
-    )
+    label = "Price per GPU hour"
+    with query_params.synced("gpu_hour", price):
+        text = st.text_input(label, key="gpu_hour", help=about, placeholder=price)
+    gpu_hour = _usable(label, text, values.price, price, problems)
     return counts | {
         "gpu": None if gpu == FROM_FILE else gpu,
         "traffic": traffic,
@@ -164,7 +201,7 @@ def _choice(
         return st.selectbox(label, names, key=key, help=description)
 
 
-def _latency(key: str, names: Sequence[str]) -> str:
+def _latency(key: str, names: Sequence[str], problems: list[str]) -> str:
     """Draw the choice of a latency profile, by default the first, and return it."""
     with query_params.synced(key, names[0]):
         latency = st.selectbox(
@@ -172,10 +209,63 @@ def _latency(key: str, names: Sequence[str]) -> str:
             list(dict.fromkeys([*names, st.session_state[key]])),
             key=key,
             accept_new_options=True,
-            help="Prefill time: a preset, the path of a file from `kvscope calibrate`, or `trace`:"
-            " fitted to the TTFTs in the trace.",
+            help="Prefill time: a preset, a file from `kvscope calibrate` below the folder that the"
+            " dashboard was started with, or `trace`: fitted to the TTFTs in the trace.",
         )
+    known = {*names, *PRESETS}
+    latency = _usable("Latency profile", latency, partial(_profile, known), names[0], problems)
     return latency or names[0]
+
+
+def _profile(known: Collection[str], text: str) -> str:
+    """Return what the commands take for a latency profile: a known one, or a file's path."""
+    if text in known:
+        return text
+    path = file_below(text)
+    read_profile(Path(path))
+    return path
+
+
+def _model(stated: str, text: str) -> str:
+    """Return what the commands take for a model: the stated one, a preset, or a file's path."""
+    if text in {stated, NO_MODEL}:
+        return text
+    if Path(text).suffix == ".json":
+        path = file_below(text)
+        resolve_model(path)
+        return path
+    preset(text)
+    return text.rsplit("/", 1)[-1].lower()  # else a folder of that name would be looked at
+
+
+def _trace(known: list[str]) -> tuple[str | None, str]:
+    """Draw the choice of a trace; return its name, and the name of one that the store lacks."""
+    if not known:
+        return None, ""
+    wanted = st.session_state.get("trace") or st.query_params.get("trace")
+    if wanted is None or wanted in known:
+        with query_params.synced("trace", known[0], allowed=known):
+            return st.selectbox("Trace", known, key="trace"), ""
+    st.session_state["trace"] = None  # the address keeps its trace
+    return st.selectbox("Trace", known, None, key="trace"), wanted
+
+
+def _usable(
+    label: str,
+    text: str | None,
+    parse: Callable[[str], T],
+    default: str,
+    problems: list[str],
+) -> T | None:
+    """Return the parsed text, None where there is none.
+
+    Where parsing fails, return the parsed default, and add a sentence to `problems`.
+    """
+    try:
+        return parse(text) if text else None
+    except KvscopeError as error:
+        problems.append(f"{label}: {error}. The page uses {default or 'none'}.")
+    return parse(default) if default else None
 
 
 def choices() -> Choices:
@@ -189,6 +279,8 @@ def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
     st.title(title)
     trace = choices().trace
     if trace is None:
+        if choices().missing:
+            stop_without_trace()
         st.info("The store holds no traces. Add one on the page Overview.")
         st.stop()
     st.caption(f"**{escape(trace.name)}**: {escape(trace_in_words(trace))}")
@@ -199,6 +291,14 @@ def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
         )
         st.stop()
     return trace
+
+
+def stop_without_trace() -> NoReturn:
+    """End the page: the address has a trace that the store lacks. Say which traces there are."""
+    names = ", ".join(trace.name for trace in data.all_traces())
+    missing = choices().missing
+    st.error(escape(f"The store has no trace {missing!r}. It has {names}: select one."))
+    st.stop()
 
 
 def typed(
@@ -221,13 +321,16 @@ def typed(
     try:
         return parse(text)
     except KvscopeError as error:
-        st.error(escape(str(error)))
+        st.error(escape(in_page_words(f"{label}: {error}")))
         st.stop()
 
 
 def capacity(key: str, label: str) -> int | None:
     """Draw a text box for one capacity and return its blocks, None where it is empty."""
+    present, memory = choices().present_blocks, choices().memory
     usual = "where LRU gets half of the possible hits"
+    if present is not None:
+        usual = f"the {memory}: {units.format_count(present)} blocks"
     blocks: int | None = typed(
         key, label, "", parse_capacity, f"Empty: {usual}.", placeholder=usual
     )

@@ -1,36 +1,38 @@
-"""Add a trace to the store, by its path or from the browser, as `kvscope ingest` does."""
+"""Add a trace to the store, from the browser or the folder for pages, as `kvscope ingest` does."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 
 import streamlit as st
 
-from dashboard import job, query_params
-from dashboard.connection import writing
+from dashboard import connection, job, query_params
+from dashboard.folder import file_below, folder
+from dashboard.wording import CONTROLS, uploaded
+from kvscope.app.options import Reading
 from kvscope.app.traces import ingest_file
 from kvscope.core.trace import Trace
+from kvscope.ingest.formats.registry import FORMATS
+
+_DETECTED = "detected"
 
 
 def draw() -> None:
     """Draw the form, the progress, and then the trace that was read or why there is none."""
     with st.form("add", border=False):
-        path = st.text_input("Path on this machine", key="path", placeholder="trace.jsonl.gz")
-        upload = st.file_uploader("or a file", key="upload")
+        upload = st.file_uploader("Trace file", key="upload")
+        path = ""
+        if folder() is not None:
+            path = st.text_input(f"or its path below {folder()}", key="path")
+        reading = _reading()
         submitted = st.form_submit_button("Add")
     if submitted and upload is not None:
         name, content = upload.name, upload.getvalue()
-        job.start(
-            "add",
-            f"Add {name}",
-            lambda running: _read_upload(running, name, content),
-            on_trace=False,
-        )
+        _start(name, lambda running: _read_upload(running, name, content, reading))
     elif submitted and path:
-        job.start("add", f"Add {path}", lambda running: _read(running, path), on_trace=False)
+        _start(path, lambda running: _read(running, file_below(path), reading))
     elif submitted:
-        st.warning("Enter a path or choose a file.")
+        st.warning("Choose a file.")
         return
     done = job.completed("add")
     if done is None:
@@ -41,13 +43,29 @@ def draw() -> None:
     st.rerun()
 
 
-def _read_upload(running: job.Job, name: str, content: bytes) -> Trace:
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / Path(name).name
-        copy.write_bytes(content)
-        return _read(running, str(copy))
+def _start(name: str, work: Callable[[job.Job], Trace]) -> None:
+    job.start("add", f"Add {name}", work, on_trace=False)
 
 
-def _read(running: job.Job, path: str) -> Trace:
-    with writing() as store:
-        return ingest_file(store, path, running).trace
+def _reading() -> Reading:
+    """Draw how to read the file, as the options of `kvscope ingest` say it."""
+    left, middle, right = st.columns(3)
+    formats = [_DETECTED, *(known.name for known in FORMATS)]
+    chosen = left.selectbox(CONTROLS["--format"], formats, key="format")
+    tokens = middle.number_input(
+        CONTROLS["--block-size"], 1, value=None, key="block_size", placeholder="as the trace says"
+    )
+    percent = right.number_input(
+        f"{CONTROLS['--max-bad']} (%)", 0.0, 100.0, 100 * Reading().max_bad, key="max_bad"
+    )
+    trace_format = None if chosen == _DETECTED else chosen
+    return Reading(trace_format=trace_format, block_size=tokens, max_bad=percent / 100)
+
+
+def _read_upload(running: job.Job, name: str, content: bytes, reading: Reading) -> Trace:
+    with uploaded(name, content) as path:
+        return _read(running, path, reading)
+
+
+def _read(running: job.Job, path: str, reading: Reading) -> Trace:
+    return ingest_file(connection, path, running, reading).trace

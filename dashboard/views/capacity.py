@@ -20,6 +20,7 @@ from kvscope.report.policies import lru_curve_chart
 from kvscope.report.words import Unit, definition_in_words, ms_in_words, multiple
 
 STEPS = 200
+MOST_BLOCKS = 2**31 - 1
 ORACLES = ("wa", "belady")
 
 
@@ -41,10 +42,11 @@ def page() -> None:
 def _slider(trace: Trace, lru: LruAnywhere) -> None:
     """Draw the slider, its readings and the curve; moving it runs nothing else."""
     steps = _steps(lru)
-    half = steps[min(bisect.bisect(steps, lru.curve.capacity_for(lru.curve.ideal / 2)), STEPS - 1)]
-    with query_params.synced("capacity", half, int):
+    present = sidebar.choices().present_blocks
+    start = present or lru.curve.capacity_for(lru.curve.ideal / 2)
+    with query_params.synced("capacity", max(start, 1), _blocks):
         if st.session_state["capacity"] not in steps:  # of another trace, or from the address
-            bisect.insort(steps, max(st.session_state["capacity"], 1))
+            bisect.insort(steps, st.session_state["capacity"])
         blocks = st.select_slider(
             "Capacity (blocks)", steps, key="capacity", format_func=units.format_count
         )
@@ -53,14 +55,12 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
     analysis = background_cache.findings(trace).get("analysis")  # which may take longer
     working_set = analysis.characterization.working_set if analysis is not None else None
     peak = working_set.peak_blocks if working_set else None
-    where = sidebar.choices().deployment
-    pool = where.pool.in_blocks_of(trace.block_size).blocks * where.engines if where else None
     figure = lru_curve_chart(
         lru.curve,
         unit,
         at_blocks=blocks,
         working_set_blocks=peak,
-        pool_blocks=pool,
+        pool_blocks=present if sidebar.choices().deployment else None,
         runs=runs,
     )
     render.chart(figure, "capacity")
@@ -92,6 +92,14 @@ def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
             (trace, request),
         )
     job.completed("others")
+
+
+def _blocks(text: str) -> int:
+    """Return a capacity of the address. Raises ValueError for what is no number of blocks."""
+    blocks = int(text)
+    if not 1 <= blocks <= MOST_BLOCKS:
+        raise ValueError(text)
+    return blocks
 
 
 def _steps(lru: LruAnywhere) -> list[int]:

@@ -131,6 +131,7 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
         name = st.selectbox("Policy with a xi", names, key="xi_policy")
     with right:
         blocks = sidebar.capacity("xi_at", "Capacity (blocks or a size)")
+        blocks = blocks or sidebar.choices().present_blocks
     if slo_s is None:
         st.info("The effect of xi is measured against an SLO. Enter one above, for example 200ms.")
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import streamlit as st
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
@@ -39,7 +39,12 @@ def _tune(running: job.Job) -> Recommendation:
     trace, request = running.request
     prompts = background_cache.lru_for(running, trace).prompts
     tuned = tune(trace, prompts, request, running)
-    data.keep(running, recommendation.report(tuned), recommendation_text(tuned, prompts))
+    data.keep(
+        running,
+        recommendation.report(tuned),
+        summary=recommendation.verdict_in_words(tuned)[0],
+        file=recommendation_text(tuned, prompts),
+    )
     return tuned
 
 
@@ -57,6 +62,7 @@ def _request() -> TuneRequest | None:
         blocks = tpot_s = None
         if selected.deployment is None:
             blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
+            blocks = blocks or selected.present_blocks
         else:
             about = "The time per output token to stay within. Empty: any."
             tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
@@ -67,7 +73,7 @@ def _request() -> TuneRequest | None:
             slo=slo_s,
             percentile=units.parse_percentile(rank),
             tpot_slo=tpot_s,
-            capacity_blocks=blocks,
+            capacity_blocks=None if blocks is None else (blocks,),
             hbm=None if selected.deployment else selected.hbm_bytes,
             **selected.options,
         )
@@ -79,7 +85,7 @@ def _show(tuned: Recommendation) -> None:
     verdict, *rest = recommendation.sections(tuned)
     render.show([verdict])
     if why := tuned.why_no_flags():
-        st.caption(escape(why))
+        st.caption(escape(in_page_words(why)))
     _flags(tuned.flags)
     if tuned.flags.sglang:
         st.caption(recommendation.NOT_SIMULATED)
@@ -112,10 +118,8 @@ def _read() -> None:
     if upload is None:
         st.caption("Shows the verdict and the flags of a file written earlier.")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recommendation.toml"
-        path.write_bytes(upload.getvalue())
-        file = read_recommendation(path)
+    with uploaded(upload.name, upload.getvalue()) as path:
+        file = read_recommendation(Path(path))
     st.markdown(escape(_in_words(file)))
     _flags(Flags(file.flags.get("sglang"), file.flags.get("vllm")))
 

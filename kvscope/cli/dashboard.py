@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -11,8 +12,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlencode
 
 from kvscope.app.options import Count, Option
 from kvscope.cli.diagnostics import note
@@ -24,13 +27,36 @@ from kvscope.core.files import data_folder
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
 _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
-_BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
+_TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
 
 Port = Annotated[int, Count("Port to listen on.")]
-Host = Annotated[str, Option("Bind address; the default lets only this machine in.", "ADDRESS")]
+Host = Annotated[
+    str,
+    Option(
+        "Bind address; the default lets only this machine in. Any other needs a token.", "ADDRESS"
+    ),
+]
+Token = Annotated[
+    str | None,
+    Option(
+        "Refuse browsers that do not open /?token=TEXT first. Without it, an address other than"
+        " this machine's own gets a random one.",
+        "TEXT",
+    ),
+]
+Folder = Annotated[
+    str | None,
+    Option("Let pages read files below this folder. Without it, pages read uploads only.", "PATH"),
+]
 
 
-def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAULT_HOST) -> None:
+def dashboard(
+    db: Db = DEFAULT_DB,
+    port: Port = DEFAULT_PORT,
+    host: Host = DEFAULT_HOST,
+    token: Token = None,
+    folder: Folder = None,
+) -> None:
     """Show the store's traces in a browser, and try policies, capacities and SLOs there.
 
     An empty store gets a sample trace. Runs until Ctrl-C.
@@ -41,10 +67,23 @@ def dashboard(db: Db = DEFAULT_DB, port: Port = DEFAULT_PORT, host: Host = DEFAU
             where="kvscope dashboard",
             remedy="install it with: pip install streamlit",
         )
-    _refuse_taken(host, port)
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise UsageError(
+            "too short to keep others out",
+            where="--token",
+            remedy=f"write {_SHORTEST_TOKEN} characters or more, or leave it out",
+        )
+    if folder is not None and not Path(folder).is_dir():
+        raise UsageError("not a folder", where=f"--folder {folder}", remedy="name one that exists")
+    address = _free_address(host, port)
+    if token is None and not ip_address(address.partition("%")[0]).is_loopback:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
     with _lasting(db) as path:
         _fill(path)
-        _serve(path, host, port)
+        options = ["--db", path, "--host", host, "--port", str(port)]
+        _serve(
+            [*options, *(["--folder", folder] if folder else [])], _url(host, port, token), token
+        )
 
 
 @contextmanager
@@ -61,19 +100,21 @@ def _fill(db: str) -> None:
     """Put a sample trace into an empty store."""
     from kvscope.app.traces import ingest_file
     from kvscope.store import traces
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
     try:
-        with open_store(db) as store:
-            if not traces.all_traces(store):
+        with StoreFile(db, note) as store:
+            with store.reading() as opened:
+                is_empty = not traces.all_traces(opened)
+            if is_empty:
                 note(f"{db} holds no traces yet: it gets a sample")
                 ingest_file(store, str(data_folder("sample_traces") / _SAMPLE), Terminal())
     except StoreBusyError as error:  # the pages say so too, until it is free
         note(str(error))
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    """Raise UsageError where nothing can listen, before anything is started."""
+def _free_address(host: str, port: int) -> str:
+    """Return the address to listen at. Raises UsageError where nothing can, before any start."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
@@ -83,40 +124,34 @@ def _refuse_taken(host: str, port: int) -> None:
         raise UsageError(
             f"cannot listen there ({error})", where=f"{host}:{port}", remedy="choose another --port"
         ) from error
+    return str(address[0])
 
 
-def _command(db: str, host: str, port: int) -> list[str]:
-    settings = {
-        "server.address": host,
-        "server.port": port,
-        "server.headless": "true",
-        "server.fileWatcherType": "none",
-        "browser.gatherUsageStats": "false",
-        "logger.level": "warning",  # where it listens has been said
-        "client.showErrorDetails": "none",
-        "client.toolbarMode": "viewer",
-        "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
-        "theme.dark.primaryColor": _SKY,
-    }
-    options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    folder = data_folder("dashboard")
-    run = [sys.executable, "-P", "-m", "dashboard.serve", "run", str(folder / "app.py")]
-    return [*run, *options, "--", "--db", db]
+def _url(host: str, port: int, token: str | None) -> str:
+    """Return the address to open in a browser."""
+    name = socket.gethostname() if host in {"0.0.0.0", "::"} else host  # noqa: S104
+    name = f"[{name}]" if ":" in name else name
+    return f"http://{name}:{port}" + (f"/?{urlencode({'token': token})}" if token else "")
 
 
-def _serve(db: str, host: str, port: int) -> None:
-    """Run Streamlit until it ends, or until Ctrl-C or SIGTERM, which end it cleanly."""
-    note(f"open http://{host}:{port} (Ctrl-C ends it)")
+def _serve(options: list[str], url: str, token: str | None) -> None:
+    """Run the server until it ends, or until Ctrl-C or SIGTERM, which end it cleanly."""
+    note(f"open {url} (Ctrl-C ends it)")
+    if token is not None:
+        note("whoever has that address can use this dashboard; it is not encrypted on its way")
     environment = os.environ | {"PYTHONPATH": _importable()}
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(
-        _command(db, host, port),
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-P", "-m", "dashboard.serve", *options],
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # it would only repeat the address
         env=environment,
         start_new_session=True,  # Ctrl-C comes here alone
     )
     try:
+        assert server.stdin is not None  # noqa: S101  (for mypy: it is a pipe)
+        server.stdin.write(f"{token or ''}\n".encode())  # command lines are public
+        server.stdin.close()
         code = server.wait()
     except KeyboardInterrupt:
         note("the dashboard ends")

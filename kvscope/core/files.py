@@ -8,6 +8,7 @@ kvscope never reads a checkout that happens to surround it.
 from __future__ import annotations
 
 import atexit
+import errno
 import gzip
 import os
 import shutil
@@ -19,9 +20,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from kvscope.core.errors import KvscopeError
+from kvscope.core.errors import DiskFullError, KvscopeError
+from kvscope.core.units import format_size
 
 STANDARD_STREAM = "-"
+FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+"""Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _HOMES = (_PACKAGE / "_packed", _PACKAGE.parent)
@@ -128,26 +132,56 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     The content goes to a temporary file in the same folder, which takes the name only if the block
     ends without an error. A path that exists and is no file (a pipe, /dev/null) is written to
-    directly.
+    directly. Raises DiskFullError where there is too little space.
     """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    path = Path(os.path.realpath(path))  # a link stays one
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    with _place_named(path):
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        real = Path(os.path.realpath(path))  # a link stays one
+        handle, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)  # mkstemp's is for its owner alone
+            temporary.replace(real)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _place_named(path: Path) -> Iterator[None]:
+    """Raise OSErrors of the block about no file, or about a temporary one, as about `path`."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's is for its owner alone
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            raise full_disk(path, str(error)) from error
+        if isinstance(error.filename, str) and Path(error.filename).name.startswith(
+            f".{path.name}."
+        ):
+            if error.errno in FULL:
+                raise full_disk(path, str(error)) from error
+            error.filename = str(path)
+        raise
+
+
+def full_disk(path: Path, reason: str) -> DiskFullError:
+    """Return the error for a file that could not be written whole, for the system's `reason`."""
+    if FULL[errno.EFBIG] in reason:
+        what, remedy = "larger than this process may write", "raise the limit: ulimit -f unlimited"
+    else:
+        kind = "the disk quota is used up" if FULL[errno.EDQUOT] in reason else "the disk is full"
+        with suppress(OSError):
+            kind += f" ({format_size(shutil.disk_usage(path.parent).free)} free)"
+        what, remedy = kind, "free some space, or name a file on another disk"
+    return DiskFullError(what, where=str(path), remedy=f"nothing was written; {remedy}")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
-from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.policies.base import Floats, KeyPolicy, LanePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Heap, Keys, empty_keys, keys_order
 from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_order
 from kvscope.replay.kernels.loop import EvictionOrder, Now, server
@@ -41,6 +41,27 @@ class Touched(NamedTuple):
     path: Int32s
 
 
+NEXT, EXPIRED, PERIOD = range(3)
+
+
+class FleetCaches(NamedTuple):
+    """N caches, and how far they have come.
+
+    `touched` and `state` are what the functions of `Caches` take. By replica, `size` counts the
+    blocks cached, `evictions` those evicted, `requests` those served; `p` has a row of the policy's
+    parameters. `progress` is the NEXT request to serve, in order of arrival, the next to be
+    EXPIRED, and the PERIOD whose table holds.
+    """
+
+    touched: Touched
+    state: Any
+    size: Int64s
+    evictions: Int64s
+    requests: Int64s
+    p: Floats
+    progress: Int64s
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Caches:
     """What the kernel of a fleet calls for one kind of policy.
@@ -61,7 +82,27 @@ class Caches:
     retable: Callable[..., None]
 
 
-def empty_touched(traffic: Traffic, replicas: int) -> Touched:
+def empty_fleet(
+    policy: Policy, traffic: Traffic, replicas: int, capacity: int, lanes: int
+) -> FleetCaches:
+    """Return N empty caches; `lanes` as the policy's table says.
+
+    Raises UsageError for a policy that knows the future, which depends on the router here.
+    """
+    touched = _empty_touched(traffic, replicas)
+    size, evictions, requests = (np.zeros(replicas, dtype=np.int64) for _ in range(3))
+    return FleetCaches(
+        touched,
+        _empty_state(policy, traffic, touched, replicas, capacity, lanes),
+        size,
+        evictions,
+        requests,
+        np.repeat(policy.settings()[None], replicas, axis=0),
+        np.zeros(3, dtype=np.int64),
+    )
+
+
+def _empty_touched(traffic: Traffic, replicas: int) -> Touched:
     """Return what is known before the first request."""
     requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0)) + 1
     path = np.zeros(longest, dtype=np.int32)
@@ -75,13 +116,9 @@ def empty_touched(traffic: Traffic, replicas: int) -> Touched:
     )
 
 
-def empty_caches(
+def _empty_state(
     policy: Policy, traffic: Traffic, touched: Touched, replicas: int, capacity: int, lanes: int
 ) -> Any:
-    """Return the state of N empty caches; `lanes` as the policy's table says.
-
-    Raises UsageError for a policy that knows the future, which depends on the router here.
-    """
     if policy.hindsight:
         raise UsageError(
             f"{policy.name} knows the future, which here depends on what the router will do",

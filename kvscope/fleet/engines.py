@@ -2,7 +2,8 @@
 
 Routers see what happened until a request arrives. A replica computes whole steps, so what its cache
 holds may be ahead by the step in progress, as KV events that an engine sends after a step are
-behind by it.
+behind by it. Where KV events are late, each engine is simulated twice: they report what the second
+one holds, which is behind by the lag.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def _chooser(router: type[Router]) -> Callable[..., int]:
 class _Replica:
     """One engine and the requests sent to it, by their place among them.
 
-    `sent` are their numbers in the trace, `uncached_tokens` what it had to compute of each when it
-    was sent. `open` are the places that may be in flight, `ended` those of them whose end
+    `sent` are their numbers in the trace, `uncached_tokens` what the router took it to compute of
+    each. `open` are the places that may be in flight, `ended` those of them whose end
     `advance_to_end` has returned.
     """
 
@@ -97,22 +98,34 @@ class _Replica:
         return float(row.arrival_s if row.oversized else row.finished_s)
 
 
-class _Engines:
-    """N engines, simulated up to the latest arrival; `known` has all requests of the trace."""
+def _idle_replica(known: Machine) -> _Replica:
+    """Return an engine to which nothing was sent; `known` has all requests of the trace."""
+    machine = Machine._make(column.copy() for column in known)
+    machine.requests.arrival_s = np.inf
+    machine.since[1:] = _NEVER
+    return _Replica(machine)
 
-    def __init__(self, known: Machine, replicas: int, policy: Policy) -> None:
+
+class _Engines:
+    """N engines, simulated up to the latest arrival; `known` has all requests of the trace.
+
+    Where KV events are late by `lag_s`, `reported` are the same engines so much earlier.
+    """
+
+    def __init__(self, known: Machine, replicas: int, policy: Policy, lag_s: float) -> None:
         self._requests = known.requests
         self._run = stepper(lane_class(policy), policy.evicts == "leaf")
-        self.replicas: list[_Replica] = []
-        for _ in range(replicas):
-            machine = Machine._make(column.copy() for column in known)
-            machine.requests.arrival_s = np.inf
-            machine.since[1:] = _NEVER
-            self.replicas.append(_Replica(machine))
+        self._lag_s = lag_s
+        self.replicas = [_idle_replica(known) for _ in range(replicas)]
+        self.reported = [_idle_replica(known) for _ in range(replicas if lag_s > 0 else 0)]
 
     def send(self, replica: int, request: int, now_s: float, uncached_tokens: int) -> int:
         """Queue a request on a replica; return its place there."""
-        engine = self.replicas[replica]
+        for engine in self.reported[replica : replica + 1]:
+            self._queue(engine, request, now_s, uncached_tokens)
+        return self._queue(self.replicas[replica], request, now_s, uncached_tokens)
+
+    def _queue(self, engine: _Replica, request: int, now_s: float, uncached_tokens: int) -> int:
         place = len(engine.sent)
         engine.machine.requests[place] = self._requests[request]
         engine.machine.requests[place].arrival_s = now_s
@@ -124,12 +137,15 @@ class _Engines:
 
     def take_table(self, period: int) -> None:
         """Let all replicas read the policy's table of a period from their next request on."""
-        for engine in self.replicas:
+        for engine in (*self.replicas, *self.reported):
             engine.machine.since[period] = len(engine.sent)
 
     def advance(self, until_s: float) -> None:
         """Simulate all replicas up to `until_s`."""
-        for engine in self.replicas:
+        self._advance(self.replicas, until_s)
+
+    def _advance(self, engines: list[_Replica], until_s: float) -> None:
+        for engine in engines:
             while engine.now_s < until_s:
                 engine.idle = not self._run(engine.machine, SLICE_STEPS, _NEVER, until_s)
 
@@ -153,6 +169,17 @@ class _Engines:
                 }
                 engine.ended.update(ends)
                 return [(engine.sent[place], end_s) for place, end_s in ends.items()]
+
+    def look_up(
+        self, view: View, now_s: float, path: Int32s, look: int, prompt: Int32s, blocks: int
+    ) -> None:
+        """Set what replicas hold of a path, and what their KV events report; as `_look_up`."""
+        for number, engine in enumerate(self.replicas):
+            cached, new = _look_up(engine.machine, path, look, prompt, blocks)
+            view.truth.cached_blocks[number], view.truth.new_blocks[number] = cached, new
+        self._advance(self.reported, now_s - self._lag_s)
+        for number, engine in enumerate(self.reported):
+            view.reported_blocks[number], _ = _look_up(engine.machine, path, look, prompt, 0)
 
     def forget(self, before_s: float) -> None:
         """Forget the requests that ended by then: no load is counted for earlier times."""
@@ -205,11 +232,10 @@ def replay_engines(
     count, size = len(requests), prompts.block_size
     think_s = np.full(count, OPEN) if think_s is None else think_s
     closed = bool((think_s >= 0).any())
-    engines = _Engines(known, replicas, policy)
     scrape_s = router.values.get("scrape_s", 0.0)
-    view = no_view(replicas, settings.usable_blocks, size)
-    if scrape_s > 0:
-        view = view._replace(scraped=no_view(replicas, 0, size).own)
+    event_lag_s = router.values.get("event_lag_s", 0.0)
+    engines = _Engines(known, replicas, policy, event_lag_s)
+    view = no_view(replicas, settings.usable_blocks, size, scrape_s > 0, event_lag_s > 0)
     longest = int(max(routed.blocks.max(initial=0), requests.length.max(initial=0))) + 1
     sizes = MemorySizes(
         replicas, count, len(parents), longest, size, settings.usable_blocks, parents
@@ -245,35 +271,39 @@ def replay_engines(
         _write_path(parents, int(row.leaf), path, int(row.length))
         _write_path(parents, int(routed.leaf[request]), prompt_path, blocks)
         tokens = int(row.prompt)
-        for number, engine in enumerate(engines.replicas):
-            blocks_held = _look_up(engine.machine, path, int(row.look), prompt_path, blocks)
-            _tell_truth(view, number, tokens, *blocks_held, cost)
+        engines.look_up(view, now_s, path, int(row.look), prompt_path, blocks)
+        _estimate(view, tokens, cost)
         prompt = Prompt(
             slot, now_s, tokens, int(routed.key[request]), blocks, int(routed.full_blocks[request])
         )
+        view.expected_blocks[0] = -1
         replica = int(choose(prompt, prompt_path, view, memory, p))
-        cached_blocks = view.truth.cached_blocks
-        uncached = tokens - min(int(cached_blocks[replica]) * size, tokens)
+        uncached = _expected_uncached(view, replica, tokens)
         place_of[request] = engines.send(replica, request, now_s, uncached)
         view.own.processed[replica] += 1
         order[slot], replica_of[request] = request, replica
-        best[request] = cached_blocks.max()
+        best[request] = view.truth.cached_blocks.max()
     engines.advance(math.inf)
     return _outcome(engines, order, replica_of, best, place_of)
 
 
-def _tell_truth(
-    view: View, replica: int, tokens: int, cached: int, new: int, cost: StepCost
-) -> None:
-    """Set what a prompt would meet on a replica; its prefill is taken to be alone in one step."""
-    hit = min(cached * view.block_size, tokens)
-    uncached = tokens - hit
-    read_s = max(cost.floor_s, cost.prefill_token_s * uncached)
-    pairs_s = cost.prefill_pair_s * uncached * (hit + uncached / 2)
+def _estimate(view: View, tokens: int, cost: StepCost) -> None:
+    """Set how long a prompt would wait and prefill; its prefill is taken to be alone in a step."""
     truth = view.truth
-    truth.cached_blocks[replica], truth.new_blocks[replica] = cached, new
-    truth.prefill_s[replica] = cost.base_s + read_s + pairs_s
-    truth.wait_s[replica] = cost.prefill_token_s * view.own.uncached_tokens[replica]
+    hit = np.minimum(truth.cached_blocks.astype(np.int64) * view.block_size, tokens)
+    uncached = tokens - hit
+    read_s = np.maximum(cost.floor_s, cost.prefill_token_s * uncached)
+    pairs_s = cost.prefill_pair_s * uncached * (hit + uncached / 2)
+    truth.prefill_s[:] = cost.base_s + read_s + pairs_s
+    truth.wait_s[:] = cost.prefill_token_s * view.own.uncached_tokens
+
+
+def _expected_uncached(view: View, replica: int, tokens: int) -> int:
+    """Return how many tokens of a prompt the router takes its choice to compute."""
+    expected = int(view.expected_blocks[0])
+    if expected < 0:
+        expected = int(view.truth.cached_blocks[replica])
+    return tokens - min(expected * view.block_size, tokens)
 
 
 def _outcome(

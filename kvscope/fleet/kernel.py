@@ -2,8 +2,9 @@
 
 Every replica is one server: prefills run first come, first served, and a request decodes after its
 first token without slowing others down. Its blocks are looked up and join the cache when it is
-sent. At equal times requests end first, then first tokens come, then prefills begin, then loads are
-scraped, then requests arrive, in the order of the trace.
+sent; routers with KV events may see both late. At equal times requests end first, then first tokens
+come, then prefills begin, then loads are scraped, then KV events arrive, then requests arrive, in
+the order of the trace.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
-from kvscope.fleet.caches import Touched, caches_of
+from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Floats, Policy
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
 from kvscope.replay.kernels.loop import Now
@@ -63,17 +64,14 @@ class Costs(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """N replicas: blocks cached, blocks evicted, and when their last prefill ends (s).
+    """N replicas: when the last prefill of each ends (s), and the blocks that it uses.
 
     `users` (blocks + 1 x N) counts the requests in flight that use a block; one row where the
-    router does not ask. `p` has a row of the policy's parameters for each.
+    router does not ask.
     """
 
-    size: Int64s
-    evictions: Int64s
     free_s: Float64s
     users: Int32s
-    p: Floats
 
 
 class Served(NamedTuple):
@@ -81,25 +79,35 @@ class Served(NamedTuple):
 
     `request` is the number in the trace. Times are seconds: `begin_s` when its prefill began,
     `token_s` its first token, `end_s` its last. `hit` are the blocks that it hit, copied ones
-    included, `best` the most that it would have hit on any replica.
+    included, `best` the most that it would have hit on any replica; `uncached` the tokens that the
+    router takes to be computed.
     """
 
     request: Int32s
     replica: Int32s
     hit: Int32s
     best: Int32s
+    uncached: Int32s
     begin_s: Float64s
     token_s: Float64s
     end_s: Float64s
 
 
 class CacheLimits(NamedTuple):
-    """Settings of a replay: blocks a replica, and as in `replay`."""
+    """Settings of a replay: blocks a replica, and as in `replay`; two parameters of the router."""
 
     capacity: int
     mandatory: bool
     ttl_s: float
     scrape_s: float
+    event_lag_s: float
+
+
+class Rules(NamedTuple):
+    """The tables of a policy, and from which request on (in order of arrival) each holds."""
+
+    tables: Floats
+    since: Int64s
 
 
 @callable_in_kernels
@@ -136,14 +144,17 @@ def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
 
 
 @once
-def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Callable[..., Any]:
+def fleet_kernel(
+    policy: type[Policy], leaf: bool, router: type[Router], lagging: bool
+) -> Callable[..., Any]:
     """Return the kernel that simulates replicas with a policy behind a router.
 
-    `leaf` is as in `Policy.leaves`.
+    `leaf` is as in `Policy.leaves`. With `lagging`, KV events are late: the caches are kept twice,
+    and the second ones serve each request when the events of the first ones arrive.
     """
-    caches = caches_of(policy, leaf)
-    begin, leading, serve, expire = caches.begin, caches.leading, caches.serve, caches.expire
-    retable = caches.retable
+    kind = caches_of(policy, leaf)
+    begin, leading, serve, expire = kind.begin, kind.leading, kind.serve, kind.expire
+    retable = kind.retable
     choose = callable_in_kernels(router.choose)
     counts_blocks = router.counts_blocks
 
@@ -167,6 +178,60 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
             block = trace.block_parent[block]
         return unused
 
+    @callable_in_kernels
+    def open_request(
+        caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits, rules: Rules
+    ) -> None:
+        """Let time pass in caches until their next request arrives, and write its path."""
+        touched, state, progress = caches.touched, caches.state, caches.progress
+        slot, before = progress[NEXT], progress[PERIOD]
+        now_s = served.arrival_s[slot]
+        while progress[PERIOD] + 1 < len(rules.since) and rules.since[progress[PERIOD] + 1] <= slot:
+            progress[PERIOD] += 1
+        table = rules.tables[progress[PERIOD]]
+        if progress[PERIOD] != before:
+            for replica in range(len(caches.size)):
+                now = Now(now_s, served.block_size, caches.p[replica], table)
+                retable(state, served, replica, slot, now)
+        expired = progress[EXPIRED]
+        while expired < slot and served.arrival_s[expired] < now_s - limits.ttl_s:
+            owner = done.replica[expired]
+            now = Now(now_s, served.block_size, caches.p[owner], table)
+            dropped = expire(state, served, owner, expired, now)
+            caches.size[owner] -= dropped
+            caches.evictions[owner] += dropped
+            expired += 1
+        progress[EXPIRED] = expired
+        begin(state, touched, served, slot)
+        write_path(served.block_parent, served.leaf[slot], touched.path, 0, served.length[slot])
+
+    @callable_in_kernels
+    def serve_request(
+        caches: FleetCaches, served: Traffic, replica: int, limits: CacheLimits, rules: Rules
+    ) -> int:
+        """Serve the request that was opened on a replica; return the blocks that it hits."""
+        progress = caches.progress
+        slot = progress[NEXT]
+        table = rules.tables[progress[PERIOD]]
+        now = Now(served.arrival_s[slot], served.block_size, caches.p[replica], table)
+        hit, size, evicted = serve(
+            served,
+            caches.touched,
+            caches.state,
+            replica,
+            slot,
+            now,
+            limits.capacity,
+            limits.mandatory,
+            caches.size[replica],
+            caches.requests[replica],
+        )
+        caches.size[replica] = size
+        caches.evictions[replica] += evicted
+        caches.requests[replica] += 1
+        progress[NEXT] = slot + 1
+        return hit
+
     @kernel
     def run(
         trace: Traffic,
@@ -175,22 +240,20 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
         costs: Costs,
         limits: CacheLimits,
         served: Traffic,
-        touched: Touched,
-        state: Any,
+        caches: FleetCaches,
+        reported: FleetCaches,
         replicas: Replicas,
         view: View,
         events: Heap,
         path: Int32s,
         memory: Any,
         router_p: Floats,
-        tables: Floats,
-        since: Int64s,
+        rules: Rules,
         done: Served,
     ) -> None:
         own, truth, users = view.own, view.truth, replicas.users
         requests, count = len(trace.leaf), view.replicas
-        due, scraped_s, arrived, expired, period = arrivals.due, 0.0, 0, 0, 0
-        table = tables[0]
+        due, scraped_s, arrived = arrivals.due, 0.0, 0
         while arrived < requests:
             first_due_s = due.keys[0] if due.size[0] > 0 else np.inf
             if events.size[0] > 0 and events.keys[0] <= first_due_s:
@@ -205,10 +268,8 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
                     own.waiting[replica] -= 1
                     own.running[replica] += 1
                 elif kind == FIRST_TOKEN:
-                    tokens = trace.input_tokens[request]
-                    hit_tokens = done.hit[slot] * trace.block_size
-                    own.prompt_tokens[replica] -= tokens
-                    own.uncached_tokens[replica] -= max(tokens - hit_tokens, 0)
+                    own.prompt_tokens[replica] -= trace.input_tokens[request]
+                    own.uncached_tokens[replica] -= done.uncached[slot]
                 else:
                     own.in_flight[replica] -= 1
                     own.running[replica] -= 1
@@ -229,32 +290,32 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
             arrived += 1
             done.request[slot] = request
             _take_row(served, slot, trace, request, now_s)
-            before = period
-            while period + 1 < len(since) and since[period + 1] <= slot:
-                period += 1
-                table = tables[period]
-            if period != before:
-                for replica in range(count):
-                    now = Now(now_s, trace.block_size, replicas.p[replica], table)
-                    retable(state, served, replica, slot, now)
-            while expired < slot and served.arrival_s[expired] < now_s - limits.ttl_s:
-                owner = done.replica[expired]
-                now = Now(now_s, trace.block_size, replicas.p[owner], table)
-                dropped = expire(state, served, owner, expired, now)
-                replicas.size[owner] -= dropped
-                replicas.evictions[owner] += dropped
-                expired += 1
+            if lagging:
+                late = reported.progress[NEXT]
+                while late < slot and served.arrival_s[late] + limits.event_lag_s <= now_s:
+                    open_request(reported, served, done, limits, rules)
+                    serve_request(reported, served, done.replica[late], limits, rules)
+                    late += 1
+                write_path(
+                    trace.block_parent,
+                    trace.leaf[request],
+                    reported.touched.path,
+                    0,
+                    trace.length[request],
+                )
 
-            begin(state, touched, served, slot)
-            length = trace.length[request]
-            write_path(trace.block_parent, trace.leaf[request], touched.path, 0, length)
+            open_request(caches, served, done, limits, rules)
             write_path(trace.block_parent, asked.leaf[request], path, 0, asked.blocks[request])
             tokens, best = int(trace.input_tokens[request]), 0
             for replica in range(count):
-                cached = leading(state, touched, replica, trace.look[request])
+                cached = leading(caches.state, caches.touched, replica, trace.look[request])
                 best = max(best, cached)
                 hit_tokens = min(cached * trace.block_size, tokens)
                 truth.cached_blocks[replica] = cached
+                if lagging:
+                    view.reported_blocks[replica] = leading(
+                        reported.state, reported.touched, replica, trace.look[request]
+                    )
                 truth.prefill_s[replica] = prefill_s(costs, tokens - hit_tokens, hit_tokens)
                 truth.wait_s[replica] = max(replicas.free_s[replica] - now_s, 0.0)
                 if counts_blocks:
@@ -270,24 +331,10 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
                 asked.blocks[request],
                 asked.full_blocks[request],
             )
-            view.fetch.blocks[0] = 0
+            view.fetch.blocks[0], view.expected_blocks[0] = 0, -1
             replica = choose(prompt, path, view, memory, router_p)
 
-            now = Now(now_s, trace.block_size, replicas.p[replica], table)
-            hit, size, evicted = serve(
-                served,
-                touched,
-                state,
-                replica,
-                slot,
-                now,
-                limits.capacity,
-                limits.mandatory,
-                replicas.size[replica],
-                own.processed[replica],
-            )
-            replicas.size[replica] = size
-            replicas.evictions[replica] += evicted
+            hit = serve_request(caches, served, replica, limits, rules)
             fetch_s, fetched = 0.0, min(int(view.fetch.blocks[0]), best)
             if fetched > hit:
                 fetch_s, hit = view.fetch.seconds[0], fetched
@@ -305,7 +352,9 @@ def fleet_kernel(policy: type[Policy], leaf: bool, router: type[Router]) -> Call
             own.in_flight[replica] += 1
             own.processed[replica] += 1
             own.prompt_tokens[replica] += tokens
-            own.uncached_tokens[replica] += tokens - hit_tokens
+            expected = view.expected_blocks[0] if view.expected_blocks[0] >= 0 else hit
+            done.uncached[slot] = tokens - min(expected * trace.block_size, tokens)
+            own.uncached_tokens[replica] += done.uncached[slot]
             if counts_blocks:
                 own.used_blocks[replica] += use(asked, trace, request, users, replica)
             if begin_s > now_s:

@@ -9,7 +9,7 @@ import numpy as np
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
-from kvscope.fleet.caches import empty_caches, empty_touched
+from kvscope.fleet.caches import empty_fleet
 from kvscope.fleet.kernel import (
     OPEN,
     Arrivals,
@@ -17,6 +17,7 @@ from kvscope.fleet.kernel import (
     CacheLimits,
     Costs,
     Replicas,
+    Rules,
     Served,
     fleet_kernel,
 )
@@ -134,8 +135,7 @@ def replay_fleet(
     if isinstance(policy, LanePolicy):
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
     leaf = policy.evicts == "leaf"
-    touched = empty_touched(traffic, replicas)
-    state = empty_caches(policy, traffic, touched, replicas, capacity_blocks, lanes)
+    caches = empty_fleet(policy, traffic, replicas, capacity_blocks, lanes)
     longest = int(routed.blocks.max(initial=0)) + 1
     memory = router.memory(
         MemorySizes(
@@ -150,17 +150,15 @@ def replay_fleet(
         seed,
     )
     scrape_s = router.values.get("scrape_s", 0.0)
-    view = no_view(replicas, capacity_blocks, traffic.block_size)
-    if scrape_s > 0:
-        view = view._replace(scraped=_no_load(replicas))
+    event_lag_s, reported = router.values.get("event_lag_s", 0.0), caches
+    if event_lag_s > 0:
+        reported = empty_fleet(policy, traffic, replicas, capacity_blocks, lanes)
+    view = no_view(replicas, capacity_blocks, traffic.block_size, scrape_s > 0, event_lag_s > 0)
     counts = _empty_served(requests)
-    kernel = fleet_kernel(type(policy), leaf, type(router))
+    kernel = fleet_kernel(type(policy), leaf, type(router), event_lag_s > 0)
     fleet = Replicas(
-        np.zeros(replicas, dtype=np.int64),
-        np.zeros(replicas, dtype=np.int64),
         np.zeros(replicas),
         np.zeros((blocks if router.counts_blocks else 1, replicas), dtype=np.int32),
-        np.repeat(policy.settings()[None], replicas, axis=0),
     )
     kernel(
         traffic,
@@ -172,10 +170,11 @@ def replay_fleet(
             mandatory or policy.makes_room,
             policy.values.get("ttl_s", np.inf),
             scrape_s,
+            event_lag_s,
         ),
         _rows(traffic),
-        touched,
-        state,
+        caches,
+        reported,
         fleet,
         view,
         Heap(
@@ -186,8 +185,7 @@ def replay_fleet(
         np.zeros(longest, dtype=np.int32),
         memory,
         router.settings(),
-        tables.values,
-        tables.since,
+        Rules(tables.values, tables.since),
         counts,
     )
     place = np.empty(requests, dtype=np.int64)
@@ -202,7 +200,7 @@ def replay_fleet(
         counts.begin_s[place],
         counts.token_s[place],
         counts.end_s[place],
-        fleet.evictions,
+        caches.evictions,
     )
 
 
@@ -224,17 +222,35 @@ def _rows(traffic: Traffic) -> Traffic:
     return traffic._replace(**columns)
 
 
-def no_view(replicas: int, capacity_blocks: int, block_size: int) -> View:
-    """Return an idle fleet with empty caches, whose scraped load is always up to date."""
-    load = _no_load(replicas)
+def no_view(
+    replicas: int,
+    capacity_blocks: int,
+    block_size: int,
+    scraped: bool = False,
+    lagging: bool = False,
+) -> View:
+    """Return an idle fleet with empty caches.
+
+    Load is up to date unless `scraped`, KV events are so unless `lagging`.
+    """
+    load, cached_blocks = _no_load(replicas), np.zeros(replicas, dtype=np.int32)
     truth = Truth(
-        np.zeros(replicas, dtype=np.int32),
+        cached_blocks,
         np.zeros(replicas, dtype=np.int64),
         np.zeros(replicas),
         np.zeros(replicas),
     )
-    fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
-    return View(replicas, capacity_blocks, block_size, load, load, truth, fetch)
+    return View(
+        replicas,
+        capacity_blocks,
+        block_size,
+        load,
+        _no_load(replicas) if scraped else load,
+        cached_blocks.copy() if lagging else cached_blocks,
+        np.zeros(1, dtype=np.int32),
+        truth,
+        Fetch(np.zeros(1, dtype=np.int32), np.zeros(1)),
+    )
 
 
 def _no_load(replicas: int) -> ReplicaLoad:
@@ -242,6 +258,6 @@ def _no_load(replicas: int) -> ReplicaLoad:
 
 
 def _empty_served(requests: int) -> Served:
-    request, replica, hit, best = (np.zeros(requests, dtype=np.int32) for _ in range(4))
+    request, replica, hit, best, uncached = (np.zeros(requests, dtype=np.int32) for _ in range(5))
     begin_s, token_s, end_s = (np.zeros(requests) for _ in range(3))
-    return Served(request, replica, hit, best, begin_s, token_s, end_s)
+    return Served(request, replica, hit, best, uncached, begin_s, token_s, end_s)

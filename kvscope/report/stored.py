@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope.app.traces import Stores
 from kvscope.core.errors import InputError
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table
 from kvscope.store import results, traces
 from kvscope.store.db import Store
+from kvscope.store.file import Stores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -52,10 +52,21 @@ class _SectionRecord(msgspec.Struct):
     figures: tuple[str, ...]
 
 
-def keep(stores: Stores, report: Report, duration_s: float, file: str | None = None) -> None:
-    """Store what a report shows, unless its trace has been removed."""
+def keep(
+    stores: Stores,
+    report: Report,
+    duration_s: float,
+    *,
+    summary: str = "",
+    file: str | None = None,
+) -> None:
+    """Store what a report shows, unless its trace has been removed.
+
+    `summary` is its answer in one line, by default its first sentence.
+    """
     sections = report.sections()
-    summary = next((text for section in sections for text in section.sentences), report.title)
+    sentences = (text for section in sections for text in section.sentences)
+    summary = summary or next(sentences, report.title)
     columns = {
         "command": report.title,
         "summary": summary,

@@ -1,8 +1,9 @@
 """The contract of a router: what one file in this folder has to provide.
 
 A router chooses the replica that serves a request. Three states never mix: the *truth*, which is
-what each replica's cache holds; the router's own *memory*, such as a tree of the prompts that it
-sent somewhere; and the *load*, which it counts itself or scrapes from the replicas.
+what each replica's cache holds; what the router knows of it, by its own *memory*, such as a tree of
+the prompts that it sent somewhere, or by *KV events*, which may come late; and the *load*, which it
+counts itself or scrapes from the replicas.
 
 As those of policies, its methods are plain functions of numbers and arrays: the simulator compiles
 them, tests and slow replays call them as they are. So they use what numba can compile, allocate
@@ -25,6 +26,8 @@ Sees = Literal["order", "history", "load", "truth"]
 `order`: the number and the key of a request alone. `history`: also the prompts routed before.
 `load`: also how busy replicas are. `truth`: also what their caches hold.
 """
+
+EVENT_LAG = Parameter("event_lag_s", 0.0, "how late KV events come that report what caches hold")
 
 _WORD = 0xFFFFFFFF
 
@@ -51,7 +54,8 @@ class ReplicaLoad(NamedTuple):
     `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not
     begun and `running` ones. `processed` counts those sent so far. Of requests in flight without a
     first token, `prompt_tokens` sums whole prompts and `uncached_tokens` what their replica has to
-    compute of them. `used_blocks` counts the distinct blocks of the prompts in flight.
+    compute of them, by the router's own estimate where it has one (`View.expected_blocks`).
+    `used_blocks` counts the distinct blocks of the prompts in flight.
     """
 
     in_flight: Int64s
@@ -92,7 +96,10 @@ class View(NamedTuple):
     """A fleet of N replicas of `capacity_blocks` blocks each, as seen when a request arrives.
 
     `own` is what the router counts itself, up to date. `scraped` is what the replicas last told
-    it, every `scrape_s` seconds; without that parameter the same as `own`.
+    it, every `scrape_s` seconds; without that parameter the same as `own`. `reported_blocks` (N)
+    are the `Truth.cached_blocks` that follow from KV events: from what caches had stored and
+    evicted `event_lag_s` seconds ago; without that parameter the same as in `truth`. A router may
+    write `expected_blocks` (1): the leading blocks that it takes its choice to hold; -1 unless set.
     """
 
     replicas: int
@@ -100,6 +107,8 @@ class View(NamedTuple):
     block_size: int
     own: ReplicaLoad
     scraped: ReplicaLoad
+    reported_blocks: Int32s
+    expected_blocks: Int32s
     truth: Truth
     fetch: Fetch
 

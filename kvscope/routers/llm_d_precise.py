@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.policies.base import Floats, Parameter
-from kvscope.routers.base import MemorySizes, Prompt, Router, View, new_dice
+from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View, new_dice
 from kvscope.routers.llm_d import pick, plugin_config, weights
 
 _MIN_MAX = 4
@@ -28,11 +28,13 @@ class LlmDPrecise(Router):
     longest prefix, 0 for the shortest, as for those that hold none; 1 for all of them if they hold
     as much. So a block that all prompts share draws them to the one replica that has it until its
     KV memory is full. After 0.8 the score is the share of the prompt that is cached (`min_max` 0).
-    Left out: the lag of events, and that an index remembers ten replicas a block.
+    Events come at once unless `event_lag_s` is set; the program states no lag. Left out: entries
+    for prompts that were sent but not yet reported (speculativeIndexing, off by default), and that
+    an index remembers ten replicas a block.
     Source: llm-d-inference-scheduler 0.8.0, pkg/epp/framework/plugins/scheduling/scorer/
-    preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods), and at 520af478
-    (absoluteScoredPods); llm-d-kv-cache, pkg/kvcache/kvblock_scorer.go; weights of
-    deploy/config/epp-precise-prefix-cache-config.yaml.
+    preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods), precise_prefix_cache.go
+    (PluginConfig), and at 520af478 (absoluteScoredPods); llm-d-kv-cache, pkg/kvcache/
+    kvblock_scorer.go; weights of deploy/config/epp-precise-prefix-cache-config.yaml.
     """
 
     name = "llm-d-precise@0.8"
@@ -47,6 +49,7 @@ class LlmDPrecise(Router):
         Parameter(
             "min_max", 1, "1: prefix scores as in 0.8; 0: the share cached, as later", high=1
         ),
+        EVENT_LAG,
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> ScoreMemory:
@@ -56,7 +59,7 @@ class LlmDPrecise(Router):
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: ScoreMemory, p: Floats) -> int:
         """Return the replica of the highest score."""
-        cached, scores = view.truth.cached_blocks, memory.scores
+        cached, scores = view.reported_blocks, memory.scores
         shortest, longest = 0, 0
         for replica in range(view.replicas):
             if cached[replica] > 0 and (shortest == 0 or cached[replica] < shortest):

@@ -79,6 +79,7 @@ def free_name(store: Store, path: str) -> str:
     stem = "stdin" if path == STANDARD_STREAM else Path(path).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
+    stem = stem.strip() or "trace"  # a file may be called " .jsonl"
     taken = {trace.name for trace in all_traces(store)}
     name, number = stem, 2
     while name in taken:

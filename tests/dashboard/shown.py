@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +21,17 @@ EVERY_PAGE = ("overview", *PAGES)
 _PATIENCE_S = 240  # kernels may have to be compiled
 
 
-def shown(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address: str) -> AppTest:
-    """Return the app on this store at this page."""
-    monkeypatch.setattr("sys.argv", ["app.py", "--db", db])
+def shown(
+    db: str,
+    monkeypatch: pytest.MonkeyPatch,
+    page: str = "",
+    *,
+    folder: Path | None = None,
+    **address: str,
+) -> AppTest:
+    """Return the app on this store at this page; it may read files in `folder`."""
+    readable = [] if folder is None else ["--folder", str(folder)]
+    monkeypatch.setattr("sys.argv", ["app.py", "--db", db, *readable])
     app = AppTest.from_file(str(DASHBOARD / "app.py"), default_timeout=_PATIENCE_S)
     for name, value in address.items():
         app.query_params[name] = value

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import job
-from kvscope.core.errors import Stopped
-from tests.dashboard.shown import shown, titles
+from dashboard import background_cache, job
+from kvscope.core.errors import InputError, Stopped
+from tests.cli.shell import Streams
+from tests.dashboard.shown import drawn, metrics, shown, table_with, titles, told, words, worked
 
 TUNE = {"slo": "5s", "ran_tune": "1"}
 
@@ -75,3 +77,102 @@ def test_any_tab_stops_a_job(
     second.button(key="stop tune").click().run()
     assert ended(0).stopped
     assert first.run().warning[0].value.startswith("Stopped before it was finished")
+
+
+def test_runs_and_jobs(
+    db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Streams
+) -> None:
+    """What the command line stored meanwhile is listed, opens, and says when it is gone."""
+    app = shown(db, monkeypatch, "runs")
+    assert "Reports" in titles(app)
+    background_cache.settle()
+    told(
+        capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--capacity-blocks", "60"
+    )
+    output = str(tmp_path / "out.toml")
+    told(capsys, "tune", "chats", "--db", db, "--slo", "5s", "--output", output)
+    app.run()
+    assert [each.split()[0] for each in table_with(app, "run", "hit rate")["run"]] == [
+        "tlru",
+        "lru",
+    ]
+    (answer,) = table_with(app, "answer")["answer"]
+    assert "within the SLO of 5 s" in answer
+    app.selectbox(key="report").select_index(0).run()
+    assert answer in words(app)
+    assert app.query_params["report"]
+    again = shown(db, monkeypatch, "runs", report="1", run="1")
+    assert answer in words(again)
+    assert {"Policies", "Categories"} <= {*titles(again)}
+    gone = shown(db, monkeypatch, "runs", report="77")
+    assert "no report 77" in gone.warning[0].value
+    assert not gone.exception
+
+
+def test_a_failure_in_one_line(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list says why a job failed; it opens on its page, with its settings."""
+    from kvscope.app import tune
+
+    def fail(*_: object) -> None:
+        raise InputError("cannot be tuned", where="here", remedy="stop")
+
+    monkeypatch.setattr(tune, "tune", fail)
+    shown(db, monkeypatch, "recommendation", **TUNE)
+    assert ended(0).error
+    app = shown(db, monkeypatch, "runs")
+    assert "failed after" in words(app)
+    assert "cannot be tuned" in words(app)
+    (button,) = [each for each in app.button if each.help == "Open Tune: chats"]
+    button.click().run()
+    assert app.query_params["slo"] == "5s"
+    assert "cannot be tuned" in app.error[0].value
+
+
+def test_side_by_side(
+    db: str, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """Two traces, and two runs: each fact with its change; the address holds both."""
+    shorter = trace.with_name("half.jsonl")
+    shorter.write_text("".join(trace.read_text().splitlines(keepends=True)[:300]))
+    told(capsys, "ingest", str(shorter), "--db", db)
+    app = shown(db, monkeypatch, "compare", left_trace="chats", right_trace="half")
+    for _ in range(2):  # one analysis after the other
+        app = drawn(app.run())
+    facts = table_with(app, "chats", "half", "change").set_index(" ")
+    assert list(facts.loc["requests"]) == ["600", "300", "-50.0%"]
+    assert facts.loc["ideal hit rate", "change"][0] in "+-0"
+    told(
+        capsys,
+        "simulate",
+        "chats",
+        "--db",
+        db,
+        "--policies",
+        "lru,belady",
+        "--capacity-blocks",
+        "60",
+    )
+    app = shown(db, monkeypatch, "compare", compare="Runs", left_run="1", right_run="2")
+    facts = table_with(app, "lru, run 1", "belady, run 2").set_index(" ")
+    assert facts.loc["hit rate", "change"].startswith("+")
+    assert facts.loc["TTFT p95", "change"][0] in "+-0"
+    assert not app.exception
+
+
+def test_a_time_range(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """It zooms the charts over time, is in the address, and becomes a trace like that of --from."""
+    app = shown(db, monkeypatch, "time")
+    assert app.button(key="analyze_range").disabled
+    app = shown(db, monkeypatch, "time", **{"from": "60", "until": "240"})
+    assert (app.selectbox(key="from").value, app.selectbox(key="until").value) == (60, 240)
+    app.button(key="analyze_range").click().run()
+    app = drawn(worked(app))
+    assert app.query_params["trace"] == "chats@60-240s"
+    assert app.query_params["from"] == "0"
+    document = told(capsys, "analyze", "chats", "--db", db, "--from", "1m", "--until", "4m")
+    assert document["trace"]["name"] == "chats@60-240s"
+    assert metrics(shown(db, monkeypatch))["Requests"] == str(document["trace"]["requests"])
+    assert [each["name"] for each in told(capsys, "traces", "--db", db)["traces"]] == [
+        "chats@60-240s",
+        "chats",
+    ]

@@ -20,7 +20,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
-from kvscope.routers.base import MemorySizes, Prompt, Router, View
+from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.min_ttft import MinTtft
 from kvscope.routers.mooncake import MooncakeConductor
@@ -96,30 +96,39 @@ def test_in_the_closed_loop_replicas_are_the_same_engines() -> None:
 
 
 class Seen(NamedTuple):
-    """What a spy noted: (requests x replicas x 4) of its own load, and of the scraped one."""
+    """What a spy noted: (requests x replicas x 4) of its own load, and of the scraped one.
+
+    `cached` and `reported` (requests x replicas) are cached blocks, in truth and by KV events.
+    """
 
     own: Int64s
     scraped: Int64s
+    cached: Int64s
+    reported: Int64s
 
 
 class Spy(Router):
-    """Note every load that a router sees."""
+    """Note every load that a router sees, and what is cached."""
 
     name = "spy"
     summary = "notes loads"
     source = "made up"
-    sees = "load"
-    parameters = (Parameter("scrape_s", 0.5, "seconds between two scrapes"),)
+    sees = "truth"
+    parameters = (Parameter("scrape_s", 0.5, "seconds between two scrapes"), EVENT_LAG)
 
     def memory(self, sizes: MemorySizes, seed: int) -> Seen:
-        """Return room for all loads."""
-        notes.append(Seen(*np.zeros((2, sizes.requests, sizes.replicas, 4), dtype=np.int64)))
+        """Return room for all that is seen."""
+        loads = np.zeros((2, sizes.requests, sizes.replicas, 4), dtype=np.int64)
+        caches = np.zeros((2, sizes.requests, sizes.replicas), dtype=np.int64)
+        notes.append(Seen(*loads, *caches))
         return notes[-1]
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
         """Choose in turn."""
         for replica in range(view.replicas):
+            memory.cached[prompt.request, replica] = view.truth.cached_blocks[replica]
+            memory.reported[prompt.request, replica] = view.reported_blocks[replica]
             own, scraped = view.own, view.scraped
             memory.own[prompt.request, replica, 0] = own.in_flight[replica]
             memory.own[prompt.request, replica, 1] = own.waiting[replica]
@@ -164,6 +173,22 @@ def test_loads_are_those_of_the_moment() -> None:
             assert notes[-1].scraped[slot, replica].tolist() == scraped
             busy += own[1] > 0
     assert busy > 20
+
+
+def test_late_events_report_what_engines_held() -> None:
+    """As if the request had come when the events that have arrived were sent."""
+    trace, lag_s = a_trace(40.0), 1.3
+    done = replay_engines(trace, Lru(), Spy({"event_lag_s": lag_s}), 2, SETTINGS, COST)
+    late = notes[-1]
+    assert done.order.tolist() == list(range(len(trace.leaf)))
+    assert np.any(late.reported != late.cached)
+    for request in range(20, len(trace.leaf), 20):
+        sent_s = trace.arrival_s[request] - lag_s
+        early = select(trace, np.append(np.flatnonzero(trace.arrival_s < sent_s), request))
+        arrival_s = early.arrival_s.copy()
+        arrival_s[-1] = sent_s
+        replay_engines(replace(early, arrival_s=arrival_s), Lru(), Spy(), 2, SETTINGS, COST)
+        assert late.reported[request].tolist() == notes[-1].cached[-1].tolist()
 
 
 def test_a_request_that_no_replica_can_hold_is_rejected() -> None:

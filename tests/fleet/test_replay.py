@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvscope.fleet.replay as replaying
+from kvscope.core.arrays import Int32s
 from kvscope.core.errors import UsageError
 from kvscope.fleet.kernel import Asked, fleet_kernel
 from kvscope.fleet.replay import FleetReplay, costs, replay_fleet
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.base import Leaves, Policy
+from kvscope.policies.base import Floats, Leaves, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Router
+from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.registry import ROUTERS
 from kvscope.routers.round_robin import RoundRobin
@@ -92,6 +93,69 @@ def test_each_replica_is_a_cache_of_its_own(
     check_split(traffic, done, bound, capacity, told)
 
 
+class Seen(NamedTuple):
+    """What a router saw of R requests and N replicas (R x N): truth, and by KV events."""
+
+    cached: Int32s
+    reported: Int32s
+
+
+class Informed(Router):
+    """Choose in turn, and note what the view says of caches."""
+
+    name = "informed"
+    summary = "notes what it sees of caches"
+    source = "made up"
+    sees = "truth"
+    parameters = (EVENT_LAG,)
+    seen: ClassVar[Seen]
+
+    def memory(self, sizes: MemorySizes, seed: int) -> Seen:
+        """Return room for all that is seen."""
+        rows = np.zeros((2, sizes.requests, sizes.replicas), dtype=np.int32)
+        Informed.seen = Seen(rows[0], rows[1])
+        return Informed.seen
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+        """Choose in turn."""
+        memory.cached[prompt.request] = view.truth.cached_blocks
+        memory.reported[prompt.request] = view.reported_blocks
+        return prompt.request % view.replicas
+
+
+@pytest.mark.parametrize(("policy", "leaves"), ONLINE, ids=drawn.case_name)
+@settings(deadline=None, max_examples=5)
+@given(st.data())
+def test_late_events_report_what_caches_held(
+    policy: type[Policy], leaves: Leaves, data: st.DataObject
+) -> None:
+    """The kernel's Python source: as if the request had come right after the last one reported."""
+    traffic = data.draw(traffics())
+    bound = data.draw(drawn.policies(policy, leaves))
+    capacity = min(data.draw(drawn.capacities(traffic)), 500)
+    told = data.draw(drawn.tables(policy.name))
+    replicas, lag_s = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.25, 1.0, 2.0]))
+
+    def seen(requests: Traffic, lag_s: float) -> Seen:
+        router = Informed({"event_lag_s": lag_s})
+        replay_fleet(
+            requests, asked(requests), PROFILE, bound, router, replicas, capacity, tables=told
+        )
+        return Informed.seen
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(replaying, "fleet_kernel", lambda *of: fleet_kernel(*of).py_func)
+        late = seen(traffic, lag_s)
+        for request, now_s in enumerate(traffic.arrival_s.tolist()):
+            reported = int(np.sum(traffic.arrival_s[:request] + lag_s <= now_s))
+            early = sub_traffic(traffic, [*range(reported), request])
+            if reported:
+                early.arrival_s[-1] = early.arrival_s[-2]
+            expected = seen(early, 0.0).cached[-1]
+            assert late.reported[request].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("name", ["lru", "tlru", "gdfs", "s3fifo", "wa", "gittins"])
 def test_long_traffic_compiled(name: str) -> None:
     policy = next(known for known, _ in ONLINE if known.name == name)
@@ -124,9 +188,9 @@ def test_equals_the_oracle(kind: type[Router], data: st.DataObject) -> None:
         think_s = np.where(traffic.parent >= 0, drawn_s[:count], -1.0)
     capacity = data.draw(drawn.capacities(traffic))
     replicas, seed = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 9))
-    scrape = {"scrape_s": data.draw(st.sampled_from([0.5, 2.0]))}
-    known = {parameter.name for parameter in kind.parameters}
-    router = kind(scrape if "scrape_s" in known else None)
+    delays_s = {"scrape_s": [0.5, 2.0], "event_lag_s": [0.0, 0.5, 3.0]}
+    known = {parameter.name for parameter in kind.parameters} & delays_s.keys()
+    router = kind({name: data.draw(st.sampled_from(delays_s[name])) for name in sorted(known)})
     done = replay_fleet(
         traffic,
         asked(traffic),

@@ -6,7 +6,7 @@ Slow on purpose and written without a look at the kernel. Caches are LRU diction
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,24 +36,35 @@ class Sent:
 
 @dataclass
 class Lru:
-    """A cache; of the blocks that were used longest ago the deepest leaves first."""
+    """A cache; of the blocks that were used longest ago the deepest leaves first.
+
+    `events` has what was cached after each request, and when that was.
+    """
 
     capacity: int
     last: dict[object, tuple[int, int]] = field(default_factory=dict)
+    events: list[tuple[float, set[object]]] = field(default_factory=list)
 
-    def leading(self, path: Sequence[int]) -> int:
-        """Return how many leading blocks are cached."""
-        for depth, block in enumerate(path):
-            if block not in self.last:
-                return depth
-        return len(path)
-
-    def put(self, blocks: Sequence[object], now: int) -> None:
+    def put(self, blocks: Sequence[object], now: int, now_s: float) -> None:
         """Use the blocks of one request."""
         for depth, block in enumerate(blocks):
             self.last[block] = (now, -depth)
         while len(self.last) > self.capacity:
             del self.last[min(self.last, key=lambda block: self.last[block])]
+        self.events.append((now_s, set(self.last)))
+
+    def reported(self, now_s: float, lag_s: float) -> set[object]:
+        """Return what was cached by the events that have arrived."""
+        arrived = [blocks for time_s, blocks in self.events if time_s + lag_s <= now_s]
+        return arrived[-1] if arrived else set()
+
+
+def leading(cached: Container[object], path: Sequence[int]) -> int:
+    """Return how many leading blocks of a path are cached."""
+    for depth, block in enumerate(path):
+        if block not in cached:
+            return depth
+    return len(path)
 
 
 def _load(sent: Sequence[Sent], replicas: int, at_s: float) -> ReplicaLoad:
@@ -102,6 +113,7 @@ def simulate(
         traffic.block_parent,
     )
     memory, scrape_s = router.memory(sizes, seed), router.values.get("scrape_s", 0.0)
+    lag_s = router.values.get("event_lag_s", 0.0)
     sent: list[Sent] = []
 
     def prefill_s(uncached: int, cached: int) -> float:
@@ -118,7 +130,9 @@ def simulate(
             scraped = _load([one for one in sent if one.arrival_s < at_s], replicas, at_s)
         tokens, size = int(traffic.input_tokens[request]), traffic.block_size
         path, prompt = named[request], prompts[request]
-        cached = [cache.leading(path[: traffic.look[request]]) for cache in caches]
+        look = path[: traffic.look[request]]
+        cached = [leading(cache.last, look) for cache in caches]
+        reported = [leading(cache.reported(now_s, lag_s), look) for cache in caches]
         hit_tokens = [min(blocks * size, tokens) for blocks in cached]
         in_flight = [
             {b for one in sent if one.replica == w and one.end_s > now_s for b in one.prompt}
@@ -131,7 +145,9 @@ def simulate(
             np.array([max(free - now_s, 0.0) for free in free_s]),
         )
         fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
-        view = View(replicas, capacity, size, own, scraped, truth, fetch)
+        events = np.array(reported, dtype=np.int32)
+        expected = np.full(1, -1, dtype=np.int32)
+        view = View(replicas, capacity, size, own, scraped, events, expected, truth, fetch)
         ask = Prompt(
             len(sent),
             now_s,
@@ -143,7 +159,7 @@ def simulate(
         room = np.zeros(longest, dtype=np.int32)
         room[: len(prompt)] = prompt
         to = int(router.choose(ask, room, view, memory, router.settings()))
-        caches[to].put(whole[request], len(sent))
+        caches[to].put(whole[request], len(sent), now_s)
         begin_s = max(now_s, free_s[to])
         hit, fetch_s = cached[to], 0.0
         copied = min(int(fetch.blocks[0]), max(cached))
@@ -153,6 +169,7 @@ def simulate(
         free_s[to] = token_s = (
             begin_s + fetch_s + prefill_s(tokens - hit_tokens[to], hit_tokens[to])
         )
+        taken = int(expected[0]) if expected[0] >= 0 else hit
         outputs = int(traffic.history_tokens[request]) - tokens
         token_cost_s = (
             costs.decode_base_s
@@ -170,7 +187,7 @@ def simulate(
                 token_s,
                 token_s + max(outputs - 1, 0) * token_cost_s,
                 tokens,
-                tokens - hit_tokens[to],
+                tokens - min(taken * size, tokens),
                 tuple(prompt),
             )
         )

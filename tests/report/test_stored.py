@@ -42,7 +42,7 @@ def test_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 screen=list,
                 sections=lambda title=title: [_section(title)],  # type: ignore[misc]
             )
-            keep(store, report, 1.5, "verdict")
+            keep(store, report, 1.5, file="verdict")
         listed = all_reports(store)
         assert [each.summary for each in listed] == ["Keep LRU."] * 2
         assert (listed[0].trace, listed[0].command) == (trace.name, "kvscope tune")

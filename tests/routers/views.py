@@ -33,7 +33,10 @@ def view(
     wait_s: Sequence[float] = (),
     capacity_blocks: int = 100,
 ) -> View:
-    """Return a view; what replicas last told is the router's own count unless `scraped` differs."""
+    """Return a view; what replicas last told is the router's own count unless `scraped` differs.
+
+    KV events report the cached blocks at once.
+    """
     nothing = [0] * replicas
     own = own or load(replicas)
     truth = Truth(
@@ -43,7 +46,17 @@ def view(
         np.array(wait_s or nothing, dtype=np.float64),
     )
     fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
-    return View(replicas, capacity_blocks, BLOCK_TOKENS, own, scraped or own, truth, fetch)
+    return View(
+        replicas,
+        capacity_blocks,
+        BLOCK_TOKENS,
+        own,
+        scraped or own,
+        truth.cached_blocks,
+        np.zeros(1, dtype=np.int32),
+        truth,
+        fetch,
+    )
 
 
 def path(*blocks: int) -> Int32s:

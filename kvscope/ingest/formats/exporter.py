@@ -50,16 +50,19 @@ class Row:
     hash_ids: list[int]
 
 
-def rows(store: Store, trace: Trace) -> Iterator[list[Row]]:
-    """Yield all requests of `trace` in order of arrival, in chunks."""
+def rows(
+    store: Store, trace: Trace, first_request: int = 0, after: int | None = None
+) -> Iterator[list[Row]]:
+    """Yield the requests of `trace` in order of arrival, in chunks: all, or those in a range."""
+    after = trace.requests if after is None else after
     block_parent = load_block_parents(store, trace)
     own_ids = store.row("ingest/export_own_ids", trace_id=trace.trace_id)["own_ids"]
-    for first in range(0, trace.requests, REQUESTS_AT_ONCE):
+    for first in range(first_request, after, REQUESTS_AT_ONCE):
         requests = store.rows(
             "ingest/export_requests",
             trace_id=trace.trace_id,
             first=first,
-            after=first + REQUESTS_AT_ONCE,
+            after=min(first + REQUESTS_AT_ONCE, after),
             own_ids=own_ids,
         )
         leaf = np.array([row.pop("leaf") for row in requests], dtype=np.int32)

@@ -1,0 +1,40 @@
+"""Messages of the use cases in the words of the pages: controls for options, no temporary paths."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CONTROLS = {  # by the option that a message names
+    "--block-size": "Tokens per block",
+    "--format": "Format",
+    "--gpu": "GPU in the sidebar",
+    "--hbm": "HBM in the sidebar",
+    "--latency": "Latency profile in the sidebar",
+    "--max-bad": "Bad lines allowed",
+    "--model": "Model in the sidebar",
+    "--param": "Parameters",
+    "--slo": "SLO",
+    "--tiers": "tiers",
+}
+_UPLOAD = "kvscope-upload-"
+_OPTIONS = re.compile("|".join(rf"{option}(?![\w-])" for option in CONTROLS))
+
+
+def in_page_words(text: str) -> str:
+    """Return a message with the page's controls for options, and uploads by their names alone."""
+    folder = re.escape(str(Path(tempfile.gettempdir()) / _UPLOAD))
+    text = re.sub(rf"{folder}[^/]+/", "", text)
+    return _OPTIONS.sub(lambda found: CONTROLS[found[0]], text)
+
+
+@contextmanager
+def uploaded(name: str, content: bytes) -> Iterator[str]:
+    """Yield the path of an uploaded file, which lasts for the block."""
+    with tempfile.TemporaryDirectory(prefix=_UPLOAD) as folder:
+        copy = Path(folder) / Path(name).name
+        copy.write_bytes(content)
+        yield str(copy)

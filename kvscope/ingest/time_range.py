@@ -1,0 +1,80 @@
+"""A time range of a stored trace as a trace of its own: every command and page takes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+from kvscope.core.trace import Trace
+from kvscope.ingest.build import build
+from kvscope.ingest.columns import Columns
+from kvscope.ingest.formats.base import ROOT, ReadOptions, Records, Rejects, Request
+from kvscope.ingest.formats.exporter import Advance, rows
+from kvscope.ingest.pipeline import Origin, write
+from kvscope.store import traces
+from kvscope.store.file import Stores
+
+
+def ingest_range(
+    stores: Stores,
+    trace: Trace,
+    from_s: float | None = None,
+    until_s: float | None = None,
+    advance: Advance | None = None,
+) -> Trace:
+    """Return the trace of the requests that arrive from `from_s` until before `until_s`.
+
+    Times count from the trace's start; None is its start or its end. The range is stored under a
+    name of its own, unless it is stored already. Turns keep their numbers; a turn whose previous
+    one is outside begins a conversation. Inferred conversations are inferred again. `advance` gets
+    the number of requests read. Raises UsageError for a range that is empty or holds no request.
+    """
+    first_s, end_s = from_s or 0.0, until_s
+    if end_s is not None and end_s <= first_s:
+        raise UsageError("ends before it begins", where="--from, --until", remedy="exchange them")
+    if first_s <= 0 and (end_s is None or end_s > trace.span_s):
+        return trace
+    words = f"{first_s:.12g}-{'' if end_s is None else f'{end_s:.12g}'}s"
+    content_hash = f"{words} of {trace.content_hash}"
+    name = f"{trace.name}@{words}"
+    columns = Columns(trace.block_size, ReadOptions(), Rejects(name, strict=True))
+    with stores.reading() as store:
+        if known := traces.find_content(store, content_hash):
+            return known
+        numbers = store.row(
+            "ingest/requests_between",
+            trace_id=trace.trace_id,
+            from_s=first_s,
+            until_s=float("inf") if end_s is None else end_s,
+        )
+        if numbers["first"] is None:
+            span = units.duration_in_words(trace.span_s)
+            raise UsageError(
+                "no request arrives then", where="--from, --until", remedy=f"the trace lasts {span}"
+            )
+        for chunk in rows(store, trace, numbers["first"], numbers["after"]):
+            records = Records()
+            for row in chunk:
+                records.add(0, (_request(asdict(row), given=trace.lineage == "given"),))
+            columns.add(records)
+            if advance is not None:
+                advance(len(chunk))
+        original = store.columns("ingest/hash_ids", trace_id=trace.trace_id)["hash_id"]
+    built = build(columns, [f"requests of {trace.name} from {words}; times count from the first"])
+    built.trie.hash_id[1:] = original[built.trie.hash_id[1:] - 1]
+    origin = Origin(name, trace.source, 0, content_hash, trace.format)
+    with stores.writing() as store, store.transaction():
+        if known := traces.find_content(store, content_hash):  # another process was faster
+            return known
+        return write(store, origin, built, Rejects(name, accepted=len(columns)))
+
+
+def _request(row: dict[str, object], *, given: bool) -> Request:
+    """Return a stored request as a trace has it; without ids where conversations were inferred."""
+    if given:
+        parent = row["parent_chat_id"]
+        ids = {"parent_chat_id": ROOT if parent is None else parent}
+    else:
+        ids = {"chat_id": None, "parent_chat_id": None}
+    return Request(**{**row, **ids})  # type: ignore[arg-type]

@@ -1,0 +1,21 @@
+"""Attacks on kvscope as a program: `make attack`, and a short run of each in the tests."""
+
+from tests.attack.attack import Attack
+from tests.attack.interruptions import FullDisk, Kills, TwoProcesses
+from tests.attack.names import Names
+from tests.attack.parsers import Parsers
+from tests.attack.settings import Files, Plugin
+from tests.attack.stores import Stores
+from tests.attack.trace_files import TraceFiles
+
+ATTACKS: tuple[type[Attack], ...] = (
+    Parsers,
+    TraceFiles,
+    Stores,
+    Files,
+    Plugin,
+    Names,
+    Kills,
+    FullDisk,
+    TwoProcesses,
+)

@@ -1,0 +1,125 @@
+"""Attack on the readers of trace formats: mutated lines, straight into reader and columns."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+from kvscope.core.errors import InputError, UsageError
+from kvscope.ingest.build import build
+from kvscope.ingest.columns import Columns
+from kvscope.ingest.formats import registry
+from kvscope.ingest.formats.base import ReadOptions, Rejects
+from kvscope.ingest.source import Source
+from tests.attack.attack import Attack, Case, Harm
+from tests.attack.mutations import as_json, mutated_bytes, mutated_document
+from tests.ingest.formats.conftest import SAMPLES
+
+MORE_LINES = {
+    "mooncake": [
+        b'{"session_id":"a","delay":12.5,"input_length":900,"output_length":3,"hash_ids":["x",2]}',
+        b'{"session_id":"a","created_time":3,"input_tokens":9,"output_tokens":3,"block_size":16}',
+    ],
+    "bailian": [
+        (
+            b'{"chat_id":1,"parent_chat_id":-1,"timestamp":0.5,"input_length":33,"output_length":7,'
+            b'"type":"text","turn":1,"hash_ids":[1,2,3],"model":"m","lora_name":"l","worker":"w",'
+            b'"cache_salt":"s","ttft_ms":12.5,"queue_ms":1,"duration_ms":90,"cached_tokens":16}'
+        ),
+    ],
+    "lengths": [b"Timestamp,Request tokens,Response tokens\n5,472,18\n45,1087,230"],
+}
+PARQUET = 0.01
+"""Share of the cases; each is a file, which takes as long as a hundred lines."""
+LONGEST_S = 2.0
+MOST_BYTES = 192 * 2**20
+"""Time and growth of memory that a case of a few lines may take."""
+
+
+class Parsers(Attack):
+    """A line is read or refused with a reason; nothing else, in bounded time and memory."""
+
+    name = "parsers"
+    target = "readers of all trace formats: mutated lines"
+    share = 0.3
+    short = 150
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.lines = {
+            name: [line for line in sample.data.splitlines() if line.strip()]
+            + MORE_LINES.get(name, [])
+            for name, sample in SAMPLES.items()
+            if sample.text
+        }
+        self.records = {
+            name: [json.loads(line) for line in lines if line.startswith(b"{")]
+            for name, lines in self.lines.items()
+        }
+        self.parquet = SAMPLES["parquet"].data
+
+    def attempt(self, case: Case) -> int:
+        """Mutate records or their bytes, and read them among sound ones."""
+        random = case.random
+        path = case.folder / "trace"
+        if random.random() < PARQUET:
+            name, inputs = "parquet", 1
+            path.write_bytes(mutated_bytes(random, self.parquet))
+        else:
+            name, inputs = random.choice([*self.lines]), random.choice((1, 2, 60, 60))
+            path.write_bytes(self._trace(random, name, inputs))
+        size = random.choice((None, None, None, 1, 16, 2**31 - 1))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start_s = time.process_time()
+        read(path, name, ReadOptions(block_size=size))
+        took_s = time.process_time() - start_s
+        grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        if took_s > LONGEST_S or grown > MOST_BYTES:
+            raise Harm(f"{took_s:.1f} s and {grown / 2**20:.0f} MiB for {path.stat().st_size} B")
+
+        return inputs
+
+    def _trace(self, random: Random, name: str, inputs: int) -> bytes:
+        """Return a trace with so many mutated lines."""
+        lines = [self._mutated(random, name) for _ in range(inputs)]
+        for _ in range(random.randrange(4)):
+            lines.insert(random.randrange(len(lines) + 1), random.choice(self.lines[name]))
+        if name == "lengths" and random.random() < 0.8:
+            lines.insert(0, self.lines[name][0])
+        return random.choice((b"\n", b"\n", b"\r\n")).join(lines)
+
+    def _mutated(self, random: Random, name: str) -> bytes:
+        if self.records[name] and random.random() < 0.6:
+            record = mutated_document(random, random.choice(self.records[name]))
+            return as_json(random, record)
+        return mutated_bytes(random, random.choice(self.lines[name]))
+
+
+def read(path: Path, name: str, options: ReadOptions) -> None:
+    """Read a trace as the pipeline does. Raises Harm where a line is neither read nor refused."""
+    known = registry.by_name(name)
+    rejects = Rejects(str(path))
+    columns = Columns(known.default_block_size, options, rejects)
+    try:
+        with closing(Source(str(path))) as source:
+            known.recognizes(source.head)
+            reader = known.reader(options)
+            numbers: list[int] = []
+            for records in reader.records(source):
+                numbers += [*records.lines, *(line for line, _ in records.refused)]
+                columns.add(records)
+        if len(columns):
+            build(columns, reader.notes)
+    except (InputError, UsageError) as refusal:
+        if not str(refusal).strip():
+            raise Harm("a refusal without a word") from refusal
+        return
+    if len(numbers) != len(set(numbers)) or rejects.accepted + rejects.count != len(numbers):
+        raise Harm(f"{rejects.accepted} read, {rejects.count} refused, of {len(numbers)} records")
+    for line, reason in rejects.lines:
+        if not reason or len(reason) > 400:
+            raise Harm(f"line {line}: the reason has {len(reason)} characters")
