@@ -139,7 +139,7 @@ def _command(program: str, pid: str) -> str:
         return Path(program).name
     names = [Path(word).name for word in words]
     begin = names.index("kvscope") if "kvscope" in names else 0
-    line = " ".join([names[begin], *words[begin + 1 :]])
+    line = " ".join(" ".join([names[begin], *words[begin + 1 :]]).split())
     return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 1] + "…"
 
 

@@ -52,7 +52,8 @@ def held(path: str, how: str) -> Iterator[subprocess.Popen[str]]:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
         yield holder
-        holder.communicate()
+        assert holder.stdin is not None
+        holder.stdin.close()
 
 
 def test_it_is_closed_between_uses(path: str) -> None:
