@@ -353,6 +353,8 @@ def open_trace(
 def analyze(
     trace: Source,
     *,
+    from_: Time = None,
+    until: Time = None,
     hbm: Amount = None,
     capacity: Amounts = None,
     capacity_blocks: Amounts = None,
@@ -368,9 +370,11 @@ def analyze(
 
         request = analyze_request(_parsed(AnalyzeOptions, locals()))
     from kvscope.app.analyze import analyze as run
+    from kvscope.app.analyze import in_range
 
     with _opened(trace, db) as opened:
-        return AnalysisResult(run(opened.store, opened.facts, request))
+        part = in_range(opened.store, opened.facts, request, _Logged())
+        return AnalysisResult(run(opened.store, part, request))
 
 
 def fit(

@@ -196,6 +196,13 @@ def _layouts(store: Store, trace: Trace, definition: HitDefinition) -> Iterator[
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
 
+def in_range(store: Store, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
+    """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    if request.from_s is None and request.until_s is None:
+        return trace
+    return load_range(store, trace, request.from_s, request.until_s, monitor)
+
+
 def analyze_source(
     store: Store,
     source: str | None,
@@ -209,8 +216,7 @@ def analyze_source(
     """
     if request.from_s is not None or request.until_s is not None:
         trace = load_trace(store, source, monitor, reading)
-        trace = load_range(store, trace, request.from_s, request.until_s, monitor)
-        return analyze(store, trace, request)
+        return analyze(store, in_range(store, trace, request, monitor), request)
     started: list[StartedCaching] = []
     trace = load_trace(
         store,

@@ -40,6 +40,8 @@ _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "llama4
 # Feed-forward layers of two matrices, up and down; the others have a gate as well.
 _UNGATED = ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "falcon", "phi", "bloom", "mpt")
 _STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
+_MOST = 2**31  # of anything that a model has a number of
+_LONGEST = 60  # characters of a value that an error repeats
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
 
@@ -66,8 +68,9 @@ class ConfigFields:
             remedy = "is this a language model's config.json? A preset may do instead"
             raise InputError(f"{names[0]} is missing", where=self.where, remedy=remedy)
         value = self.fields[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} is {value!r}, not a positive number", where=self.where)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+            shown = repr(value)[:_LONGEST]
+            raise InputError(f"{name} is {shown}, not a number from 1 to 2^31", where=self.where)
         return value
 
     def count_or(self, default: int, *names: str) -> int:

@@ -18,6 +18,7 @@ python/sglang/srt/managers/scheduler.py.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,6 +39,7 @@ _SGLANG = re.compile(r"max_total_num_tokens(?:=|\{[^}]*\} )(?P<value>[\d,.e+]+)"
 _BLOCK_SIZE = re.compile(r"\bblock_size['\"]?[=:]\s*['\"]?(?P<value>\d+)")
 _PATTERNS = (_METRICS, _OVERRIDE, _BLOCKS, _TOKENS, _BYTES, _SGLANG)
 _LONGEST_LINE = 2**20
+_MOST = 2**53  # blocks, tokens or GiB
 
 
 def observed_pool(
@@ -73,9 +75,9 @@ def pool_in(
     for line in lines:
         for pattern in _PATTERNS:
             if (match := pattern.search(line)) is not None:
-                reports.setdefault(pattern, []).append(float(match["value"].replace(",", "")))
+                reports.setdefault(pattern, []).append(_number(match["value"], where))
         if (match := _BLOCK_SIZE.search(line)) is not None:
-            stated_size = int(match["value"])
+            stated_size = int(_number(match["value"], where))
     sglang = _SGLANG in reports
     engine = parse_engine("sglang" if sglang else "vllm")
     size = stated_size or block_size or engine.default_block_size
@@ -88,6 +90,18 @@ def pool_in(
         raise InputError("no block for requests", where=where, remedy="name another start's log")
     notes = () if stated_size or block_size or sglang else (f"blocks of {size} tokens assumed",)
     return KvPool(blocks, blocks, blocks, size, origin, engine.null_blocks, notes=notes)
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < _MOST:
+        raise InputError(
+            f"{text[:40]!r} is not the size of a pool", where=where, remedy="name another log"
+        )
+    return value
 
 
 def _vllm_blocks(

@@ -22,6 +22,7 @@ from kvscope.ingest.formats.base import (
     Request,
 )
 from kvscope.ingest.hash_ids import decoded, gathered, key, keys
+from kvscope.ingest.limits import MAX_HASH_IDS, MAX_REQUESTS, MAX_TOKENS
 from kvscope.ingest.trie import Trie
 
 INT32_MAX = 2**31 - 1
@@ -93,8 +94,9 @@ class RequestBatch:
         inputs, outputs = self.input_tokens, self.output_tokens
         return bool(
             {each.block_size for each in self.requests} <= {None, block_size}
-            and ((inputs >= 1) & (inputs <= INT32_MAX)).all()
-            and ((outputs >= 0) & (outputs <= INT32_MAX - inputs)).all()
+            and ((inputs >= 1) & (inputs <= MAX_TOKENS)).all()
+            and ((outputs >= 0) & (outputs <= MAX_TOKENS - inputs)).all()
+            and (self.blocks <= MAX_HASH_IDS).all()
             and (self.turn <= INT32_MAX).all()
             and (np.abs(self.arrivals_s) <= LONGEST_S).all()
             and (self.delays_s >= 0).all()
@@ -110,10 +112,14 @@ def check(request: Request, block_size: int) -> None:
     """
     request.hash_ids = decoded(request.hash_ids)
     inputs, outputs = request.input_tokens, request.output_tokens
-    if not 1 <= inputs <= INT32_MAX:
+    if inputs < 1:
         raise BadLine(f"input tokens must be 1 or more: {inputs}")
-    if not 0 <= outputs <= INT32_MAX - inputs:
+    if outputs < 0:
         raise BadLine(f"output tokens must be 0 or more: {outputs}")
+    if inputs + outputs > MAX_TOKENS:
+        raise BadLine(
+            f"request longer than {MAX_TOKENS:,} tokens with its output: {inputs + outputs}"
+        )
     if request.arrival_s is not None and not abs(request.arrival_s) <= LONGEST_S:
         raise BadLine(f"arrival time must be within {LONGEST_S:g} s of 0: {request.arrival_s:g} s")
     if request.delay_s is not None and not 0 <= request.delay_s <= LONGEST_S:
@@ -172,6 +178,12 @@ class Columns:
         if batch is None:
             records = self._checked(records)
             batch = RequestBatch(records.requests)
+        if len(self) + len(batch.requests) > MAX_REQUESTS:
+            raise InputError(
+                f"more than {MAX_REQUESTS:,} requests",
+                where=self._rejects.path,
+                remedy="split the trace, or take part of it",
+            )
         for line, reason in sorted(records.refused):
             self._rejects.reject(line, reason)
         self._rejects.accepted += len(records.lines)
@@ -287,7 +299,9 @@ class Columns:
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
         if self.trie.count + len(ids) > INT32_MAX:
             raise InputError(
-                f"more than {INT32_MAX:,} distinct blocks", remedy="split the trace and take a part"
+                f"more than {INT32_MAX:,} distinct blocks",
+                where=self._rejects.path,
+                remedy="split the trace, or take part of it",
             )
         for row, request in enumerate(batch.requests):
             if request.scope is not None and blocks[row]:

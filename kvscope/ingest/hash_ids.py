@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
-from kvscope.ingest.formats.base import NOT_UTF8, BadLine, HashIds, Identifier
+from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, HashIds, Identifier
+from kvscope.ingest.limits import MAX_HASH_IDS
 
 NO_ID = -(2**63)
 """Stands for "none" among 64-bit identifiers."""
@@ -26,6 +27,7 @@ NO_ID = -(2**63)
 IdPaths = tuple[Int64s, Int64s]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
 
+_TOO_MANY = f"request with more than {MAX_HASH_IDS:,} hash ids: use larger blocks"
 _UNUSUAL = -1
 _OPEN, _CLOSE, _COMMA, _MINUS = b"[],-"
 _SPACE, _TAB, _RETURN, _LINE_FEED = b" \t\r\n"
@@ -72,10 +74,14 @@ def keys(identifiers: Sequence[Identifier | None]) -> Int64s:
 def decoded(hash_ids: HashIds) -> list[Identifier] | None:
     """Return the hash ids as a list; raise BadLine where they are none."""
     if not isinstance(hash_ids, msgspec.Raw):
+        if hash_ids is not None and len(hash_ids) > MAX_HASH_IDS:
+            raise BadLine(_TOO_MANY)
         return hash_ids
     text = bytes(hash_ids)
     if not text:
         return None
+    if text.count(b",") >= MAX_HASH_IDS:  # not decoded: a list takes 20 times the text
+        raise BadLine(_TOO_MANY)
     try:
         # Within an object, so that the place in an error is the place in the line.
         return _decode(b'{"hash_ids":%b}' % text).hash_ids
@@ -83,6 +89,8 @@ def decoded(hash_ids: HashIds) -> list[Identifier] | None:
         raise BadLine(str(error)) from error
     except UnicodeDecodeError as error:
         raise BadLine(NOT_UTF8) from error
+    except RecursionError as error:
+        raise BadLine(TOO_DEEP) from error
 
 
 def gathered(prompts: Sequence[HashIds]) -> IdPaths:
@@ -123,6 +131,8 @@ def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
                 if at == _UNUSUAL:
                     return _UNUSUAL
                 count += 1
+                if count - starts[line] > MAX_HASH_IDS:
+                    return _UNUSUAL
                 at = _after_spaces(text, at)
                 more = text[at] == _COMMA
                 if more:

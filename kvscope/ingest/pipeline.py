@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.background import consume_in_background
+from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import PromptPaths, Trace
@@ -93,12 +94,17 @@ def ingest(
         rejects = Rejects(path, options.strict)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
-        consume_in_background(columns.add, reader.records(source))
+        readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
+        consume_in_background(columns.add, readable)
+        if rejects.is_hopeless:  # what follows may have no end
+            _refuse_if_too_bad(rejects, chosen, options)
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
         known = _known(store, source, options)
     if known is not None:
         return Ingested(known, False, rejects)
+    if reader.cut and (options.strict or not len(columns)):
+        raise InputError(reader.cut, where=path, remedy="copy or write it again")
     _refuse_if_too_bad(rejects, chosen, options)
     if not len(columns):
         raise InputError("the trace holds no requests", where=path)
@@ -109,7 +115,9 @@ def ingest(
         content_hash=content_hash,
         format=chosen.name,
     )
-    built = build(columns, reader.notes)
+    notes = [*reader.notes, reader.cut] if reader.cut else reader.notes
+    # Not in this thread: Ctrl-C would have to wait for each kernel.
+    built = in_background(build, columns, notes).result()
     if foresee is not None and built.trie.count > 1:
         foresee(built.paths())
     with store.transaction():
@@ -249,7 +257,7 @@ def _format_at(path: str, line: int) -> str | None:
         return None
     with closing(Source(path)) as source, suppress(InputError):
         for first, text in source.lines():
-            if line <= first + text.count(b"\n"):
+            if text is not None and line <= first + text.count(b"\n"):
                 lines = text.split(b"\n")[line - first :]
                 return registry.detect(b"\n".join(lines[:_FIRST_LINES]), path).name
     return None

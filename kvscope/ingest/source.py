@@ -5,20 +5,34 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 import zstandard
 
+from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.units import MIB
+from kvscope.ingest.limits import (
+    EXPANSION_FREE_BYTES,
+    MAX_ENDLESS_BYTES,
+    MAX_EXPANSION,
+    MAX_LINE_BYTES,
+    MAX_REQUESTS,
+    PIPE_WAIT_S,
+)
 
 HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
+_ZSTD_FEED_BYTES = 512  # at most 16 MiB decompressed: a block of 4 bytes may hold 128 KiB
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -26,20 +40,26 @@ _LINE_FEED = ord("\n")
 
 
 class Source:
-    """One pass over a trace's decompressed bytes.
+    """One pass over a trace's decompressed bytes, in constant memory.
 
-    `advance` gets the number of bytes of each read from disk, for a progress bar.
+    `advance` gets the number of bytes of each read from disk, for a progress bar. After the pass
+    `is_cut` says whether compressed data ends before its end, and `unterminated` is the number of
+    the last line where no line feed ends it, else 0. Raises InputError beyond the limits of files.
     """
 
     def __init__(self, path: str, advance: Callable[[int], None] | None = None) -> None:
         self.path = path
+        self.is_cut = False
+        self.unterminated = 0
         self._raw = _Counted(_open(path), advance)
-        self._stream = _decompressed(self._raw)
         self._digest = hashlib.blake2b(digest_size=16)
         self._line = 0
+        self._bytes_read = 0
         try:
+            self._stream = _decompressed(self._raw)
             self.head = self._read(HEAD_BYTES)
-        except InputError:
+            self._check_head()
+        except BaseException:
             self.close()
             raise
 
@@ -61,21 +81,35 @@ class Source:
             yield chunk
             chunk = self._read(_CHUNK_BYTES)
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
+    def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield whole lines, a chunk's at a time with the number of the first.
 
-        Lines are numbered from 1; a byte order mark and the last line feed are cut off.
+        Lines are numbered from 1; a byte order mark and the last line feed are cut off. A line
+        longer than MAX_LINE_BYTES comes by itself, as None.
         """
-        rest = b""
-        first = 1
+        first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
         for chunk in self.chunks():
-            whole, feed, rest = (rest + chunk).rpartition(b"\n")
+            end = chunk.find(b"\n")
+            if end >= 0 and size + end > MAX_LINE_BYTES:
+                yield first, None
+                first, parts, size = first + 1, [], 0
+                chunk = chunk[end + 1 :]  # noqa: PLW2901  (what follows the long line)
+            whole, feed, rest = chunk.rpartition(b"\n")
             if feed:
-                yield first, whole.removeprefix(_UTF8_BOM) if first == 1 else whole
-                first += _line_feeds(whole) + 1
-                self._line = first - 1
-        self._line = first
-        yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
+                text = b"".join([*parts, whole])
+                yield first, text.removeprefix(_UTF8_BOM) if first == 1 else text
+                first += _line_feeds(text) + 1
+                parts, size = [], 0
+            size += len(rest)
+            parts = [*parts, rest] if size <= MAX_LINE_BYTES else []
+            self._line = first
+            self._check_lines(first, size)
+        if size > MAX_LINE_BYTES:
+            yield first, None
+        elif size:
+            self.unterminated = first
+            rest = b"".join(parts)
+            yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
 
     def drain(self) -> str:
         """Read to the end and return the content hash."""
@@ -84,18 +118,55 @@ class Source:
         return self.content_hash()
 
     def _read(self, size: int) -> bytes:
+        """Return `size` bytes, or fewer at the end."""
+        parts = []
         try:
-            data = self._stream.read(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            while size and (part := self._stream.read1(size)):
+                parts.append(part)
+                size -= len(part)
+        except EOFError:
+            self.is_cut = True
+        except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
             raise InputError(
-                f"the compressed data ends or breaks after line {self._line} ({error})",
+                f"the compressed data is damaged after line {self._line} ({error})",
                 where=self.path,
                 remedy="copy the file again, or decompress what can be saved",
             ) from error
         except OSError as error:
             raise InputError(error.strerror or str(error), where=self.path) from error
+        data = b"".join(parts)
         self._digest.update(data)
+        self._bytes_read += len(data)
+        if self._bytes_read > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * self._raw.bytes_read):
+            raise InputError(
+                f"decompresses to more than {MAX_EXPANSION:,} times its size, as no trace does",
+                where=self.path,
+                remedy="decompress it first, if it is one",
+            )
         return data
+
+    def _check_head(self) -> None:
+        if self.is_cut and not self.head:
+            raise InputError(
+                "the compressed data is cut before its first line",
+                where=self.path,
+                remedy="copy the file again",
+            )
+
+    def _check_lines(self, line: int, size: int) -> None:
+        """Raise InputError for too many lines, and for one of `size` bytes that has no end."""
+        if line > MAX_REQUESTS:
+            raise InputError(
+                f"more than {MAX_REQUESTS:,} lines",
+                where=self.path,
+                remedy="split the trace, or take part of it",
+            )
+        if size > MAX_ENDLESS_BYTES:
+            raise InputError(
+                f"no line feed within {MAX_ENDLESS_BYTES // MIB} MiB: not lines of text",
+                where=f"{self.path}:{line}",
+                remedy="see `kvscope formats`",
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -135,28 +206,55 @@ def _open(path: str) -> BinaryIO:
     if path == STANDARD_STREAM:
         return sys.stdin.buffer
     try:
-        return Path(path).open("rb")
+        return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
         raise InputError("no such file", where=path) from error
     except OSError as error:
         raise InputError(error.strerror or str(error), where=path) from error
 
 
-def _decompressed(raw: _Counted) -> BinaryIO:
+def _opened(path: str) -> BinaryIO:
+    return Path(path).open("rb")
+
+
+def _opened_pipe(path: str) -> BinaryIO:
+    """Return a named pipe once another process has opened it to write: until then `open` waits."""
+    opened = in_background(_opened, path)
+    try:
+        return opened.result(timeout=PIPE_WAIT_S)
+    except TimeoutError as error:
+        opened.add_done_callback(_close)
+        raise InputError(
+            f"no process has opened this pipe to write within {PIPE_WAIT_S:g} s",
+            where=path,
+            remedy="start the process that writes to it first",
+        ) from error
+    finally:
+        if not opened.done():
+            with suppress(OSError):  # a writer, for a moment: the waiting `open` returns
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def _close(opened: Future[BinaryIO]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
+
+
+def _decompressed(raw: _Counted) -> io.BufferedIOBase:
+    """Return a stream that raises EOFError where compressed data is cut, after all before that."""
     buffered = io.BufferedReader(raw, buffer_size=_CHUNK_BYTES)
     magic = buffered.peek(4)[:4]
     if magic.startswith(_GZIP):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=buffered))
+        return gzip.GzipFile(fileobj=buffered)
     if magic == _ZSTD:
-        frames = _Zstd(cast(BinaryIO, buffered))
-        return cast(BinaryIO, io.BufferedReader(frames, buffer_size=_CHUNK_BYTES))
+        return io.BufferedReader(_Zstd(buffered), buffer_size=_CHUNK_BYTES)
     return buffered
 
 
 class _Zstd(io.RawIOBase):
     """Decompressed zstd frames; unlike zstandard's own reader it detects a cut-off file."""
 
-    def __init__(self, compressed: BinaryIO) -> None:
+    def __init__(self, compressed: io.BufferedIOBase) -> None:
         self._compressed = compressed
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._within_frame = False
@@ -168,7 +266,7 @@ class _Zstd(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         target = cast(memoryview, buffer)
         while not self._ready:
-            data = self._compressed.read(HEAD_BYTES)
+            data = self._compressed.read(_ZSTD_FEED_BYTES)
             if not data:
                 if self._within_frame:
                     raise EOFError("zstd frame is incomplete")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -133,8 +134,9 @@ class Kills(Interruption):
             os.kill(child.pid, signal.SIGKILL)
         ended(child)
         self.check(folder, writer)
-        again = in_its_own_process(*writer.words, folder=folder)
-        if "no trace" not in again.err:  # removed before the kill
+        with contextlib.chdir(folder):
+            again = command(*writer.words)
+        if "no stored trace" not in again.err:  # removed before the kill
             again.check(DONE)
         self.check(folder, writer)
         return 1
@@ -153,13 +155,12 @@ class FullDisk(Interruption):
         writer, folder = self.begin(case)
         room = case.random.choice((0, 4096, 65_536, 2**19, 2**20, 3 * 2**20))
         with _little_room(folder, room) as place:
-            words = _absolute(writer, place)
-            outcome = command(*words)
-            outcome.check(DONE, ExitCode.FAILED)
+            with contextlib.chdir(place):
+                command(*writer.words).check(DONE, ExitCode.FAILED)
             _check_outputs(place, writer)
             left = [path.name for path in place.glob(".*") if path.is_file()]
             if left:
-                raise Harm(f"{' '.join(words)}: {left} left behind")
+                raise Harm(f"{' '.join(writer.words)}: {left} left behind")
         return 1
 
 
@@ -185,17 +186,11 @@ class TwoProcesses(Interruption):
 
 
 def _check_busy(outcome: Outcome) -> None:
-    if outcome.code and "no trace" in outcome.err:  # which the other one removed
+    if outcome.code and "no stored trace" in outcome.err:  # which the other one removed
         return
     outcome.check(DONE, ExitCode.FAILED)
     if outcome.code and "has this store open" not in outcome.err:
         raise Harm(f"kvscope {' '.join(outcome.words)}: {outcome.err}")
-
-
-def _absolute(writer: Writer, folder: Path) -> list[str]:
-    """Return the command's words with its files in `folder`."""
-    files = {STORE, writer.output, "b.jsonl"}
-    return [str(folder / word) if word in files else word for word in writer.words]
 
 
 @contextmanager

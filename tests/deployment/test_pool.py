@@ -231,6 +231,15 @@ def test_hybrid_models_need_the_number_of_blocks() -> None:
     assert pool_in([metrics], "metrics.txt", model=model).blocks == 99
 
 
+@pytest.mark.parametrize("number", ["9" * 400, ",", "1" * 5000, "99999999999999999"])
+def test_absurd_sizes_in_a_log(number: str) -> None:
+    """A number that no pool has is refused, with its beginning."""
+    with pytest.raises(
+        InputError, match=rf"^engine.log: '{number[:17]}.*is not the size of a pool"
+    ):
+        pool_in([f"max_total_num_tokens={number}"], "engine.log")
+
+
 def test_observed_files(tmp_path: Path) -> None:
     """A file is read line by line; one without a pool is refused with the remedy."""
     log = tmp_path / "engine.log"

@@ -14,6 +14,7 @@ from kvscope.core.errors import InputError
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import BadLine, ReadOptions, Records, Rejects, Request
 from kvscope.ingest.hash_ids import key
+from kvscope.ingest.limits import MAX_HASH_IDS, MAX_TOKENS
 from tests import small_traces
 
 
@@ -106,9 +107,10 @@ def test_scoped_ids_mean_something_in_their_session_only() -> None:
     ("fields", "reason"),
     [
         ({"input_tokens": 0}, "input tokens must be 1 or more: 0"),
-        ({"input_tokens": 2**31}, "input tokens"),
+        ({"input_tokens": 2**31 - 1}, "request longer than 16,777,216 tokens with its output"),
+        ({"input_tokens": 2**70}, "request longer than"),
         ({"output_tokens": -1}, "output tokens must be 0 or more: -1"),
-        ({"output_tokens": 2**31 - 40}, "output tokens"),
+        ({"output_tokens": MAX_TOKENS - 39}, "with its output: 16777217"),
         ({"arrival_s": float("nan")}, "arrival time must be within 1e+12 s of 0: nan s"),
         ({"arrival_s": float("inf")}, "arrival time must be within"),
         ({"arrival_s": -1.7e15}, "arrival time must be within 1e+12 s of 0: -1.7e+15 s"),
@@ -122,6 +124,8 @@ def test_scoped_ids_mean_something_in_their_session_only() -> None:
         ({"block_size": 32}, "block size differs within the trace: 32 after 16"),
         ({"hash_ids": [1, 2, 3, 4]}, "4 ids, but 40 tokens are 3 blocks of 16"),
         ({"hash_ids": msgspec.Raw(b"[1,2,3,4]")}, "4 ids, but 40 tokens are 3 blocks of 16"),
+        ({"hash_ids": [1] * (MAX_HASH_IDS + 1)}, "request with more than 1,048,576 hash ids"),
+        ({"hash_ids": msgspec.Raw(b"[" + b"1," * MAX_HASH_IDS + b"1]")}, "1,048,576 hash ids: use"),
         ({"hash_ids": msgspec.Raw(b"[1,2.5]")}, "Expected `int | str`, got `float` - at `$.hash"),
     ],
 )

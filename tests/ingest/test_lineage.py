@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import HitDefinition
 from kvscope.ingest.formats.base import Request
+from kvscope.ingest.lineage import _find_longest_prefix as parents_kernel
 from tests import small_traces
 from tests.oracles import lineage, lru
 
@@ -152,3 +159,73 @@ def test_carried_outputs_equal_the_oracle(data: st.DataObject, size: int, chats:
         assert small_traces.path(made, int(made.requests["carried_leaf"][at])) == known
         kept = lru.kept(trace, parents, at, size, everything)
         assert made.requests["cached_blocks"][at] == len(kept)
+
+
+class Counted(list[int]):
+    """A column that counts how often an entry of it is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry."""
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def reads_of_histories(histories: list[int], questions: list[int]) -> int:
+    """Return how often a history is read where many requests end at one block.
+
+    After each of these come as many requests that continue it as there are questions: the inputs.
+    """
+    inputs, history, leaf = [], [], []
+    for length in histories:
+        inputs, history, leaf = [*inputs, 16], [*history, length], [*leaf, 1]
+        for tokens in questions:
+            inputs, history, leaf = [*inputs, tokens], [*history, 2**30], [*leaf, 2]
+    n, counted = len(inputs), Counted(history)
+    parent, older_end, jump, height = ([-1] * n for _ in range(4))
+    python = parents_kernel.py_func  # type: ignore[attr-defined]
+    python([0, 0, 1], leaf, inputs, counted, [-1] * 3, older_end, jump, height, [2**62] * 3, parent)
+    for at in range(0, n, max(n // 50, 1)):
+        shorter = [each for each in range(at) if leaf[each] == 1 and history[each] <= inputs[at]]
+        expected = shorter[-1] if leaf[at] == 2 and shorter else -1
+        assert parent[at] == expected
+    return counted.reads
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda n: [40, *[10**6] * n],  # as long as the one before: 67 s for 40,000 of them, once
+        lambda n: [40, *range(10**6, 10**6 + n)],
+        lambda n: [40, *range(10**6 + n, 10**6, -1)],
+        lambda n: [40, *random.Random(1).sample(range(10**6, 2 * 10**6), n)],
+    ],
+)
+def test_the_work_grows_with_the_requests_whatever_their_shape(
+    shape: Callable[[int], list[int]],
+) -> None:
+    """Requests with one path: eight times as many take a little more than eight times the reads."""
+    few, many = (reads_of_histories(shape(n), [40]) for n in (250, 2_000))
+    assert many < 8 * few * 1.6  # the logarithm
+    assert many < 2 * 2_000 * 2.5 * np.log2(2_000)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 60)),
+        min_size=5,
+        max_size=60,
+    )
+)
+def test_many_requests_of_few_paths_equal_the_oracle(
+    drawn: list[tuple[int, int, int]],
+) -> None:
+    """Prefixes of one path, of all lengths of history: the most recent that fits is the parent."""
+    trace = [
+        Request(input_tokens=16 * n + more, output_tokens=out, hash_ids=list(range(n)))
+        for n, more, out in drawn
+    ]
+    made = small_traces.built(trace, 16)
+    assert small_traces.parents(made) == lineage.inferred(trace, 16)

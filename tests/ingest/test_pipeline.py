@@ -388,17 +388,6 @@ def test_killed_at_any_moment(tmp_path: Path, moment: str) -> None:
     assert after["requests"] == before["requests"] + 1500
 
 
-def test_a_file_that_breaks_off_stores_nothing(tmp_path: Path) -> None:
-    """A truncated archive is an error that says how far it could be read."""
-    packed = gzip.compress("".join(f"{line}\n" for line in lines(5000)).encode())
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(packed[: len(packed) // 2])
-    with open_store(MEMORY) as store:
-        with pytest.raises(InputError, match="ends or breaks after line"):
-            ingest(store, str(path))
-        assert not any(rows(store).values())
-
-
 def test_the_first_of_two_defects_is_told(tmp_path: Path) -> None:
     """A bad line ends a strict ingest, though what follows it cannot even be read."""
     told = lines(5000)

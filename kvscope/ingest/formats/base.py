@@ -15,6 +15,8 @@ from typing import ClassVar, Self
 import msgspec
 
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.units import MIB
+from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES
 from kvscope.ingest.source import Source
 
 Identifier = int | str
@@ -26,6 +28,9 @@ HashIds = list[int | str] | msgspec.Raw | None
 """A prompt's hash ids, or the JSON text of them, which is read many prompts at a time."""
 
 NOT_UTF8 = "text that is not UTF-8"
+TOO_DEEP = "values nested too deeply"
+_TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
+_TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
 _LONGEST_REASON = 300
 """Characters: a reason repeats values, which may be as long as their line."""
@@ -158,6 +163,11 @@ class Rejects:
     reasons: dict[str, int] = field(default_factory=dict)
     lines: list[tuple[int, str]] = field(default_factory=list)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """True once so many lines have been read, and none of them can be used, that none will."""
+        return not self.accepted and self.count >= HOPELESS_LINES
+
     def reject(self, line: int, reason: str) -> None:
         """Record a line as unusable, in file order; in strict mode raise InputError."""
         if len(reason) > _LONGEST_REASON:
@@ -198,11 +208,15 @@ def _kind(reason: str) -> str:
 
 
 class Reader(ABC):
-    """Reads one trace; made anew for each, so it may keep state between lines."""
+    """Reads one trace; made anew for each, so it may keep state between lines.
+
+    Where the trace ends too early, `cut` says where and what is left out.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.notes: list[str] = []
+        self.cut = ""
 
     @abstractmethod
     def records(self, source: Source) -> Iterator[Records]:
@@ -226,14 +240,36 @@ class LineReader(Reader):
         """
         return None
 
+    def is_cut(self, line: bytes) -> bool:
+        """Return True if `line`, the last one and without its line feed, is the beginning of one.
+
+        As it stands for JSON; other formats override it.
+        """
+        try:
+            msgspec.json.decode(line, type=msgspec.Raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            return str(error) == _TRUNCATED
+        return False
+
     def records(self, source: Source) -> Iterator[Records]:
         """Yield what `parse` makes of the lines that are not blank."""
         for first, text in source.lines():
+            if text is None:
+                yield Records(refused=[(first, _TOO_LONG)])
+                continue
+            if not text.strip():
+                continue
+            if first == source.unterminated and (source.is_cut or self.is_cut(text)):
+                self.cut = f"the last line is cut: line {first:,} is left out"
+                break
             requests = self.parse_at_once(text)
             if requests is None:
                 yield self._line_by_line(first, text.split(b"\n"))
             else:
                 yield Records.one_each(first, requests)
+        if source.is_cut:
+            left_out = f" line {source.unterminated:,} and" if source.unterminated else ""
+            self.cut = f"the compressed data is cut:{left_out} all that follows is left out"
 
     def _line_by_line(self, first: int, lines: list[bytes]) -> Records:
         records = Records()
@@ -247,7 +283,7 @@ class LineReader(Reader):
             except UnicodeDecodeError:
                 records.refuse(number, NOT_UTF8)
             except RecursionError:
-                records.refuse(number, "values nested too deeply")
+                records.refuse(number, TOO_DEEP)
             else:
                 if requests is not None:
                     records.add(number, requests)

@@ -71,6 +71,10 @@ class _LengthsReader(LineReader):
             ),
         )
 
+    def is_cut(self, line: bytes) -> bool:
+        """Return True for fewer columns than the header has; a cut number cannot be recognized."""
+        return line.count(b",") < len(self._header) - 1
+
     def _read_header(self, header: list[str]) -> None:
         inputs, outputs = _column(header, _INPUTS), _column(header, _OUTPUTS)
         if inputs is None or outputs is None:

@@ -64,6 +64,10 @@ def _as_file(source: Source) -> Iterator[str]:
     with tempfile.NamedTemporaryFile(prefix="kvscope-", suffix=".parquet") as spooled:
         for chunk in source.chunks():
             spooled.write(chunk)
+        if source.is_cut:  # a Parquet file ends in its index
+            raise InputError(
+                "the compressed data is cut", where=source.path, remedy="copy the file again"
+            )
         spooled.flush()
         yield spooled.name
 

@@ -12,6 +12,7 @@ which applies it to a whole corpus.
 from __future__ import annotations
 
 import reprlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -96,6 +97,7 @@ class _Unfolded:
         self._session = session
         self._start_s = start_s
         self._agents: set[str] = {_MAIN}
+        self._namesakes: Counter[str] = Counter()  # agents that wanted each name
         models = session.models or []
         self._only_model = models[0] if len(models) == 1 else None
         times = [*_nested_times(session.requests)]
@@ -147,10 +149,10 @@ class _Unfolded:
     def _name(self, parent: str, entry: _Entry) -> str:
         """Return a name for a sub-agent that no other agent of the session has."""
         wanted = f"{parent}/{'agent' if entry.agent_id is None else entry.agent_id}"
-        name, count = wanted, 1
+        name = wanted
         while name in self._agents:
-            count += 1
-            name = f"{wanted}#{count}"
+            self._namesakes[wanted] += 1
+            name = f"{wanted}#{self._namesakes[wanted] + 1}"
         self._agents.add(name)
         return name
 

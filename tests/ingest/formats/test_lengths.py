@@ -107,7 +107,7 @@ def test_times_are_the_nearest_double(read: Any, times: list[int]) -> None:
 )
 def test_reasons_name_the_column_and_the_value(read: Any, row: str, reason: str) -> None:
     """A reason is enough to find the defect."""
-    assert read(AZURE + row.encode()).rejects.lines == [(2, reason)]
+    assert read(AZURE + row.encode() + b"\n").rejects.lines == [(2, reason)]
 
 
 def test_seconds_and_dates_do_not_mix(read: Any) -> None:

@@ -1,0 +1,22 @@
+"""The limits of what kvscope reads (docs/reliability.md), so that hostile files end in one line.
+
+A line beyond a limit of lines is refused like any other that cannot be used; a limit of files
+refuses the file.
+"""
+
+from __future__ import annotations
+
+from kvscope.core.units import MIB
+
+# Of a line, or of a record of a format without lines.
+MAX_LINE_BYTES = 64 * MIB  # a session with thousands of requests takes some MiB
+MAX_TOKENS = 1 << 24  # of a request, input and output together: models take up to 10 million
+MAX_HASH_IDS = 1 << 20  # of a request: MAX_TOKENS in blocks of 16
+
+# Of a file.
+MAX_ENDLESS_BYTES = 256 * MIB  # without a line feed: no line
+MAX_REQUESTS = 100_000_000  # also of lines, blank ones included
+MAX_EXPANSION = 10_000  # decompressed bytes a compressed one; gzip reaches 1,032, zstd 32,768
+EXPANSION_FREE_BYTES = 256 * MIB  # decompressed, before MAX_EXPANSION counts
+HOPELESS_LINES = 100_000  # at the beginning, none of which can be used
+PIPE_WAIT_S = 10.0  # until another process opens a named pipe to write
