@@ -270,5 +270,5 @@ def test_a_full_disk(store: Store, tmp_path: Path, to: str) -> None:
         '{"timestamp": 0, "input_length": 900, "output_length": 3, "hash_ids": [1, 2]}\n'
     )
     trace = ingest(store, str(path)).trace
-    with pytest.raises(KvscopeError, match="^/dev/full: the disk is full"):
+    with pytest.raises(KvscopeError, match=r"^/dev/full: the disk is full"):
         export(store, trace, to, "/dev/full")
