@@ -143,6 +143,7 @@ def test_a_fleet_is_recommended(
     document = told(
         capsys, "tune", "chats", "--fleet", "--db", db, "--slo", "1s", "--capacity-blocks",
         "30,60", "--router", "round-robin,session", "--model", "llama3-8b",
+        "--latency", "llama2-7b-a100",
     )  # fmt: skip
     for sentence in document["words"]:
         assert sentence in words(app)
