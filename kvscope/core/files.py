@@ -77,6 +77,38 @@ def is_private(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & writable_by_others
 
 
+class LineFile:
+    """A file that grows by whole lines: what a failure has written of a line is cut off again.
+
+    `exclusive` refuses a path that exists; else lines are appended. `lines` counts those that were
+    written, `size` is the file's, in bytes. Raises OSError, with the path.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+        self._file = path.open("xb" if exclusive else "ab", buffering=0)
+        self.size = os.fstat(self._file.fileno()).st_size
+        self.lines = 0
+        self._path = path
+
+    def write(self, line: str) -> None:
+        """Add one line."""
+        rest = line.encode() + b"\n"
+        size = self.size + len(rest)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):  # a pipe
+                self._file.truncate(self.size)
+            error.filename = str(self._path)
+            raise
+        self.size, self.lines = size, self.lines + 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     with whole_file(path) as file:

@@ -50,12 +50,7 @@ def default_length_s(span: Span) -> float:
 
 
 def sliding(span: Span, length_s: float) -> list[Span]:
-    """Return windows within `span`, one every half length, or fewer if too many.
-
-    A span without length, where all requests arrive at once, is one window.
-    """
-    if not length_s:
-        return [span]
+    """Return windows within `span`, one every half length, or fewer if too many."""
     halves = int((span.length_s - length_s) / length_s * _PER_WINDOW * (1 + 1e-12)) + 1
     every = max(-(-halves // _MOST), 1)
     step_s = every * length_s / _PER_WINDOW
