@@ -14,7 +14,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo attack test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-engine bench-fleets bench-live-fleet samples wheel clean
+.PHONY: help setup demo attack test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -127,6 +127,9 @@ bench-no-harm: setup ## whether recommendations hold on later requests (BENCH='-
 
 bench-plugin: $(ENGINE)/ready ## what the vLLM plugin costs an eviction, in vLLM's own scheduler
 	$(ENGINE)/bin/python -m benchmarks.plugin_cost $(BENCH)
+
+bench-soak: $(ENGINE)/ready ## memory of vLLM with a policy and recordings on (BENCH='--minutes 10')
+	$(ENGINE)/bin/python -m benchmarks.soak $(BENCH)
 
 bench-engine: $(ENGINE)/ready ## calibrate, tune and validate on a real vLLM: T-LRU where it must win
 	$(ENGINE)/bin/python -m benchmarks.live_vllm $(BENCH)

@@ -2,7 +2,8 @@
 
 `dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
 same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
-`samples`: every router on every sample trace. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
+`samples`: every router on every sample trace. `event-lag`: routers whose KV events come late.
+`speed`: CPU seconds of a replay. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
 the four schedulers of llm-d's benchmark.
 KVSCOPE_TRACES names the folder of the Mooncake trace. `--record` writes the tables into
 docs/evidence/fleets.md.
@@ -25,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import ROOT
+from benchmarks.fleet_speed import speed
 from benchmarks.processes import measure, note
-from benchmarks.router_choice import samples
+from benchmarks.router_choice import event_lag, samples
 from benchmarks.table import Table, record
 from benchmarks.traces import MOONCAKE
 from kvscope.core.arrays import Float64s, Int64s
@@ -56,8 +58,8 @@ from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
 from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"
-PARTS = ("samples", "dynosim", "mooncake", "llm-d")
-SEEDS = 5
+PARTS = ("samples", "event-lag", "speed", "dynosim", "mooncake", "llm-d")
+SEEDS, SPEED_ROUNDS = 5, 5
 TOLERANCE_PP = 0.5
 POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
 LONE_TOKENS = 2_048, 16_384
@@ -144,7 +146,13 @@ def main() -> None:
         if part == "dynosim":
             table = dynosim(options.dynamo, options.rounds)
         else:
-            table = {"samples": samples, "mooncake": figure_5, "llm-d": llm_d}[part]()
+            table = {
+                "samples": samples,
+                "event-lag": lambda: event_lag(_mooncake()),
+                "speed": lambda: speed(_mooncake(), SPEED_ROUNDS),
+                "mooncake": figure_5,
+                "llm-d": llm_d,
+            }[part]()
         text = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}. {table.description}"
         text = replace(table, description=text).markdown()
         print(text, flush=True)

@@ -77,7 +77,8 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         for _ in range(options.rounds):
             for name, policy in POLICIES.items():
-                scheduler = _scheduler(folder, policy, options.blocks)
+                plugin = _plugin_config(folder, policy) if policy else None
+                scheduler = scheduler_without_model(folder, BLOCK, options.blocks, plugin)
                 if (guarded := name.removesuffix(UNGUARDED)) in CLASS_SETS:
                     blocks = options.blocks if guarded == name else None
                     _of_all_classes(scheduler.kvscope[0], CLASS_SETS[guarded], blocks)
@@ -117,7 +118,13 @@ def _table(runs: dict[str, list[SchedulerRun]], requests: int) -> Table:
     )
 
 
-def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
+def scheduler_without_model(
+    folder: str, block_size: int, blocks: int, plugin: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    """Return vLLM's scheduler, or kvscope's with the settings `plugin`; `more` configures vLLM.
+
+    `folder` has the model's configuration.
+    """
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -136,12 +143,15 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
             max_num_seqs=IN_FLIGHT,
             max_num_batched_tokens=8192,
         ),
-        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-        additional_config={"kvscope": _plugin_config(folder, policy)} if policy else {},
+        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=True),
+        additional_config={"kvscope": plugin} if plugin else {},
+        **more,
     )
     config.cache_config.num_gpu_blocks = blocks + 1
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    return (KvscopeScheduler if policy else Scheduler)(
+    spec = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return (KvscopeScheduler if plugin else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks + 1,
@@ -149,7 +159,7 @@ def _scheduler(folder: str, policy: dict[str, Any] | None, blocks: int) -> Any:
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
+        block_size=block_size,
         log_stats=False,
     )
 

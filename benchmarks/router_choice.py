@@ -1,7 +1,8 @@
-"""Which router for which traffic: every router on every sample, at the same load and pressure."""
+"""Which router for which traffic: routers on every sample, at the same load and pressure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from kvscope.latency.profile import PRESETS
 from kvscope.policies.lru import Lru
 from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
+from kvscope.routers.base import Router
+from kvscope.routers.dynamo import Dynamo
+from kvscope.routers.llm_d_precise import LlmDPrecise
 from kvscope.routers.registry import ROUTERS
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
@@ -28,30 +32,53 @@ REPLICAS = 8
 LOAD = 1.0
 HELD = 0.75
 LATENCY = PRESETS["llama2-7b-a100"]
+LAGS_S = 0.0, 0.1, 1.0, 10.0
+_SETTING = (
+    f"{REPLICAS} replicas with LRU, which together hold as many blocks as one LRU cache needs"
+    f" for {HELD:.0%} of the possible hits; arrivals sped up until the replicas, without any"
+    f" hit, would prefill {LOAD:.0%} of the time at the latency of {LATENCY.name}. Hit rate,"
+    " p95 TTFT; routers that draw: the median of 3 seeds."
+)
 
 
 def samples() -> Table:
     """Return the hit rate and the p95 TTFT of each router on each sample."""
     paths = sorted(data_folder("sample_traces").glob("*.jsonl.gz"))
-    runs = {path.name.removesuffix(".jsonl.gz"): _runs(path) for path in paths}
+    routers = [router() for router in ROUTERS]
+    runs = {_name(path): _runs(path, routers) for path in paths}
     rows = []
-    for number, router in enumerate(ROUTERS):
+    for number, router in enumerate(routers):
         star = "\\*" if router.reference else ""
         cells = [_cell(of_trace, number) for of_trace in runs.values()]
         rows.append([f"`{router.name}`{star}", *cells])
     description = (
-        f"{REPLICAS} replicas with LRU, which together hold as many blocks as one LRU cache needs"
-        f" for {HELD:.0%} of the possible hits; arrivals sped up until the replicas, without any"
-        f" hit, would prefill {LOAD:.0%} of the time at the latency of {LATENCY.name}. Hit rate,"
-        " p95 TTFT; routers that draw: the median of 3 seeds. Bold: the lowest p95 TTFT of a"
-        " router that can be run (references have a star); overloaded: the queue grows."
+        f"{_SETTING} Bold: the lowest p95 TTFT of a router that can be run (references have a"
+        " star); overloaded: the queue grows."
     )
     return Table("Routers on the samples", description, ("router", *runs), rows)
 
 
-def _runs(path: Path) -> list[FleetRun]:
-    """Return the run of every router on one sample, in the registry's order."""
-    note(f"samples: {path.name}")
+def event_lag(mooncake: Path) -> Table:
+    """Return the same of routers whose KV events come late, also on the Mooncake trace."""
+    paths = [mooncake, *sorted(data_folder("sample_traces").glob("*.jsonl.gz"))]
+    kinds: tuple[type[Router], ...] = (LlmDPrecise, Dynamo)
+    routers = [kind({"event_lag_s": lag_s}) for kind in kinds for lag_s in LAGS_S]
+    runs = {_name(path): _runs(path, routers) for path in paths}
+    rows = []
+    for number, router in enumerate(routers):
+        cells = [_figures(of_trace[number]) for of_trace in runs.values()]
+        rows.append([f"`{router.name}`, {router.values['event_lag_s']:g} s", *cells])
+    description = f"{_SETTING} overloaded: the queue grows."
+    return Table("KV events that come late", description, ("router, lag", *runs), rows)
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".jsonl.gz")
+
+
+def _runs(path: Path, routers: Sequence[Router]) -> list[FleetRun]:
+    """Return the run of each router on one trace."""
+    note(f"routers: {path.name}")
     with open_store(MEMORY) as store:
         prompts = load_prompts(store, ingest(store, str(path)).trace)
     setting = run_setting(standard(), LATENCY)
@@ -59,7 +86,7 @@ def _runs(path: Path) -> list[FleetRun]:
     curve = workload.curve
     capacity = max(curve.capacity_for(HELD * curve.ideal) // REPLICAS, 1)
     sweep = FleetSweep(workload, capacity, Slo(1.0))
-    fleets = [Fleet(router(), Lru(), REPLICAS) for router in ROUTERS]
+    fleets = [Fleet(router, Lru(), REPLICAS) for router in routers]
     for _ in sweep.prepare(fleets):
         pass
     return list(sweep.sweep(fleets))
@@ -76,10 +103,15 @@ def _at_load(prompts: Prompts) -> Prompts:
 
 def _cell(runs: list[FleetRun], number: int) -> str:
     """Return a router's figures on one sample, bold where it is the best that can be run."""
-    outcome = runs[number].outcome
-    hits = f"{outcome.taken:.1%}"
-    if outcome.latencies.overloaded:
-        return f"{hits}, overloaded"
-    cell = f"{hits}, {outcome.target_ttft_s:.3g} s"
+    outcome, cell = runs[number].outcome, _figures(runs[number])
     real = [run.outcome.target_ttft_s for run in runs if not run.fleet.router.reference]
-    return f"**{cell}**" if outcome.target_ttft_s == min(real) else cell
+    best = not outcome.latencies.overloaded and outcome.target_ttft_s == min(real)
+    return f"**{cell}**" if best else cell
+
+
+def _figures(run: FleetRun) -> str:
+    """Return the hit rate and the p95 TTFT of a run."""
+    outcome = run.outcome
+    overloaded = outcome.latencies.overloaded
+    ttft = "overloaded" if overloaded else f"{outcome.target_ttft_s:.3g} s"
+    return f"{outcome.taken:.1%}, {ttft}"

@@ -12,16 +12,16 @@ from typing import Any, NoReturn, cast
 
 import streamlit as st
 
-from dashboard.connection import reading
+from dashboard import connection
 from dashboard.job import Job, show_progress
 from dashboard.markdown import escape
 from kvscope.app.analyze import Analysis, StartedCaching, analyze
+from kvscope.app.traces import replayable
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
-from kvscope.core.errors import KvscopeError
+from kvscope.core.errors import KvscopeError, StoreBusyError
 from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
-from kvscope.store.traces import load_prompts
 
 _MOST = 4  # traces
 _SOON_S = 0.8  # a page waits so long before it shows progress
@@ -71,15 +71,15 @@ class TraceFindings(Job):
     def _analyze(self) -> None:
         with _ONE_AT_A_TIME:
             self._step("requests")
-            with reading() as store:
-                if not self._trace.has_hashes:
-                    self.add("analysis", analyze(store, self._trace, step=self._step))
-                    return
-                prompts = load_prompts(store, self._trace)
-                self.add("lru", LruAnywhere.over(prompts))
-                started = StartedCaching(prompts)
-                self.add("analysis", analyze(store, self._trace, started=started, step=self._step))
-                self._step("prefixes")
+            if not self._trace.has_hashes:
+                self.add("analysis", analyze(connection, self._trace, step=self._step))
+                return
+            prompts = replayable(connection, self._trace)
+            self.add("lru", LruAnywhere.over(prompts))
+            started = StartedCaching(prompts)
+            self.add("analysis", analyze(connection, self._trace, started=started, step=self._step))
+            self._step("prefixes")
+            with connection.reading() as store:
                 self.add("prefixes", hot_prefixes(store, self._trace))
 
     def _step(self, name: str) -> None:
@@ -155,6 +155,8 @@ def _end_page(trace: Trace, work: TraceFindings) -> NoReturn:
         st.button("Analyze", type="primary", key="analyze", on_click=_forget, args=(trace,))
     else:
         _forget(trace)  # the next visit tries again
+        if work.busy:
+            raise StoreBusyError(work.error)
         st.error(escape(work.error))
     st.stop()
 

@@ -1,23 +1,18 @@
-"""Open the store briefly: for many readers at once, or for one writer after the other.
+"""The store of this dashboard, open only while a page or a job reads or writes it.
 
-DuckDB opens a file in one mode at a time within a process. So readers open it read-only unless
-this process is writing it, and writers wait until nobody has it open read-only. The module itself
-is what use cases take as `Stores` (kvscope.app.traces).
+The module itself is what use cases take as `Stores` (kvscope.store.file).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import cache
 
 from dashboard.arguments import arguments
-from kvscope.store.db import Store, open_store
+from kvscope.store.db import Store
+from kvscope.store.file import StoreFile
 
-_CHANGED = threading.Condition()
-_OPEN = {True: 0, False: 0}  # by whether it is read-only: how many have the store open
-_ONE_WRITER = threading.Lock()
-_OPENING = threading.Lock()  # DuckDB creates its shared instance once
+_PATIENCE_S = 5.0  # a page that waits longer looks broken
 
 
 def database() -> str:
@@ -25,35 +20,16 @@ def database() -> str:
     return str(arguments().db)
 
 
-@contextmanager
-def reading() -> Iterator[Store]:
-    """Open the store for reading. Raises StoreBusyError while another process writes it."""
-    with _CHANGED:
-        read_only = not _OPEN[False]
-        _OPEN[read_only] += 1
-    with _opened(read_only=read_only) as store:
-        yield store
+def reading() -> AbstractContextManager[Store]:
+    """Open the store for reading. Raises StoreBusyError where another process keeps writing it."""
+    return _file(database()).reading()
 
 
-@contextmanager
-def writing() -> Iterator[Store]:
+def writing(patience_s: float | None = None) -> AbstractContextManager[Store]:
     """Open the store for writing, as the only writer of this process."""
-    with _ONE_WRITER:
-        with _CHANGED:
-            _CHANGED.wait_for(lambda: not _OPEN[True])
-            _OPEN[False] += 1
-        with _opened(read_only=False) as store:
-            yield store
+    return _file(database()).writing(patience_s)
 
 
-@contextmanager
-def _opened(*, read_only: bool) -> Iterator[Store]:
-    try:
-        with _OPENING:
-            store = open_store(database(), read_only=read_only)
-        with store:
-            yield store
-    finally:
-        with _CHANGED:
-            _OPEN[read_only] -= 1
-            _CHANGED.notify_all()
+@cache
+def _file(path: str) -> StoreFile:
+    return StoreFile(path, patience_s=_PATIENCE_S, create=False)

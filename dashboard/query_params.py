@@ -37,6 +37,10 @@ def initialize(
     if text and value != wanted and st.query_params.get(key) == text:
         _replaced()[key] = (text, value)
     unsent = _unsent()
+    pages: dict[str, str] = st.session_state.setdefault("drawn on", {})
+    if pages.get(key) != st.session_state.get("page"):  # a page's widget has a state of its own
+        pages[key] = st.session_state.get("page", "")
+        unsent.add(key)
     if key not in st.session_state or st.session_state[key] != value or key in unsent:
         st.session_state[key] = value
         unsent.add(key)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from dashboard import job, query_params
-from dashboard.connection import writing
+from dashboard import connection, job, query_params
 from dashboard.folder import file_below, folder
 from dashboard.wording import CONTROLS, uploaded
 from kvscope.app.options import Reading
@@ -69,5 +68,4 @@ def _read_upload(running: job.Job, name: str, content: bytes, reading: Reading) 
 
 
 def _read(running: job.Job, path: str, reading: Reading) -> Trace:
-    with writing() as store:
-        return ingest_file(store, path, running, reading).trace
+    return ingest_file(connection, path, running, reading).trace

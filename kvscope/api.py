@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Prompts, Trace
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
-    from kvscope.store.db import Store
+    from kvscope.store.file import StoreFile
     from kvscope.tuning.end_gain import EndsFit
 
 __all__ = [
@@ -84,7 +84,7 @@ Share = str | float
 
 
 class ReplicaArguments(TypedDict, total=False):
-    """The replica that an answer is for, as arguments of `simulate_fleet`.
+    """The replica that an answer is for, as arguments of `simulate_fleet` and `tune_fleet`.
 
     Each is an option of the command line; what is left out follows from kvscope.toml, where the
     current directory has one.
@@ -104,13 +104,13 @@ class ReplicaArguments(TypedDict, total=False):
     engine_log: str | None
     latency: str | None
     gpu_hour: str | float | None
+    traffic: Literal["fleet", "replica"] | None
 
 
 class DeploymentArguments(ReplicaArguments, total=False):
     """The deployment that an answer is for, as arguments of `analyze`, `simulate` and `tune`."""
 
     replicas: int | None
-    traffic: Literal["fleet", "replica"] | None
 
 
 class _Logged(Monitor):
@@ -122,12 +122,12 @@ class _Logged(Monitor):
 
 
 class OpenTrace:
-    """A trace in an open store; a context manager that closes the store.
+    """A trace in a store; a context manager that closes the store.
 
     Several calls on one OpenTrace read its file once.
     """
 
-    def __init__(self, store: Store, facts: Trace) -> None:
+    def __init__(self, store: StoreFile, facts: Trace) -> None:
         self.store = store
         self.facts = facts
 
@@ -142,7 +142,7 @@ class OpenTrace:
 
     def close(self) -> None:
         """Close the store."""
-        self.store.__exit__(None, None, None)
+        self.store.close()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
@@ -339,20 +339,22 @@ def open_trace(
     """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name."""
     reading = parsed(Reading, locals())
     from kvscope.app.traces import load_trace
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
-    store = open_store(db)
+    store = StoreFile(db, _Logged().note)
     try:
         text = None if source is None else fspath(source)
         return OpenTrace(store, load_trace(store, text, _Logged(), reading))
     except BaseException:
-        store.__exit__(None, None, None)
+        store.close()
         raise
 
 
 def analyze(
     trace: Source,
     *,
+    from_: Time = None,
+    until: Time = None,
     hbm: Amount = None,
     capacity: Amounts = None,
     capacity_blocks: Amounts = None,
@@ -368,9 +370,11 @@ def analyze(
 
         request = analyze_request(_parsed(AnalyzeOptions, locals()))
     from kvscope.app.analyze import analyze as run
+    from kvscope.app.analyze import in_range
 
     with _opened(trace, db) as opened:
-        return AnalysisResult(run(opened.store, opened.facts, request))
+        part = in_range(opened.store, opened.facts, request, _Logged())
+        return AnalysisResult(run(opened.store, part, request))
 
 
 def fit(
@@ -438,8 +442,8 @@ def tune(
     max_violations: Share | None = None,
     tpot_slo: Time = None,
     view: Literal["unloaded", "queued"] | None = None,
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
+    capacity: Amounts = None,
+    capacity_blocks: Amounts = None,
     capacity_range: str | tuple[int, int] | None = None,
     hbm: Amount = None,
     policies: Texts = None,

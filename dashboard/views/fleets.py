@@ -65,9 +65,9 @@ def _options(selected: sidebar.Choices) -> FleetOptions | None:
     where = selected.deployment
     if where is not None and where.traffic == "replica":
         raise UsageError(
-            "the trace holds one replica's traffic",
+            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
             where="Traffic in the sidebar",
-            remedy="select fleet, or no GPU",
+            remedy="if this trace holds all of it, select fleet",
         )
     slo_s, rank, tpot_s = _slo()
     replicas, blocks, time_model, loop = _replicas(pool=where is not None)

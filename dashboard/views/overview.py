@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import streamlit as st
 
-from dashboard import data, job, render, sidebar, upload
+from dashboard import data, job, render, sidebar, time_range, upload
 from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.report import overview, traffic
@@ -44,9 +44,11 @@ def page() -> None:
         with sentences:
             render.show([replace(summary, tables=())], titles=False)
         render.show([replace(summary, sentences=())], titles=False)
-        sections = traffic.sections(analysis.characterization)
-        shown = (section for section in sections if section.title != "Conversations")
-        render.show(shown, cache_key=f"overview {trace}")
+        requests, over_time, *_ = traffic.sections(analysis.characterization)
+        render.show([requests], cache_key=f"overview {trace}")
+        chosen = time_range.draw(trace)
+        zoomed = time_range.zoomed([over_time], chosen)
+        render.show(zoomed, cache_key=f"overview {trace} {chosen}")
 
 
 def _numbers(analysis: Analysis) -> None:

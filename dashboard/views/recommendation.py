@@ -73,7 +73,7 @@ def _request() -> TuneRequest | None:
             slo=slo_s,
             percentile=units.parse_percentile(rank),
             tpot_slo=tpot_s,
-            capacity_blocks=blocks,
+            capacity_blocks=None if blocks is None else (blocks,),
             hbm=None if selected.deployment else selected.hbm_bytes,
             **selected.options,
         )

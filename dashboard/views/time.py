@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import data, job, query_params, render, sidebar
+from dashboard import data, job, query_params, render, sidebar, time_range
 from kvscope.core.trace import Trace
 from kvscope.report import fit, time, traffic
 
@@ -18,9 +18,11 @@ def page() -> None:
             _models(trace)
         return
     with observed:
+        chosen = time_range.draw(trace)
         facts = data.analysis(trace).characterization
         turns = [part for part in traffic.sections(facts) if part.title == "Conversations"]
-        render.show([*time.sections(facts), *turns], cache_key=f"time {trace}")
+        sections = time_range.zoomed([*time.sections(facts), *turns], chosen)
+        render.show(sections, cache_key=f"time {trace} {chosen}")
 
 
 def _models(trace: Trace) -> None:

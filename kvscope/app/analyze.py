@@ -13,7 +13,7 @@ from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_range, load_trace
+from kvscope.app.traces import load_range, load_trace, replayable
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, characterize
 from kvscope.core import memory
@@ -29,7 +29,7 @@ from kvscope.replay.derived_traces import begun
 from kvscope.replay.footprint import analysis_bytes
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
-from kvscope.store.db import Store
+from kvscope.store.file import Stores
 from kvscope.store.traces import load_prompts
 
 LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -148,7 +148,7 @@ class StartedCaching:
 
 
 def analyze(
-    store: Store,
+    stores: Stores,
     trace: Trace,
     request: AnalyzeRequest | None = None,
     *,
@@ -160,51 +160,57 @@ def analyze(
     What was `started` keeps the request that it was started with. `step` is called with the name of
     each step, as in `characterize`. Raises UsageError for a capacity that holds no block.
     """
-    if started is None and trace.has_hashes:
-        memory.require(
-            analysis_bytes(trace),
-            f"an analysis of {trace.name!r}",
-            "take a part of it with --from and --until, or more memory",
-        )
-        started = StartedCaching(load_prompts(store, trace), request)
+    with stores.reading() as store:
+        if started is None and trace.has_hashes:
+            memory.require(
+                analysis_bytes(trace),
+                f"an analysis of {trace.name!r}",
+                "take a part of it with --from and --until, or more memory",
+            )
+            started = StartedCaching(load_prompts(store, trace), request)
+        characterization = characterize(store, trace, started.paths if started else None, step=step)
     request = started.request if started else request or AnalyzeRequest()
-    characterization = characterize(store, trace, started.paths if started else None, step=step)
     return Analysis(
         trace=trace,
         model=request.model,
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization, request),
         caching=started.caching.result() if started else None,
-        layouts=tuple(_layouts(store, trace, request.definition)),
-        deployment=_timed(store, trace, request.deployment),
+        layouts=tuple(_layouts(stores, trace, request.definition)),
+        deployment=_timed(stores, trace, request.deployment),
     )
 
 
 def _timed(
-    store: Store, trace: Trace, deployment: ResolvedDeployment | None
+    stores: Stores, trace: Trace, deployment: ResolvedDeployment | None
 ) -> ResolvedDeployment | None:
     """Return a deployment with the latency for this trace, as other commands take it."""
     if deployment is None:
         return None
-    latency = latency_for(
-        trace, deployment.latency, deployment, partial(load_prompts, store, trace)
-    )
+    latency = latency_for(trace, deployment.latency, deployment, partial(replayable, stores, trace))
     return latency.deployment
 
 
-def _layouts(store: Store, trace: Trace, definition: HitDefinition) -> Iterator[LayoutCapacity]:
+def _layouts(stores: Stores, trace: Trace, definition: HitDefinition) -> Iterator[LayoutCapacity]:
     """Yield what LRU needs where sessions without a common clock begin otherwise."""
     if not (trace.has_hashes and any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes)):
         return
-    prompts = load_prompts(store, trace)
+    prompts = replayable(stores, trace)
     for starts in other_starts(prompts.arrival_s, prompts.clock):
         curve = lru_curve(begun(prompts, starts), definition)
         needed = curve.capacity_for(0.9 * curve.ideal)
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
 
+def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
+    """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    if request.from_s is None and request.until_s is None:
+        return trace
+    return load_range(stores, trace, request.from_s, request.until_s, monitor)
+
+
 def analyze_source(
-    store: Store,
+    stores: Stores,
     source: str | None,
     request: AnalyzeRequest,
     monitor: Monitor,
@@ -215,18 +221,17 @@ def analyze_source(
     LRU's curve of a new trace is computed while the trace is being stored.
     """
     if request.from_s is not None or request.until_s is not None:
-        trace = load_trace(store, source, monitor, reading)
-        trace = load_range(store, trace, request.from_s, request.until_s, monitor)
-        return analyze(store, trace, request)
+        trace = load_trace(stores, source, monitor, reading)
+        return analyze(stores, in_range(stores, trace, request, monitor), request)
     started: list[StartedCaching] = []
     trace = load_trace(
-        store,
+        stores,
         source,
         monitor,
         reading,
         lambda paths: started.append(StartedCaching(paths, request)),
     )
-    return analyze(store, trace, request, started=started[0] if started else None)
+    return analyze(stores, trace, request, started=started[0] if started else None)
 
 
 def resized(

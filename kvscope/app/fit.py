@@ -17,7 +17,7 @@ from kvscope.replay.policy_options import Variant, parse_policies, parse_variant
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.reuse_models.results import Fit
-    from kvscope.store.db import Store
+    from kvscope.store.file import Stores
     from kvscope.tuning.end_gain import EndsFit
 
 
@@ -39,7 +39,7 @@ def exported_policy(options: FitOptions) -> Variant | None:
 
 
 def fit_trace(
-    store: Store, trace: Trace, options: FitOptions, exported: Variant | None, monitor: Monitor
+    stores: Stores, trace: Trace, options: FitOptions, exported: Variant | None, monitor: Monitor
 ) -> tuple[Fit, EndsFit | None]:
     """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
@@ -49,8 +49,10 @@ def fit_trace(
     from kvscope.app.traces import replayable
     from kvscope.learning.learners import reads_fit
     from kvscope.policies.tlru_learned import HORIZON
-    from kvscope.reuse_models.fit import fit
+    from kvscope.reuse_models.evidence import load_evidence
+    from kvscope.reuse_models.fit import fit_to
     from kvscope.reuse_models.results import keep
+    from kvscope.store.file import CANNOT_STORE
     from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
     if options.returns and not trace.has_hashes:
@@ -59,8 +61,14 @@ def fit_trace(
             where="--returns",
             remedy="take a trace with hashes",
         )
-    fitted = fit(store, trace, window_s=options.window, warmup=options.warmup)
-    keep(store, fitted)
+    with stores.reading() as store:
+        evidence = load_evidence(store, trace)
+    fitted = fit_to(evidence, trace, window_s=options.window, warmup=options.warmup)
+    try:
+        with stores.writing() as store:
+            keep(store, fitted)
+    except CANNOT_STORE as error:
+        monitor.note(f"the fit was not stored: {error}")
     if exported is not None and options.export is not None:
         blocks = options.capacity_blocks
         if blocks is None and reads_fit(exported.policy):
@@ -68,12 +76,12 @@ def fit_trace(
             if where is not None:
                 blocks = where.pool.blocks
                 monitor.note(f"fitted for the pool of {where.summary}: {blocks:,} blocks")
-        write_export(store, trace, exported, Path(options.export), blocks)
+        write_export(stores, trace, exported, Path(options.export), blocks)
         monitor.note(f"policy written to {options.export}")
     if not options.returns:
         return fitted, None
     ends = fit_ends(
-        replayable(store, trace),
+        replayable(stores, trace),
         horizon_s=options.horizon or HORIZON.default,
         xi_tokens=options.xi or XI_TOKENS,
     )
@@ -81,7 +89,7 @@ def fit_trace(
 
 
 def write_export(
-    store: Store, trace: Trace, variant: Variant, path: Path, capacity_blocks: int | None
+    stores: Stores, trace: Trace, variant: Variant, path: Path, capacity_blocks: int | None
 ) -> None:
     """Write a policy, with its table fitted to the whole trace, as the vLLM plugin reads it."""
     from kvscope.app.traces import replayable
@@ -93,7 +101,7 @@ def write_export(
     from kvscope.replay.traffic import traffic
     from kvscope.tuning.file import write_policy
 
-    whole = traffic(replayable(store, trace), standard())
+    whole = traffic(replayable(stores, trace), standard())
     estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
     policy = bind(variant, estimates)
     fitted = fit_for(whole, policy, capacity_blocks)

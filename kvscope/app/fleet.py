@@ -156,7 +156,7 @@ def fleet(
     """
     monitor = monitor or Monitor()
     routers = routers_for(trace, prompts, request, monitor)
-    request = timed(request, trace, prompts, monitor)
+    request, _ = timed(request, trace, prompts, monitor)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)

@@ -98,16 +98,18 @@ def latency_for(
     return TraceLatency(timed, deployment, fitted, f"TTFT is {timed.source}.")
 
 
-def timed(request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor) -> Timed:
+def timed(
+    request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor
+) -> tuple[Timed, TraceLatency]:
     """Return the request with the latency for this trace, and note where that is its TTFTs'."""
     profile = setting_profile(request.setting)
     latency = latency_for(trace, profile, request.deployment, lambda: prompts)
     if latency.note:
         monitor.note(latency.note)
     if latency.fit is None:
-        return request
+        return request, latency
     setting = timed_by(request.setting, latency.profile)
-    return replace(request, setting=setting, deployment=latency.deployment)
+    return replace(request, setting=setting, deployment=latency.deployment), latency
 
 
 def _times_as_long(derived: LatencyProfile, fitted: TraceFit, prompts: Prompts) -> float:

@@ -47,7 +47,7 @@ Time = partial(Option, metavar="TIME", parse=values.duration)
 Share = partial(Option, metavar="SHARE", parse=units.parse_share)
 PositiveShare = partial(Option, metavar="SHARE", parse=values.share)
 Count = partial(Option, metavar="N", parse=values.whole(1))
-Seed = partial(Option, metavar="N", parse=values.whole(0))
+Seed = partial(Option, metavar="N", parse=values.whole(0, 2**63 - 1))
 Blocks = partial(Option, metavar="N", parse=values.amount("blocks"))
 Tokens = partial(Option, metavar="TOKENS", parse=values.amount("tokens"))
 Source = partial(Option, metavar="PATH", parse=values.called)
@@ -137,7 +137,10 @@ DeploymentFile = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
-    """What states one replica; an option wins over the same key of a kvscope.toml."""
+    """What states one replica, and whose traffic the trace holds.
+
+    An option wins over the same key of a kvscope.toml.
+    """
 
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
@@ -178,19 +181,19 @@ class ReplicaOptions:
     gpu_hour: Annotated[
         float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
     ] = None
+    traffic: Annotated[
+        Literal["fleet", "replica"] | None,
+        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
+    ] = None
     deployment: DeploymentFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions(ReplicaOptions):
-    """What states a deployment: a replica, their number, and whose traffic the trace holds."""
+    """What states a deployment: a replica and their number."""
 
     replicas: Annotated[
         int | None, Count("Replicas of the engine that serve the traffic.", default="1")
-    ] = None
-    traffic: Annotated[
-        Literal["fleet", "replica"] | None,
-        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
     ] = None
 
 
@@ -426,15 +429,25 @@ class TuneOptions(DeploymentOptions):
         ),
     ] = None
     capacity: Annotated[
-        int | None,
+        tuple[int, ...] | None,
         Option(
-            "Capacity of the cache, without a deployment, for example 20GiB.",
-            "SIZE",
-            values.size,
+            "Capacity of the cache, without a deployment, for example 20GiB; with --fleet that of a"
+            " replica, or several to choose from: 20GiB,40GiB.",
+            "SIZE,...",
+            values.listed(values.size),
             "where LRU gets half of the possible hits",
         ),
     ] = None
-    capacity_blocks: CapacityBlocks = None
+    capacity_blocks: CapacitiesBlocks = None
+    router: Annotated[
+        str | None,
+        Option(
+            "With --fleet: routers to choose from (see `kvscope routers`).",
+            "NAME,...",
+            str.lower,
+            "all but references",
+        ),
+    ] = None
     capacity_range: Annotated[
         tuple[int, int] | None,
         Option(

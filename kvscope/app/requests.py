@@ -168,10 +168,14 @@ class FleetRequest:
 
 @dataclass(frozen=True, slots=True)
 class FleetTuningRequest:
-    """The routers, policies and SLO of a fleet to choose, and how much a policy may harm."""
+    """The routers, policies, capacities and SLO of a fleet to choose.
+
+    `limits` say how much a policy may harm. `latency_named`: whether --latency is stated.
+    """
 
     fleet: FleetRequest
     limits: Limits
+    latency_named: bool
 
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
@@ -302,10 +306,15 @@ def tune_request(options: TuneOptions) -> TuneRequest:
             where="--percentile, --max-violations",
             remedy="leave out one of them",
         )
-    if options.capacity is not None and options.capacity_blocks is not None:
+    capacities = _capacities(options.capacity, options.capacity_blocks)
+    if len(capacities.blocks + capacities.sizes_bytes) > 1:
         raise UsageError(
-            "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
+            "one cache has one capacity",
+            where="--capacity" if options.capacity else "--capacity-blocks",
+            remedy="name one, or let --fleet choose among several",
         )
+    if options.router is not None:
+        raise UsageError("a fleet alone has a router", where="--router", remedy="add --fleet")
     where = resolved_deployment(options)
     _check_view(options, where)
     profile = where.latency if where else latency_profile(options.latency)
@@ -351,10 +360,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         setting=setting,
         profile=profile,
         variants=tuple(_contenders(options.policies, options.param, engine)),
-        capacities=Capacities(
-            (options.capacity_blocks,) if options.capacity_blocks else (),
-            (options.capacity,) if options.capacity else (),
-        ),
+        capacities=capacities,
         range_bytes=options.capacity_range,
         model=kv,
         hbm_bytes=options.hbm,
@@ -371,13 +377,34 @@ def tune_request(options: TuneOptions) -> TuneRequest:
 
 def fleet_request(options: FleetOptions) -> FleetRequest:
     """Return what the options of `fleet` ask for."""
-    from kvscope.fleet.options import parse_routers, router_variants, split_assignments
-    from kvscope.fleet.outcome import Slo
+    named = _capacities(
+        None if options.capacity is None else (options.capacity,),
+        None if options.capacity_blocks is None else (options.capacity_blocks,),
+    )
+    request = _fleets(options, named)
+    if request.capacities == Capacities():
+        raise UsageError(
+            "how much a replica caches is not stated",
+            where="--capacity-blocks",
+            remedy="name it, or --capacity with --model, or a deployment: --gpu and --model",
+        )
+    return request
 
-    if options.capacity is not None and options.capacity_blocks is not None:
+
+def _capacities(sizes_bytes: tuple[int, ...] | None, blocks: tuple[int, ...] | None) -> Capacities:
+    """Return the capacities that --capacity or --capacity-blocks names."""
+    if sizes_bytes is not None and blocks is not None:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
         )
+    return Capacities(blocks or (), sizes_bytes or ())
+
+
+def _fleets(options: FleetOptions, named: Capacities) -> FleetRequest:
+    """Return what `fleet` asks for with these capacities of a replica, by default its pool."""
+    from kvscope.fleet.options import parse_routers, router_variants, split_assignments
+    from kvscope.fleet.outcome import Slo
+
     where = resolved_deployment(
         ReplicaOptions(
             **{each.name: getattr(options, each.name) for each in fields(ReplicaOptions)}
@@ -385,26 +412,16 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
     )
     if where is not None and where.traffic == "replica":
         raise UsageError(
-            "the trace holds one replica's traffic",
-            where="traffic of the deployment",
-            remedy="take a trace of the whole fleet, or --deployment -",
+            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
+            where="--traffic",
+            remedy="take a trace of the whole fleet, with --traffic fleet",
         )
-    sizes_named = options.capacity is not None
+    sizes_named = bool(named.sizes_bytes)
     kv = (
         where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)
     )
     if sizes_named and kv is None:
         raise UsageError("bytes need a model", where="--capacity", remedy="name one with --model")
-    if where is None and not sizes_named and options.capacity_blocks is None:
-        raise UsageError(
-            "how much a replica caches is not stated",
-            where="--capacity-blocks",
-            remedy="name it, or --capacity with --model, or a deployment: --gpu and --model",
-        )
-    named = Capacities(
-        () if options.capacity_blocks is None else (options.capacity_blocks,),
-        () if options.capacity is None else (options.capacity,),
-    )
     if where is not None and named == Capacities():
         named = Capacities(tokens=(where.pool.tokens,))
     profile = where.latency if where else latency_profile(options.latency)
@@ -447,13 +464,14 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
 
 
 def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
-    """Return what `tune --fleet` asks for: every router that is no reference.
+    """Return what `tune --fleet` asks for: by default every router that is no reference.
 
-    Raises UsageError for an option that a fleet's choice does not take.
+    Raises UsageError for an option that a fleet's choice does not take, and for a reference.
     """
     taken = {each.name for each in fields(FleetOptions)}
-    taken -= {"replicas", "warmup", "param", "tpot_slo"}
-    own = {"policies", "param", "max_p50_regression", "min_throughput"}
+    taken -= {"replicas", "warmup", "param", "tpot_slo", "capacity", "capacity_blocks", "router"}
+    own = {"policies", "param", "capacity", "capacity_blocks", "router"}
+    own |= {"max_p50_regression", "min_throughput"}
     for each in fields(TuneOptions):
         if each.name not in taken | own and getattr(options, each.name) != each.default:
             raise UsageError(
@@ -461,24 +479,41 @@ def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
                 where=f"--{each.name.replace('_', '-')}",
                 remedy="leave it out, or leave out --fleet",
             )
-    from kvscope.routers.registry import ROUTERS
+    from kvscope.fleet.options import parse_routers, split_assignments
 
     stated = {each.name: getattr(options, each.name) for each in fields(TuneOptions)}
-    kinds = ",".join(router.name for router in ROUTERS if not router.reference)
-    request = fleet_request(
-        FleetOptions(**{name: stated[name] for name in taken & stated.keys()}, router=kinds)
+    kinds = parse_routers(options.router or ALL)
+    if options.router not in {None, ALL}:
+        for kind in kinds:
+            if kind.reference:
+                raise UsageError(
+                    f"{kind.name} is a reference, which no program offers",
+                    where="--router",
+                    remedy="leave it out: `kvscope fleet` shows it",
+                )
+    kinds = [kind for kind in kinds if not kind.reference]
+    param = list(options.param or ())
+    _, of_policies = split_assignments(kinds, param)
+    request = _fleets(
+        FleetOptions(
+            **{name: stated[name] for name in taken & stated.keys()},
+            router=",".join(kind.name for kind in kinds),
+            param=[each for each in param if each not in of_policies],
+        ),
+        _capacities(options.capacity, options.capacity_blocks),
     )
     engine = request.deployment.engine.name if request.deployment else VLLM
     return FleetTuningRequest(
         replace(
             request,
-            variants=tuple(_contenders(options.policies, options.param, engine)),
+            variants=tuple(_contenders(options.policies, of_policies, engine)),
             replicas=(1,),
-            routers_named=False,
+            routers_named=options.router is not None,
         ),
         Limits(
             max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
         ),
+        options.latency is not None,
     )
 
 

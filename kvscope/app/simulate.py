@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,9 +14,8 @@ from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
-from kvscope.app.traces import Stores
 from kvscope.characterize.windows import round_windows
-from kvscope.core.errors import StoreBusyError
+from kvscope.core.errors import KvscopeError
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -29,6 +29,9 @@ from kvscope.replay.policy_options import format_value
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
+from kvscope.store.file import CANNOT_STORE, Stores
+
+STORE_EVERY_S = 2.0
 
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
@@ -81,7 +84,7 @@ def simulate(
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    request = timed(request, trace, prompts, monitor)
+    request, _ = timed(request, trace, prompts, monitor)
     setting = request.setting
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
@@ -122,7 +125,7 @@ def simulate_over_xi(
     from kvscope.tuning.target import Target
 
     monitor = monitor or Monitor()
-    setting = timed(request, trace, prompts, monitor).setting
+    setting = timed(request, trace, prompts, monitor)[0].setting
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     half = workload.curve.ideal / 2
@@ -161,10 +164,10 @@ def replay(
     *,
     deployment: Mapping[str, Any] | None = None,
 ) -> Simulation:
-    """Return the wanted runs: from the store, or replayed and stored as each one finishes.
+    """Return the wanted runs: from the store, or replayed and stored as they finish.
 
-    Each is of `deployment` from now on, if there is one. A run that cannot be stored, since another
-    process writes the store, is returned all the same.
+    Each is of `deployment` from now on, if there is one. A run that cannot be stored is returned
+    all the same.
     """
     setting = workload.setting
     with stores.reading() as store:
@@ -172,28 +175,27 @@ def replay(
     runs = list(pending.known)
     if runs:
         monitor.note(f"{len(runs):,} of {pending.count:,} runs were in the store already")
-    busy: StoreBusyError | None = None
+    failure: KvscopeError | None = None
     if deployment is not None and (older := [run for run in runs if run.deployment != deployment]):
         runs = [replace(run, deployment=deployment) for run in runs]
         try:
             with stores.writing() as store:
                 results.set_deployment(store, trace, map(results.digest_of, older), deployment)
-        except StoreBusyError as error:
-            busy = error
+        except CANNOT_STORE as error:
+            failure = error
     with monitor.steps("compiling and preparing"):
         workload.prepare([request.policy for request in pending.missing])
     with monitor.steps("replaying", len(pending.missing)) as advance:
-        for replayed in sweep(workload, pending.missing, stop=monitor.stop):
-            run = replace(replayed, deployment=deployment)
-            try:
-                with stores.writing() as store:
-                    runs.append(run_cache.save_run(store, trace, run))
-            except StoreBusyError as error:
-                busy = error
-                runs.append(run)
-            advance(1)
-    if busy is not None:
-        monitor.note(f"not all runs were stored: {busy}")
+        keeper = _RunKeeper(stores, trace)
+        try:
+            for replayed in sweep(workload, pending.missing, stop=monitor.stop):
+                keeper.add(replace(replayed, deployment=deployment))
+                advance(1)
+        finally:
+            failure = keeper.store_waiting() or failure
+    runs += [*keeper.stored, *keeper.waiting]
+    if failure is not None:
+        monitor.note(f"not all runs were stored: {failure}")
     one_cache = setting.capacity_model == "cache" and not setting.tiers
     return Simulation(
         trace,
@@ -204,6 +206,36 @@ def replay(
         unfinished=pending.count - len(runs),
         workload=workload,
     )
+
+
+class _RunKeeper:
+    """Stores runs a few at a time: the store is closed while others are replayed."""
+
+    def __init__(self, stores: Stores, trace: Trace) -> None:
+        self.stored: list[Run] = []
+        self.waiting: list[Run] = []
+        self._stores, self._trace = stores, trace
+        self._last_s = time.monotonic()
+
+    def add(self, run: Run) -> None:
+        """Take one more run; store it soon, or later where that needs a wait."""
+        self.waiting.append(run)
+        if time.monotonic() - self._last_s > STORE_EVERY_S:
+            self.store_waiting(patience_s=0.0)
+
+    def store_waiting(self, patience_s: float | None = None) -> KvscopeError | None:
+        """Store the runs that are not yet stored; return why some still are not."""
+        self._last_s = time.monotonic()
+        if not self.waiting:
+            return None
+        try:
+            with self._stores.writing(patience_s) as store:
+                while self.waiting:
+                    self.stored.append(run_cache.save_run(store, self._trace, self.waiting[0]))
+                    del self.waiting[0]
+        except CANNOT_STORE as error:
+            return error
+        return None
 
 
 def ordered(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
@@ -13,7 +13,7 @@ from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
-from kvscope.store.db import Store
+from kvscope.store.file import CANNOT_STORE, Stores
 
 if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
@@ -23,18 +23,8 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 
-class Stores(Protocol):
-    """Access to a store: one held open, or opened for each read and write outside of computing."""
-
-    def reading(self) -> AbstractContextManager[Store]:
-        """Return a context with the store open to be read."""
-
-    def writing(self) -> AbstractContextManager[Store]:
-        """Return a context with the store open to be written."""
-
-
 def load_trace(
-    store: Store,
+    stores: Stores,
     source: str | None,
     monitor: Monitor,
     reading: Reading = AS_STORED,
@@ -48,8 +38,8 @@ def load_trace(
     where `reading` says how to read a trace that is stored already.
     """
     if source is not None and is_file(source):
-        return ingest_file(store, source, monitor, reading, foresee).trace
-    trace = stored_trace(store, source)
+        return ingest_file(stores, source, monitor, reading, foresee).trace
+    trace = stored_trace(stores, source)
     if options := reading.given():
         raise UsageError(
             f"{trace.name!r} is a stored trace, read already",
@@ -58,12 +48,12 @@ def load_trace(
         )
     if source is None:
         monitor.note(f"working on {trace.name!r}, the trace last worked on")
-    traces.mark_used(store, trace)
+    _mark_used(stores, trace)
     return trace
 
 
 def load_range(
-    store: Store, trace: Trace, from_s: float | None, until_s: float | None, monitor: Monitor
+    stores: Stores, trace: Trace, from_s: float | None, until_s: float | None, monitor: Monitor
 ) -> Trace:
     """Return a time range of a trace as a trace of its own, and make it the one last worked on.
 
@@ -79,9 +69,9 @@ def load_range(
                 raise Stopped("stopped before the range was read")
             advance(amount)
 
-        part = ingest_range(store, trace, from_s, until_s, read_on)
+        part = ingest_range(stores, trace, from_s, until_s, read_on)
     monitor.note(f"the range is stored as {part.name!r}")
-    traces.mark_used(store, part)
+    _mark_used(stores, part)
     return part
 
 
@@ -90,20 +80,21 @@ def is_file(text: str) -> bool:
     return text == STANDARD_INPUT or Path(text).exists()
 
 
-def check_source(store: Store, source: str | None) -> None:
+def check_source(stores: Stores, source: str | None) -> None:
     """Raise InputError where `source` names neither a file nor a stored trace."""
     if source is None or not is_file(source):
-        stored_trace(store, source)
+        stored_trace(stores, source)
 
 
-def stored_trace(store: Store, name: str | None) -> Trace:
+def stored_trace(stores: Stores, name: str | None) -> Trace:
     """Return the stored trace called `name`, or the one last worked on where it is None.
 
     Raises InputError where there is none; it suggests the nearest stored name or file.
     """
-    if name is None:
-        return traces.find(store, None)
-    known = {trace.name: trace for trace in traces.all_traces(store)}
+    with stores.reading() as store:
+        if name is None:
+            return traces.find(store, None)
+        known = {trace.name: trace for trace in traces.all_traces(store)}
     if name in known:
         return known[name]
     near = traces.nearest(name, [*known, *_files_in_folder_of(name)])
@@ -115,7 +106,7 @@ def stored_trace(store: Store, name: str | None) -> Trace:
 
 
 def ingest_file(
-    store: Store,
+    stores: Stores,
     path: str,
     monitor: Monitor,
     reading: Reading = AS_STORED,
@@ -149,7 +140,7 @@ def ingest_file(
                     raise Stopped("stopped before the trace was read")
                 advance(amount)
 
-            ingested = ingest(store, path, options, read_on, foresee)
+            ingested = ingest(stores, path, options, read_on, foresee)
         rejects = ingested.rejects
     except UnusableLinesError as error:
         if len(error.rejects.reasons) > 1:  # else the error says it all
@@ -159,10 +150,11 @@ def ingest_file(
     trace = ingested.trace
     if not ingested.created:
         if reading.strict and trace.bad_lines:
-            line, reason = traces.bad_lines(store, trace)[0]
+            with stores.reading() as store:
+                line, reason = traces.bad_lines(store, trace)[0]
             raise InputError(reason, where=f"{path}:{line}")
         monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
-    traces.mark_used(store, trace)
+        _mark_used(stores, trace)
     notes = list(trace.notes) if ingested.created else []
     if ingested.created and trace.out_of_order:
         notes.append(f"{trace.out_of_order:,} requests were out of order, now sorted by time")
@@ -171,7 +163,7 @@ def ingest_file(
     return ingested
 
 
-def replayable(store: Store, trace: Trace, setting: RunSetting | None = None) -> Prompts:
+def replayable(stores: Stores, trace: Trace, setting: RunSetting | None = None) -> Prompts:
     """Return the prompts of a trace, to be replayed as `setting` says.
 
     Raises InputError for a trace that has lengths only, OutOfMemoryError for one too large for this
@@ -191,12 +183,13 @@ def replayable(store: Store, trace: Trace, setting: RunSetting | None = None) ->
         needed = replays_bytes(trace, setting.sample_rate, setting.coarsen)
         remedy = "replay a part with --sample 0.1, or larger blocks with --coarsen 4"
     memory.require(needed, f"a replay of {trace.name!r}", remedy)
-    return traces.load_prompts(store, trace)
+    with stores.reading() as store:
+        return traces.load_prompts(store, trace)
 
 
 @contextmanager
 def prompts_to_replay(
-    store: Store,
+    stores: Stores,
     source: str | None,
     policies: Sequence[type[Policy]],
     monitor: Monitor,
@@ -210,8 +203,17 @@ def prompts_to_replay(
         names = ", ".join(policy.name for policy in missing)
         monitor.note(f"compiling kernels, once: {names}; this can take half a minute")
     with precompile.compiling_in_background(policies):
-        trace = load_trace(store, source, monitor, reading)
-        yield trace, replayable(store, trace, setting)
+        trace = load_trace(stores, source, monitor, reading)
+        yield trace, replayable(stores, trace, setting)
+
+
+def _mark_used(stores: Stores, trace: Trace) -> None:
+    """Make `trace` the one last worked on, where the store can be written without a wait."""
+    with stores.reading() as store:
+        if traces.find(store, None) == trace:
+            return
+    with suppress(*CANNOT_STORE), stores.writing(patience_s=0.0) as store:
+        traces.mark_used(store, trace)
 
 
 def _how_it_was_read(trace: Trace) -> str:

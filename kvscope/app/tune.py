@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.app.ends import ends_of
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
@@ -17,10 +18,7 @@ from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
-from kvscope.deployment.pool import KvPool
-from kvscope.deployment.roofline import HIGH, LOW
 from kvscope.ingest.build import NO_COMMON_CLOCK
-from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
@@ -39,7 +37,6 @@ from kvscope.tuning.tuner import (
     ORACLES,
     VALIDATION,
     WARMUP,
-    End,
     TuningOptions,
     TuningResult,
 )
@@ -47,10 +44,8 @@ from kvscope.tuning.tuner import tune as tune_policies
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
-    from kvscope.latency.observed import TraceFit
 
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
-PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,25 +191,28 @@ def tune(
         validation=VALIDATION if request.validation is None else request.validation,
         held_out=HELD_OUT if request.judge is None else request.judge,
         limits=request.limits,
-        ends=_latency_ends(latency.fit) if "--latency" in request.given else PREFILL_ENDS,
     )
+    pool, running = None, 0
     if where is not None:
         replicas = where.engines
-        pool, running = where.pool.in_blocks_of(trace.block_size), 0
+        pool = where.pool.in_blocks_of(trace.block_size)
         if where.engine.name == SGLANG:
             running = running_blocks(prompts, setting, pool.blocks, replicas)
         tuning_options = replace(
             tuning_options,
             capacity_blocks=pool.blocks - running,
             replicas=replicas,
-            ends=_ends(where, pool, running, latency.fit if request.target.tpot_slo_s else None),
             scale_out=True,
         )
-    layouts = (
-        End(f"{starts.open_sessions:.3g} sessions open at a time", sessions=starts)
-        for starts in other_starts(prompts.arrival_s, prompts.clock)
+    ends = ends_of(
+        latency,
+        prompts,
+        latency_named="--latency" in request.given,
+        pool=pool,
+        running_blocks=running,
+        tpot=request.target.tpot_slo_s is not None,
     )
-    tuning_options = replace(tuning_options, ends=(*tuning_options.ends, *layouts))
+    tuning_options = replace(tuning_options, ends=ends)
     tuning = tune_policies(
         prompts,
         setting,
@@ -253,35 +251,6 @@ def _launch(where: ResolvedDeployment) -> EngineLaunch:
         num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
         options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),
     )
-
-
-def _ends(
-    where: ResolvedDeployment, pool: KvPool, running: int, fit: TraceFit | None
-) -> tuple[End, ...]:
-    """Return both ends of what is not known: the smaller pool with the slower prefill, and back.
-
-    `running` blocks of the pool are not for the cache.
-    """
-    slow, fast = where.latency_high, where.latency_low
-    if fit is not None:  # an SLO of TPOT, which a fit to TTFTs leaves to the roofline
-        slow, fast = max(slow, HIGH), min(fast, LOW)
-    if pool.low_blocks == pool.high_blocks and slow == fast:
-        return ()
-    return (
-        End(
-            f"the smallest pool and prefill {slow:g}x as long",
-            slow,
-            max(pool.low_blocks - running, 1),
-        ),
-        End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks - running),
-    )
-
-
-def _latency_ends(fit: TraceFit | None) -> tuple[End, ...]:
-    """Return both ends of a latency that was fitted to the trace's TTFTs, none of another."""
-    if fit is None or fit.low == fit.high:
-        return ()
-    return tuple(End(f"prefill {factor:g}x as long", factor) for factor in (fit.low, fit.high))
 
 
 def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:

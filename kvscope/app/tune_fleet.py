@@ -1,10 +1,11 @@
-"""Tune a fleet: the fewest replicas for an SLO, their router and their eviction policy."""
+"""Tune a fleet: the fewest replicas for an SLO, their router, eviction policy and capacity."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvscope.app.ends import ends_of
 from kvscope.app.fleet import routers_for
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
@@ -16,7 +17,8 @@ from kvscope.fleet.outcome import Slo
 from kvscope.fleet.sweep import FleetRun
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
-from kvscope.tuning.fleet import FleetPlan, FleetTuning, tune_fleet
+from kvscope.tuning.fleet import FleetTuning, tune_fleet
+from kvscope.tuning.fleet_window import FleetPlan
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -31,7 +33,6 @@ class FleetRecommendation:
     deployment: ResolvedDeployment | None
     setting: RunSetting
     slo: Slo
-    capacity_blocks: int
     tuning: FleetTuning
 
     @property
@@ -42,10 +43,15 @@ class FleetRecommendation:
     @property
     def price_hour(self) -> float | None:
         """Price of the recommended replicas for an hour, None where it is not known."""
-        where, run = self.deployment, self.tuning.recommended
-        if where is None or run is None:
+        run = self.tuning.recommended
+        return None if run is None else self.price_of(self.tuning.capacity_blocks, run)
+
+    def price_of(self, capacity_blocks: int, run: FleetRun) -> float | None:
+        """Return the price of a fleet for an hour: of the GPUs whose pools hold its capacity."""
+        if self.deployment is None:
             return None
-        return where.price_of(where.tp * run.fleet.replicas)
+        price = _replica_price(self.deployment, self.trace, capacity_blocks)
+        return None if price is None else price * run.fleet.replicas
 
 
 def kernels(request: FleetTuningRequest) -> list[type[Policy]]:
@@ -56,30 +62,40 @@ def kernels(request: FleetTuningRequest) -> list[type[Policy]]:
 def recommend_fleet(
     trace: Trace, prompts: Prompts, request: FleetTuningRequest, monitor: Monitor | None = None
 ) -> FleetRecommendation:
-    """Return the fewest replicas, router and policy for the SLO, judged on later requests.
+    """Return the cheapest fleet for the SLO, judged on later requests.
+
+    Without a price of GPUs that is the one of the fewest replicas, then of the least capacity.
 
     Raises Stopped once the monitor's `stop` is set, InputError for a trace without arrival times or
     with too few requests, UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
     routers = routers_for(trace, prompts, request.fleet, monitor)
-    asked = timed(request.fleet, trace, prompts, monitor)
-    (capacity,) = asked.capacities.in_blocks(asked.model, trace.block_size)
+    asked, latency = timed(request.fleet, trace, prompts, monitor)
+    where = asked.deployment
+    capacities = asked.capacities.in_blocks(asked.model, trace.block_size)
+    of_pool = where is not None and asked.capacities.tokens
+    pool = where.pool.in_blocks_of(trace.block_size) if where and of_pool else None
     with monitor.steps("replaying fleets") as advance:
         plan = FleetPlan(
             prompts=prompts,
             lineage=trace.lineage,
             setting=asked.setting,
-            capacity_blocks=capacity,
+            capacities=capacities,
             slo=asked.slo,
             routers=routers,
             variants=asked.variants,
             limits=request.limits,
             seeds=asked.seeds,
             advance=advance,
-            engine=None if asked.engine is None else replace(asked.engine, usable_blocks=capacity),
+            engine=asked.engine,
+            ends=ends_of(latency, prompts, latency_named=request.latency_named, pool=pool),
+            replica_cost=lambda blocks: (where and _replica_price(where, trace, blocks)) or 1.0,
         )
         tuning = tune_fleet(plan, monitor.stop)
-    return FleetRecommendation(
-        trace, asked.model, asked.deployment, asked.setting, asked.slo, capacity, tuning
-    )
+    return FleetRecommendation(trace, asked.model, where, asked.setting, asked.slo, tuning)
+
+
+def _replica_price(where: ResolvedDeployment, trace: Trace, blocks: int) -> float | None:
+    """Return the price of a replica of so many blocks for an hour, None where it is not known."""
+    return where.price_of(where.gpus_for(blocks * trace.block_size))

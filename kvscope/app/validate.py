@@ -29,7 +29,7 @@ from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
     from kvscope.latency.profile import LatencyProfile
-    from kvscope.store.db import Store
+    from kvscope.store.file import Stores
     from kvscope.tuning.file import PolicyFile
     from kvscope.validate.replay import Pace
     from kvscope.validate.result import EngineFacts, Validation
@@ -94,7 +94,7 @@ def check_options(target: TargetOptions, options: ValidateOptions) -> None:
 
 
 def validate(
-    store: Store,
+    stores: Stores,
     trace: Trace,
     target: TargetOptions,
     options: ValidateOptions,
@@ -117,7 +117,7 @@ def validate(
     from kvscope.validate.validate import validate as replay_all
     from kvscope.vllm_sim import EngineSettings
 
-    prompts, pace = replayable(store, trace), Pace("recorded", rate_scale=options.rate_scale)
+    prompts, pace = replayable(stores, trace), Pace("recorded", rate_scale=options.rate_scale)
     if options.sequential:
         pace = Pace("sequential")
     elif options.in_flight:

@@ -19,13 +19,18 @@ STANDARD_STREAM = "-"
 _POISSON = "poisson:"
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` on."""
+def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not text.isdecimal():
             raise UsageError(f"{text!r} is not a whole number from {least} on")
-        return int(text)
+        digits = text.lstrip("0") or "0"
+        if len(digits) > len(str(most)) or int(digits) > most:  # very long ones int() refuses
+            raise UsageError(f"{text!r} is too large", remedy=f"write at most {most}")
+        if int(digits) < least:
+            raise UsageError(f"{text!r} is not a whole number from {least} on")
+        return int(digits)
 
     return parse
 

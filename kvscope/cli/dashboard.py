@@ -100,11 +100,13 @@ def _fill(db: str) -> None:
     """Put a sample trace into an empty store."""
     from kvscope.app.traces import ingest_file
     from kvscope.store import traces
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
     try:
-        with open_store(db) as store:
-            if not traces.all_traces(store):
+        with StoreFile(db, note) as store:
+            with store.reading() as opened:
+                is_empty = not traces.all_traces(opened)
+            if is_empty:
                 note(f"{db} holds no traces yet: it gets a sample")
                 ingest_file(store, str(data_folder("sample_traces") / _SAMPLE), Terminal())
     except StoreBusyError as error:  # the pages say so too, until it is free

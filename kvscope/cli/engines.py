@@ -94,11 +94,11 @@ def validate(
 
     check_options(target, options)
     from kvscope.app.traces import load_trace
-    from kvscope.store.db import open_store
+    from kvscope.store import results
+    from kvscope.store.file import CANNOT_STORE, StoreFile
 
-    with open_store(db) as store:
+    with StoreFile(db, note) as store:
         stored = load_trace(store, trace, Terminal(), reading)
-        from kvscope.store import results
 
         with stoppable() as terminal:
             validation = replay_on_engine(
@@ -111,7 +111,11 @@ def validate(
                 seed=reading.seed,
                 show_log=show_log,
             )
-        results.add_validation(store, stored, validation)
+        try:
+            with store.writing() as opened:
+                results.add_validation(opened, stored, validation)
+        except CANNOT_STORE as error:
+            note(f"the validation was not stored: {error}")
     from kvscope.report import validation as report
 
     screen = ScreenOptions(html=printing.html, as_json=printing.as_json)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from kvscope.app import values
 from kvscope.app.options import Option, Time
 from kvscope.cli.diagnostics import note
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
+    from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import BlockChains, EventBatch
+    from kvscope.vllm_plugin.recording import TraceLine
 
+SILENCE_S = 30.0
+_SILENT = (
+    "is --kv-events-config on, is this its endpoint (one for each rank), and is there traffic?"
+)
 _FROM_INSIDE = (
     "name vLLM's endpoint; or start vLLM with KVSCOPE_RECORD=FOLDER and --scheduler-cls"
     " kvscope.vllm_plugin.KvscopeScheduler, which records whole requests"
@@ -54,44 +63,84 @@ def record(
         raise UsageError(
             "there is nothing to record from", where="--kv-events", remedy=_FROM_INSIDE
         )
-    import json
     from itertools import chain
     from pathlib import Path
 
+    from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
     chains = BlockChains(quiet or QUIET_S)
-    written = missed = 0
-    expected: int | None = None
     until_s = time.monotonic() + length if length is not None else float("inf")
     stream = batches(endpoint)
     first = next(stream)  # raises where nothing can be listened to
-    with Path(path).open("a", encoding="utf-8") as file:
+    listening = _Listening(endpoint)
+    with closing(LineFile(Path(path))) as file, closing(stream):
         note(f"listening to {endpoint}; Ctrl-C ends the recording")
         try:
             for numbered in chain([first], stream):
-                for line in _lines(chains, numbered):
-                    file.write(json.dumps(line, separators=(",", ":")) + "\n")
-                    written += 1
-                if numbered is None:
-                    file.flush()
-                else:
-                    number, _ = numbered
-                    missed += max(number - (number if expected is None else expected), 0)
-                    expected = number + 1
+                listening.hear(numbered)
+                batch = numbered[1] if numbered is not None else None
+                _write(file, chains.ended(time.time()) if batch is None else chains.take(batch))
                 if time.monotonic() > until_s:
                     break
         except KeyboardInterrupt:  # the usual end
             pass
-        for line in chains.ended(float("inf")):
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            written += 1
-    note(
-        f"{path}: {written:,} requests; {missed:,} batches of events missed,"
-        f" {chains.unknown:,} blocks whose predecessors were stored before"
+        finally:
+            with suppress(OSError):  # told already
+                _write(file, chains.ended(float("inf")))
+            note(f"{path}: {file.lines:,} requests, {listening.in_words}; {_missed(chains)}")
+    if not listening.heard:
+        raise EngineError("heard nothing", where=endpoint, remedy=_SILENT)
+
+
+@dataclass(slots=True)
+class _Listening:
+    """What was heard of a stream of numbered batches; a silence is told once."""
+
+    endpoint: str
+    heard: int = 0
+    missed: int = 0
+    _expected: int | None = None
+    _since_s: float = field(default_factory=time.monotonic)
+    _told: bool = False
+
+    def hear(self, numbered: tuple[int, EventBatch] | None) -> None:
+        """Count a batch; None stands for a second without any."""
+        now_s = time.monotonic()
+        if numbered is None:
+            if not self._told and now_s - self._since_s >= SILENCE_S:
+                self._told = True
+                note(f"{self.endpoint}: silent for {SILENCE_S:.0f} s; {_SILENT}")
+            return
+        number = numbered[0]
+        self.heard, self._since_s, self._told = self.heard + 1, now_s, False
+        self.missed += max(number - (number if self._expected is None else self._expected), 0)
+        self._expected = number + 1
+
+    @property
+    def in_words(self) -> str:
+        """Return the counts for a line."""
+        share = self.missed / max(self.heard + self.missed, 1)
+        return f"{self.heard:,} batches of events, {self.missed:,} ({share:.1%}) missed"
+
+
+def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
+    """Write requests, a line each."""
+    import json
+
+    for line in lines:
+        file.write(json.dumps(line, separators=(",", ":")))
+
+
+def _missed(chains: BlockChains) -> str:
+    """Return how much of the traffic may be absent or taken for something else."""
+    share = chains.unknown / max(chains.stored, 1)
+    found = (
+        f"{chains.reported:,} requests reported what they found"
+        if chains.reported
+        else "no request reported what it found, so those found whole in the cache are absent"
     )
-
-
-def _lines(chains: BlockChains, numbered: tuple[int, EventBatch] | None) -> list[object]:
-    """Return the requests that are whole after a batch, or after a pause without one."""
-    return list(chains.ended(time.time()) if numbered is None else chains.take(numbered[1]))
+    return (
+        f"{chains.unknown:,} of {chains.stored:,} blocks ({share:.1%}) behind unknown ones;"
+        f" at most {chains.unsure:,} turns of one block taken for output; {found}"
+    )

@@ -30,12 +30,12 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode, Stopped, StoreBusyError, UsageError
+from kvscope.core.errors import ExitCode, Stopped, UsageError
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.report.report import Report
-    from kvscope.store.db import Store
+    from kvscope.store.file import StoreFile
 
 DEFAULT_OUTPUT = "recommendation.toml"
 
@@ -313,23 +313,23 @@ def _keep(
 ) -> None:
     """Store what was printed, for the dashboard to list and open."""
     from kvscope.report.stored import keep
-    from kvscope.store.db import MEMORY, open_store
+    from kvscope.store.db import MEMORY
+    from kvscope.store.file import CANNOT_STORE, StoreFile
 
     if db == MEMORY:
         return
     try:
-        with open_store(db) as store:
-            keep(store, result, duration_s, summary=summary, file=file)
-    except StoreBusyError as error:
+        keep(StoreFile(db, note), result, duration_s, summary=summary, file=file)
+    except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
 
 
 @contextmanager
-def _opened(db: str, trace: str | None) -> Iterator[Store]:
-    """Yield the open store. Raises InputError for a trace that is neither in it nor a file."""
+def _opened(db: str, trace: str | None) -> Iterator[StoreFile]:
+    """Yield the store. Raises InputError for a trace that is neither in it nor a file."""
     from kvscope.app.traces import check_source
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
-    with open_store(db) as store:
+    with StoreFile(db, note) as store:
         check_source(store, trace)
         yield store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +19,7 @@ from kvscope.core.errors import UsageError
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.report.section import Table
-    from kvscope.store.db import Store
+    from kvscope.store.file import StoreFile
 
 traces_app = typer.Typer(invoke_without_command=True)
 
@@ -62,10 +61,10 @@ def ingest(*, paths: Paths, db: Db = DEFAULT_DB, reading: Reading, as_json: Json
             f"one name for {len(paths)} traces", where="--name", remedy="ingest them one by one"
         )
     from kvscope.app.traces import ingest_file
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
     ingested = []
-    with open_store(db) as store:
+    with StoreFile(db, note) as store:
         for path in paths:
             ingested.append(ingest_file(store, path, Terminal(), reading))
             if not as_json:
@@ -80,13 +79,16 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
     """Write a trace in another format; block ids become the numbers of its distinct blocks."""
     from kvscope.app.traces import load_trace
     from kvscope.ingest.formats import registry
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
     terminal = Terminal()
-    with open_store(db) as store:
+    with StoreFile(db, note) as store:
         stored = load_trace(store, trace, terminal)
-        with terminal.steps(f"writing {path}", stored.requests) as advance:
-            registry.export(store, stored, to, path, advance)
+        with (
+            store.reading() as opened,
+            terminal.steps(f"writing {path}", stored.requests) as advance,
+        ):
+            registry.export(opened, stored, to, path, advance)
     where = "standard output" if path == values.STANDARD_STREAM else path
     note(f"{where}: {stored.requests:,} requests of {stored.name!r}")
 
@@ -99,7 +101,7 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
         return
     from kvscope.store.traces import all_traces
 
-    with _existing(db) as store:
+    with _existing(db).reading() as store:
         stored = all_traces(store)
     if as_json:
         from kvscope.app.documents.lists import traces_document
@@ -116,7 +118,7 @@ def remove_trace(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> Non
     """Remove a stored trace and all that was derived from it; its file stays."""
     from kvscope.store import traces as stored
 
-    with _existing(_named_store(context, db)) as store:
+    with _existing(_named_store(context, db)).writing() as store:
         stored.remove(store, stored.find(store, name))
     note(f"removed {name!r}")
 
@@ -126,7 +128,7 @@ def bad_lines(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
     """Show the lines of a trace that could not be used, as path:line: reason."""
     from kvscope.store import traces as stored
 
-    with _existing(_named_store(context, db)) as store:
+    with _existing(_named_store(context, db)).reading() as store:
         trace = stored.find(store, name)
         lines = stored.bad_lines(store, trace)
     for line, reason in lines:
@@ -142,12 +144,11 @@ def _named_store(context: typer.Context, db: str) -> str:
     return db if db != DEFAULT_DB else str(context.obj)
 
 
-def _existing(db: str) -> Store:
-    """Open a store without creating it; for writing, so that it is migrated."""
-    from kvscope.store.db import MEMORY, open_store
+def _existing(db: str) -> StoreFile:
+    """Return the store; to read or write it raises InputError where there is none."""
+    from kvscope.store.file import StoreFile
 
-    missing = db != MEMORY and not Path(db).exists()
-    return open_store(db, read_only=missing)
+    return StoreFile(db, note, create=False)
 
 
 def _in_one_line(trace: Trace) -> str:
@@ -217,15 +218,16 @@ def list_runs(
     from kvscope.app.requests import kv_model
     from kvscope.app.traces import load_trace
     from kvscope.store import results
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
     kv = kv_model(model, kv_dtype)
     names = _names(policies)
-    with open_store(db) as store:
-        stored = load_trace(store, trace, Terminal())
-        every = results.all_runs(store, stored)
-        chosen = [each for each in every if names is None or each.run.policy in names]
-        runs = [each.run for each in (results.with_parts(store, chosen) if as_json else chosen)]
+    with StoreFile(db, note) as stores:
+        stored = load_trace(stores, trace, Terminal())
+        with stores.reading() as store:
+            every = results.all_runs(store, stored)
+            chosen = [each for each in every if names is None or each.run.policy in names]
+            runs = [each.run for each in (results.with_parts(store, chosen) if as_json else chosen)]
     if as_json:
         from kvscope.app.documents.runs import runs_document
 
@@ -248,16 +250,19 @@ def remove_runs(
     """Remove stored runs of a trace: those of some policies, or all."""
     from kvscope.app.traces import load_trace
     from kvscope.store import results
-    from kvscope.store.db import open_store
+    from kvscope.store.file import StoreFile
 
     names = _names(policies)
     if (names is None) != every:
         raise UsageError(
             "not clear which runs", where="kvscope runs remove", remedy="give --policy or --all"
         )
-    with open_store(db) as store:
-        stored = load_trace(store, trace, Terminal())
-        count = results.remove_runs(store, stored, lambda run: names is None or run.policy in names)
+    with StoreFile(db, note) as stores:
+        stored = load_trace(stores, trace, Terminal())
+        with stores.writing() as store:
+            count = results.remove_runs(
+                store, stored, lambda run: names is None or run.policy in names
+            )
     note(f"removed {count:,} runs of {stored.name!r}")
 
 

@@ -30,7 +30,9 @@ Requests = Annotated[
     int,
     Option("Number of requests.", "N", values.amount("requests"), flags=("--requests", "-n")),
 ]
-Seed = Annotated[int, Option("Seed; equal seeds give equal traces.", "N", values.whole(0))]
+Seed = Annotated[
+    int, Option("Seed; equal seeds give equal traces.", "N", values.whole(0, 2**63 - 1))
+]
 Target = Annotated[
     str,
     Option(

@@ -59,12 +59,28 @@ class InputError(KvscopeError):
     exit_code = ExitCode.INPUT
 
 
+class DiskFullError(KvscopeError):
+    """A file could not be written whole, for lack of space; what was there before is intact."""
+
+
 class StoreBusyError(KvscopeError):
-    """Another process holds the store open for writing."""
+    """Another process has the store open."""
+
+
+class ReadOnlyStoreError(InputError):
+    """The store, or its folder, cannot be written."""
+
+
+class DamagedStoreError(InputError):
+    """The store has parts that cannot be read."""
 
 
 class StoreVersionError(InputError):
-    """The store was written by a newer kvscope."""
+    """A newer kvscope, or a newer DuckDB, wrote the store."""
+
+
+class OutdatedStoreError(StoreVersionError):
+    """An older kvscope wrote the store, and it is to be read only."""
 
 
 class Stopped(KvscopeError):

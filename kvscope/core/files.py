@@ -8,6 +8,7 @@ kvscope never reads a checkout that happens to surround it.
 from __future__ import annotations
 
 import atexit
+import errno
 import gzip
 import os
 import shutil
@@ -15,13 +16,16 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from kvscope.core.errors import KvscopeError
+from kvscope.core.errors import DiskFullError, KvscopeError
+from kvscope.core.units import format_size
 
 STANDARD_STREAM = "-"
+FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+"""Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _HOMES = (_PACKAGE / "_packed", _PACKAGE.parent)
@@ -73,6 +77,38 @@ def is_private(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & writable_by_others
 
 
+class LineFile:
+    """A file that grows by whole lines: what a failure has written of a line is cut off again.
+
+    `exclusive` refuses a path that exists; else lines are appended. `lines` counts those that were
+    written, `size` is the file's, in bytes. Raises OSError, with the path.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+        self._file = path.open("xb" if exclusive else "ab", buffering=0)
+        self.size = os.fstat(self._file.fileno()).st_size
+        self.lines = 0
+        self._path = path
+
+    def write(self, line: str) -> None:
+        """Add one line."""
+        rest = line.encode() + b"\n"
+        size = self.size + len(rest)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):  # a pipe
+                self._file.truncate(self.size)
+            error.filename = str(self._path)
+            raise
+        self.size, self.lines = size, self.lines + 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     with whole_file(path) as file:
@@ -96,26 +132,56 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     The content goes to a temporary file in the same folder, which takes the name only if the block
     ends without an error. A path that exists and is no file (a pipe, /dev/null) is written to
-    directly.
+    directly. Raises DiskFullError where there is too little space.
     """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    path = Path(os.path.realpath(path))  # a link stays one
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    with _place_named(path):
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        real = Path(os.path.realpath(path))  # a link stays one
+        handle, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)  # mkstemp's is for its owner alone
+            temporary.replace(real)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _place_named(path: Path) -> Iterator[None]:
+    """Raise OSErrors of the block about no file, or about a temporary one, as about `path`."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's is for its owner alone
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            raise full_disk(path, str(error)) from error
+        if isinstance(error.filename, str) and Path(error.filename).name.startswith(
+            f".{path.name}."
+        ):
+            if error.errno in FULL:
+                raise full_disk(path, str(error)) from error
+            error.filename = str(path)
+        raise
+
+
+def full_disk(path: Path, reason: str) -> DiskFullError:
+    """Return the error for a file that could not be written whole, for the system's `reason`."""
+    if FULL[errno.EFBIG] in reason:
+        what, remedy = "larger than this process may write", "raise the limit: ulimit -f unlimited"
+    else:
+        kind = "the disk quota is used up" if FULL[errno.EDQUOT] in reason else "the disk is full"
+        with suppress(OSError):
+            kind += f" ({format_size(shutil.disk_usage(path.parent).free)} free)"
+        what, remedy = kind, "free some space, or name a file on another disk"
+    return DiskFullError(what, where=str(path), remedy=f"nothing was written; {remedy}")
 
 
 @contextmanager

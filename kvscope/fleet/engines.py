@@ -75,8 +75,8 @@ def _chooser(router: type[Router]) -> Callable[..., int]:
 class _Replica:
     """One engine and the requests sent to it, by their place among them.
 
-    `sent` are their numbers in the trace, `uncached_tokens` what it had to compute of each when it
-    was sent. `open` are the places that may be in flight, `ended` those of them whose end
+    `sent` are their numbers in the trace, `uncached_tokens` what the router took it to compute of
+    each. `open` are the places that may be in flight, `ended` those of them whose end
     `advance_to_end` has returned.
     """
 
@@ -276,13 +276,13 @@ def replay_engines(
         prompt = Prompt(
             slot, now_s, tokens, int(routed.key[request]), blocks, int(routed.full_blocks[request])
         )
+        view.expected_blocks[0] = -1
         replica = int(choose(prompt, prompt_path, view, memory, p))
-        cached_blocks = view.truth.cached_blocks
-        uncached = tokens - min(int(cached_blocks[replica]) * size, tokens)
+        uncached = _expected_uncached(view, replica, tokens)
         place_of[request] = engines.send(replica, request, now_s, uncached)
         view.own.processed[replica] += 1
         order[slot], replica_of[request] = request, replica
-        best[request] = cached_blocks.max()
+        best[request] = view.truth.cached_blocks.max()
     engines.advance(math.inf)
     return _outcome(engines, order, replica_of, best, place_of)
 
@@ -296,6 +296,14 @@ def _estimate(view: View, tokens: int, cost: StepCost) -> None:
     pairs_s = cost.prefill_pair_s * uncached * (hit + uncached / 2)
     truth.prefill_s[:] = cost.base_s + read_s + pairs_s
     truth.wait_s[:] = cost.prefill_token_s * view.own.uncached_tokens
+
+
+def _expected_uncached(view: View, replica: int, tokens: int) -> int:
+    """Return how many tokens of a prompt the router takes its choice to compute."""
+    expected = int(view.expected_blocks[0])
+    if expected < 0:
+        expected = int(view.truth.cached_blocks[replica])
+    return tokens - min(expected * view.block_size, tokens)
 
 
 def _outcome(

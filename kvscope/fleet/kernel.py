@@ -79,13 +79,15 @@ class Served(NamedTuple):
 
     `request` is the number in the trace. Times are seconds: `begin_s` when its prefill began,
     `token_s` its first token, `end_s` its last. `hit` are the blocks that it hit, copied ones
-    included, `best` the most that it would have hit on any replica.
+    included, `best` the most that it would have hit on any replica; `uncached` the tokens that the
+    router takes to be computed.
     """
 
     request: Int32s
     replica: Int32s
     hit: Int32s
     best: Int32s
+    uncached: Int32s
     begin_s: Float64s
     token_s: Float64s
     end_s: Float64s
@@ -266,10 +268,8 @@ def fleet_kernel(
                     own.waiting[replica] -= 1
                     own.running[replica] += 1
                 elif kind == FIRST_TOKEN:
-                    tokens = trace.input_tokens[request]
-                    hit_tokens = done.hit[slot] * trace.block_size
-                    own.prompt_tokens[replica] -= tokens
-                    own.uncached_tokens[replica] -= max(tokens - hit_tokens, 0)
+                    own.prompt_tokens[replica] -= trace.input_tokens[request]
+                    own.uncached_tokens[replica] -= done.uncached[slot]
                 else:
                     own.in_flight[replica] -= 1
                     own.running[replica] -= 1
@@ -331,7 +331,7 @@ def fleet_kernel(
                 asked.blocks[request],
                 asked.full_blocks[request],
             )
-            view.fetch.blocks[0] = 0
+            view.fetch.blocks[0], view.expected_blocks[0] = 0, -1
             replica = choose(prompt, path, view, memory, router_p)
 
             hit = serve_request(caches, served, replica, limits, rules)
@@ -352,7 +352,9 @@ def fleet_kernel(
             own.in_flight[replica] += 1
             own.processed[replica] += 1
             own.prompt_tokens[replica] += tokens
-            own.uncached_tokens[replica] += tokens - hit_tokens
+            expected = view.expected_blocks[0] if view.expected_blocks[0] >= 0 else hit
+            done.uncached[slot] = tokens - min(expected * trace.block_size, tokens)
+            own.uncached_tokens[replica] += done.uncached[slot]
             if counts_blocks:
                 own.used_blocks[replica] += use(asked, trace, request, users, replica)
             if begin_s > now_s:

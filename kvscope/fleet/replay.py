@@ -247,6 +247,7 @@ def no_view(
         load,
         _no_load(replicas) if scraped else load,
         cached_blocks.copy() if lagging else cached_blocks,
+        np.zeros(1, dtype=np.int32),
         truth,
         Fetch(np.zeros(1, dtype=np.int32), np.zeros(1)),
     )
@@ -257,6 +258,6 @@ def _no_load(replicas: int) -> ReplicaLoad:
 
 
 def _empty_served(requests: int) -> Served:
-    request, replica, hit, best = (np.zeros(requests, dtype=np.int32) for _ in range(4))
+    request, replica, hit, best, uncached = (np.zeros(requests, dtype=np.int32) for _ in range(5))
     begin_s, token_s, end_s = (np.zeros(requests) for _ in range(3))
-    return Served(request, replica, hit, best, begin_s, token_s, end_s)
+    return Served(request, replica, hit, best, uncached, begin_s, token_s, end_s)

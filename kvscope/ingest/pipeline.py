@@ -25,6 +25,7 @@ from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.source import Source
 from kvscope.store import traces
 from kvscope.store.db import Store
+from kvscope.store.file import Stores
 
 Advance = Callable[[int], None]
 Foresee = Callable[[PromptPaths], None]
@@ -72,7 +73,7 @@ class IngestOptions:
 
 
 def ingest(
-    store: Store,
+    stores: Stores,
     path: str,
     options: IngestOptions | None = None,
     advance: Advance | None = None,
@@ -86,7 +87,7 @@ def ingest(
     of its lines are bad; then the store is as it was.
     """
     options = options or IngestOptions()
-    known = _known_before_reading(store, path, options)
+    known = _known_before_reading(stores, path, options)
     if known is not None:
         return Ingested(known, False, Rejects(path))
     with closing(Source(path, advance)) as source:
@@ -100,7 +101,7 @@ def ingest(
             _refuse_if_too_bad(rejects, chosen, options)
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
-        known = _known(store, source, options)
+        known = _known(stores, source, options)
     if known is not None:
         return Ingested(known, False, rejects)
     if reader.cut and (options.strict or not len(columns)):
@@ -108,19 +109,21 @@ def ingest(
     _refuse_if_too_bad(rejects, chosen, options)
     if not len(columns):
         raise InputError("the trace holds no requests", where=path)
-    origin = Origin(
-        name=options.name or traces.free_name(store, path),
-        source=path,
-        source_bytes=size,
-        content_hash=content_hash,
-        format=chosen.name,
-    )
     notes = [*reader.notes, reader.cut] if reader.cut else reader.notes
     # Not in this thread: Ctrl-C would have to wait for each kernel.
     built = in_background(build, columns, notes).result()
     if foresee is not None and built.trie.count > 1:
         foresee(built.paths())
-    with store.transaction():
+    with stores.writing() as store, store.transaction():
+        if known := traces.find_content(store, content_hash):  # another process was faster
+            return Ingested(known, False, rejects)
+        origin = Origin(
+            name=options.name or traces.free_name(store, path),
+            source=path,
+            source_bytes=size,
+            content_hash=content_hash,
+            format=chosen.name,
+        )
         trace = write(store, origin, built, rejects)
     return Ingested(trace, True, rejects)
 
@@ -189,20 +192,24 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     return trace
 
 
-def _known_before_reading(store: Store, path: str, options: IngestOptions) -> Trace | None:
+def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> Trace | None:
     """Return the stored trace with the same content, looked for only if one has the file's size."""
-    if not _is_file(path) or not traces.has_size(store, Path(path).stat().st_size):
+    if not _is_file(path):
         return None
+    with stores.reading() as store:
+        if not traces.has_size(store, Path(path).stat().st_size):
+            return None
     with closing(Source(path)) as source:
-        return _known(store, source, options)
+        return _known(stores, source, options)
 
 
-def _known(store: Store, source: Source, options: IngestOptions) -> Trace | None:
+def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
     """Return the stored trace with this content: read in the same way, or in any by default."""
     content = source.drain()
-    if options.format is None and options.read == ReadOptions():
-        return traces.find_reading(store, content, options.read.fingerprint())
-    return traces.find_content(store, _content_hash(content, _format(source, options), options))
+    with stores.reading() as store:
+        if options.format is None and options.read == ReadOptions():
+            return traces.find_reading(store, content, options.read.fingerprint())
+        return traces.find_content(store, _content_hash(content, _format(source, options), options))
 
 
 def _format(source: Source, options: IngestOptions) -> type[TraceFormat]:

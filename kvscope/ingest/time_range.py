@@ -13,11 +13,11 @@ from kvscope.ingest.formats.base import ROOT, ReadOptions, Records, Rejects, Req
 from kvscope.ingest.formats.exporter import Advance, rows
 from kvscope.ingest.pipeline import Origin, write
 from kvscope.store import traces
-from kvscope.store.db import Store
+from kvscope.store.file import Stores
 
 
 def ingest_range(
-    store: Store,
+    stores: Stores,
     trace: Trace,
     from_s: float | None = None,
     until_s: float | None = None,
@@ -37,33 +37,36 @@ def ingest_range(
         return trace
     words = f"{first_s:.12g}-{'' if end_s is None else f'{end_s:.12g}'}s"
     content_hash = f"{words} of {trace.content_hash}"
-    if known := traces.find_content(store, content_hash):
-        return known
-    numbers = store.row(
-        "ingest/requests_between",
-        trace_id=trace.trace_id,
-        from_s=first_s,
-        until_s=float("inf") if end_s is None else end_s,
-    )
-    if numbers["first"] is None:
-        span = units.duration_in_words(trace.span_s)
-        raise UsageError(
-            "no request arrives then", where="--from, --until", remedy=f"the trace lasts {span}"
-        )
     name = f"{trace.name}@{words}"
     columns = Columns(trace.block_size, ReadOptions(), Rejects(name, strict=True))
-    for chunk in rows(store, trace, numbers["first"], numbers["after"]):
-        records = Records()
-        for row in chunk:
-            records.add(0, (_request(asdict(row), given=trace.lineage == "given"),))
-        columns.add(records)
-        if advance is not None:
-            advance(len(chunk))
+    with stores.reading() as store:
+        if known := traces.find_content(store, content_hash):
+            return known
+        numbers = store.row(
+            "ingest/requests_between",
+            trace_id=trace.trace_id,
+            from_s=first_s,
+            until_s=float("inf") if end_s is None else end_s,
+        )
+        if numbers["first"] is None:
+            span = units.duration_in_words(trace.span_s)
+            raise UsageError(
+                "no request arrives then", where="--from, --until", remedy=f"the trace lasts {span}"
+            )
+        for chunk in rows(store, trace, numbers["first"], numbers["after"]):
+            records = Records()
+            for row in chunk:
+                records.add(0, (_request(asdict(row), given=trace.lineage == "given"),))
+            columns.add(records)
+            if advance is not None:
+                advance(len(chunk))
+        original = store.columns("ingest/hash_ids", trace_id=trace.trace_id)["hash_id"]
     built = build(columns, [f"requests of {trace.name} from {words}; times count from the first"])
-    original = store.columns("ingest/hash_ids", trace_id=trace.trace_id)["hash_id"]
     built.trie.hash_id[1:] = original[built.trie.hash_id[1:] - 1]
     origin = Origin(name, trace.source, 0, content_hash, trace.format)
-    with store.transaction():
+    with stores.writing() as store, store.transaction():
+        if known := traces.find_content(store, content_hash):  # another process was faster
+            return known
         return write(store, origin, built, Rejects(name, accepted=len(columns)))
 
 

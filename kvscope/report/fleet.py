@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from kvscope.app.documents.fleet import fleet_document
 from kvscope.app.fleet import FleetLine, FleetStudy
 from kvscope.core import units
 from kvscope.fleet.options import router_label
-from kvscope.fleet.outcome import FleetOutcome, Latencies
+from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
 from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
     from kvscope.tuning.fleet_size import FleetSize
+
+Lines = Mapping[str, Sequence[FleetRun]]
+"""Runs by their number of replicas, for each router and policy by what it is called."""
 
 SECTIONS = ("answer", "routers", "losses", "replicas", "capacity", "assumed")
 """What `--section` of `kvscope fleet` takes; capacity only for routers that see the order alone."""
@@ -67,8 +70,8 @@ def sections(study: FleetStudy) -> list[Section]:
         Section.of(
             f"Routers: {_here(study)}",
             _routers(study, study.ranked),
-            partial(attainment_chart, study),
-            partial(ttft_chart, study),
+            partial(attainment_chart, study.slo, _named(study)),
+            partial(ttft_chart, study.slo, _named(study)),
         ),
         Section.of(
             f"Losses: {_losses_title(study)}",
@@ -338,39 +341,44 @@ def _spread_out(counts: Sequence[int]) -> list[int]:
     return [counts[place] for place in places]
 
 
-def attainment_chart(study: FleetStudy) -> Figure:
-    """Draw the share of requests within the SLO over the number of replicas, by router."""
-    title = f"Requests within {units.duration_in_words(study.slo.ttft_s)}"
-    curves = _curves(study, lambda outcome: outcome.latencies.attainment)
+def _named(study: FleetStudy) -> Lines:
+    """Return the runs of each line, by what it is called."""
+    name = _called(study)
+    return {name(line): line.runs for line in study.ranked}
+
+
+def attainment_chart(slo: Slo, lines: Lines) -> Figure:
+    """Draw the share of requests within the SLO over the number of replicas."""
+    title = f"Requests within {units.duration_in_words(slo.ttft_s)}"
+    curves = _curves(lines, lambda outcome: outcome.latencies.attainment)
     chart = style.lines(title, "replicas", "share of the requests", curves, log="")
-    return style.level(chart, study.slo.percentile, "SLO")
+    return style.level(chart, slo.percentile, "SLO")
 
 
-def ttft_chart(study: FleetStudy) -> Figure:
+def ttft_chart(slo: Slo, lines: Lines) -> Figure:
     """Draw the SLO's percentile of TTFT over the number of replicas; none where queues grow."""
 
     def value(outcome: FleetOutcome) -> float | None:
         return outcome.target_ttft_s if np.isfinite(outcome.target_ttft_s) else None
 
-    rank = units.format_percentile(study.slo.percentile)
-    curves = _curves(study, value)
+    rank = units.format_percentile(slo.percentile)
+    curves = _curves(lines, value)
     chart = style.lines(f"{rank} TTFT", "replicas", "TTFT (s)", curves, log="y", shares="")
-    return style.level(chart, study.slo.ttft_s, "SLO")
+    return style.level(chart, slo.ttft_s, "SLO")
 
 
-def _curves(study: FleetStudy, value: Callable[[FleetOutcome], float | None]) -> list[style.Series]:
+def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list[style.Series]:
     """Return a figure over the number of replicas, a line for each router and policy."""
-    name = _called(study)
     dashed = {"dash": "dot", "color": style.GREY, "width": 2}
     return [
         style.Series(
-            name(line),
-            [run.fleet.replicas for run in line.runs],
-            [value(run.outcome) for run in line.runs],
-            dashed if line.router.reference else None,
+            name,
+            [run.fleet.replicas for run in runs],
+            [value(run.outcome) for run in runs],
+            dashed if runs[0].fleet.router.reference else None,
             style.MARKED,
         )
-        for line in study.ranked
+        for name, runs in lines.items()
     ]
 
 

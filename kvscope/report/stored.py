@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope.app.traces import Stores
 from kvscope.core.errors import InputError
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table
 from kvscope.store import results, traces
 from kvscope.store.db import Store
+from kvscope.store.file import Stores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -81,7 +81,8 @@ def fit_to(
             if name in choices
             for model in _models(name, of, span, choices[name])
         ),
-        windows=over_windows(evidence, span, length_s, use, step) if use else None,
+        # All requests at one time leave no windows to compare.
+        windows=over_windows(evidence, span, length_s, use, step) if use and length_s else None,
         conversation=_conversation(evidence, span, turns) if has_lineage else None,
         next_turns=tuple(_next_turns(evidence, turns)) if has_lineage else (),
         next_prompts=tuple(_next_prompts(evidence, span)) if has_lineage else (),

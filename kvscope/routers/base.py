@@ -54,7 +54,8 @@ class ReplicaLoad(NamedTuple):
     `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not
     begun and `running` ones. `processed` counts those sent so far. Of requests in flight without a
     first token, `prompt_tokens` sums whole prompts and `uncached_tokens` what their replica has to
-    compute of them. `used_blocks` counts the distinct blocks of the prompts in flight.
+    compute of them, by the router's own estimate where it has one (`View.expected_blocks`).
+    `used_blocks` counts the distinct blocks of the prompts in flight.
     """
 
     in_flight: Int64s
@@ -97,7 +98,8 @@ class View(NamedTuple):
     `own` is what the router counts itself, up to date. `scraped` is what the replicas last told
     it, every `scrape_s` seconds; without that parameter the same as `own`. `reported_blocks` (N)
     are the `Truth.cached_blocks` that follow from KV events: from what caches had stored and
-    evicted `event_lag_s` seconds ago; without that parameter the same as in `truth`.
+    evicted `event_lag_s` seconds ago; without that parameter the same as in `truth`. A router may
+    write `expected_blocks` (1): the leading blocks that it takes its choice to hold; -1 unless set.
     """
 
     replicas: int
@@ -106,6 +108,7 @@ class View(NamedTuple):
     own: ReplicaLoad
     scraped: ReplicaLoad
     reported_blocks: Int32s
+    expected_blocks: Int32s
     truth: Truth
     fetch: Fetch
 

@@ -91,12 +91,15 @@ class Dynamo(Router):
 
     cost = prefill_load_scale * max(0, (prefill tokens / B) - credit * cached blocks) + blocks in
     use + decode_active_request_weight * requests in flight; prefill tokens are this prompt and what
-    requests without a first token compute, blocks in use are distinct and include this prompt's.
-    credit = overlap_score_credit / (1 + decay * prefill blocks beyond the least loaded replica's /
-    blocks of the prompt). Equal costs: drawn evenly. Events come at once unless `event_lag_s` is
-    set, as in Dynamo's own simulator (kv_event_lag_ms). Left out: output blocks and entries for
-    prompts that were sent but not yet reported (both off by default), host and disk caches, and the
-    router's queue (off by default).
+    requests without a first token compute, by what events had reported when they were sent; blocks
+    in use are distinct and include this prompt's. credit = overlap_score_credit / (1 + decay *
+    prefill blocks beyond the least loaded replica's / blocks of the prompt). Equal costs: drawn
+    evenly. Events come at once unless `event_lag_s` is set, as in Dynamo's own simulator
+    (kv_event_lag_ms). Left out: output blocks and entries for prompts that were sent but not yet
+    reported (--router-predicted-ttl-secs), both off by default, and host and disk caches. Left out
+    too, and off by default: the router's queue (--router-queue-threshold, deprecated in 1.6), in
+    which requests wait, first come, first served, while every replica has more prefill tokens than
+    that share of max_num_batched_tokens.
     Source: ai-dynamo 1.6.1, lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
     minimum_cost_index, softmax_sample_index); defaults of KvRouterConfig in ai-dynamo-runtime
     1.6.1.
@@ -121,7 +124,9 @@ class Dynamo(Router):
         for replica in range(view.replicas):
             overlap_blocks = view.reported_blocks[replica]
             memory.costs[replica] = cost(prompt, view, replica, overlap_blocks, p)
-        return pick(memory.costs, p[TEMPERATURE], memory.dice)
+        chosen = pick(memory.costs, p[TEMPERATURE], memory.dice)
+        view.expected_blocks[0] = view.reported_blocks[chosen]
+        return chosen
 
     def flags(self) -> tuple[str, ...]:
         """Return the options of dynamo.frontend."""

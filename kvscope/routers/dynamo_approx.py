@@ -15,9 +15,13 @@ _TTL = len(PARAMETERS)
 
 
 class SentBlocks(NamedTuple):
-    """When (s) each block of the trie was last sent to each of N replicas, costs (N), and dice."""
+    """When (s) each block of the trie was last sent to each of N replicas, and dice.
+
+    `overlap_blocks` and `costs` (N) are of the request at hand.
+    """
 
     sent_s: Float64s
+    overlap_blocks: Int32s
     costs: Float64s
     dice: Int64s
 
@@ -25,9 +29,11 @@ class SentBlocks(NamedTuple):
 class DynamoApprox(Router):
     """`dynamo@1.6` that takes a block to be cached for ttl_s after it was sent to a replica.
 
-    Left out: its tree drops the oldest fifth of its blocks beyond 2^20; and a request's prefill
-    load is what its replica computes, not what this tree would say.
-    Source: ai-dynamo 1.6.1, lib/kv-router/src/approx.rs (PruneManager), selector/default.rs.
+    A request's prefill load is what its replica computes if its cache is as taken. Nothing limits
+    the number of blocks: the limit of earlier releases, 2^20, cut to 80 %, is not in 1.6.1. Left
+    out: --router-approximate-cache-policy lru, which replaces ttl_s (experimental), and the queue.
+    Source: ai-dynamo 1.6.1, lib/kv-router/src/indexer/pruning.rs (WorkerPruneManager, PruneConfig),
+    scheduling/queue.rs (admit_one), selector/default.rs.
     """
 
     name = "dynamo-approx@1.6"
@@ -50,7 +56,8 @@ class DynamoApprox(Router):
     def memory(self, sizes: MemorySizes, seed: int) -> SentBlocks:
         """Return a memory of nothing sent."""
         sent_s = np.full((sizes.replicas, sizes.blocks), -np.inf)
-        return SentBlocks(sent_s, np.zeros(sizes.replicas), new_dice(seed))
+        overlap_blocks = np.zeros(sizes.replicas, dtype=np.int32)
+        return SentBlocks(sent_s, overlap_blocks, np.zeros(sizes.replicas), new_dice(seed))
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: SentBlocks, p: Floats) -> int:
@@ -63,8 +70,10 @@ class DynamoApprox(Router):
                 and sent_s[replica, path[overlap_blocks]] > alive_s
             ):
                 overlap_blocks += 1
+            memory.overlap_blocks[replica] = overlap_blocks
             memory.costs[replica] = cost(prompt, view, replica, overlap_blocks, p)
         chosen = pick(memory.costs, p[TEMPERATURE], memory.dice)
+        view.expected_blocks[0] = memory.overlap_blocks[chosen]
         for depth in range(prompt.full_blocks):
             sent_s[chosen, path[depth]] = prompt.now_s
         return chosen

@@ -13,9 +13,11 @@ A parameter that the header lacks, or that is missing, is an error before DuckDB
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,8 +25,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 
-from kvscope.core.errors import InputError, KvscopeError, StoreBusyError, StoreVersionError
+from kvscope.core.errors import (
+    InputError,
+    KvscopeError,
+    OutdatedStoreError,
+    ReadOnlyStoreError,
+    StoreVersionError,
+)
 from kvscope.core.files import data_folder
+from kvscope.store.failures import Waiting, explaining, foreign, waiting_for
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     import numpy as np
@@ -37,6 +46,7 @@ DEFAULT_PATH = "kvscope.duckdb"
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False  # nothing is fetched from a network, whatever the file
 }
+_REMEDY = "name another with --db"
 _PARAMETER = re.compile(r"^-- \$(\w+): (.+)$")
 _COLUMNS = re.compile(r"^-- columns: (.+)$")
 _TITLE = re.compile(r"^-- (\w+): (.+)$")
@@ -113,7 +123,8 @@ class Frame:
 class Store:
     """A connection to one store; a context manager that closes it.
 
-    A file that was `created` for it and in which nothing was stored is removed on closing.
+    A file that was `created` for it and to which no transaction was committed is removed on
+    closing. Raises DamagedStoreError and DiskFullError where DuckDB fails for these reasons.
     """
 
     def __init__(
@@ -127,21 +138,26 @@ class Store:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._created and self._is_empty():
-            Path(self.path).unlink(missing_ok=True)  # before others can open it
-        self._connection.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._created:
+            _remove_database(self.path)  # before others can open it
+        try:
+            with explaining(self.path):
+                self._connection.close()
+        finally:
+            if self._created:
+                _remove_database(self.path)  # the log that closing may have written
 
     def reading(self) -> AbstractContextManager[Store]:
         """Return a context with this store, which stays open after it."""
         return nullcontext(self)
 
-    writing = reading
-
-    def _is_empty(self) -> bool:
-        try:
-            return not self.row("ingest/trace_count")["traces"]
-        except duckdb.Error:  # a database that broke down is left for the user to look at
-            return False
+    def writing(self, patience_s: float | None = None) -> AbstractContextManager[Store]:
+        """Return a context with this store, which stays open after it."""
+        return nullcontext(self)
 
     def _execute(
         self, name: str, parameters: Mapping[str, Any], frame: Frame | None = None
@@ -157,13 +173,15 @@ class Store:
 
     def run(self, name: str, /, **parameters: Any) -> None:
         """Run the statement `name` and ignore what it returns."""
-        self._execute(name, parameters)
+        with explaining(self.path):
+            self._execute(name, parameters)
 
     def rows(self, name: str, /, **parameters: Any) -> list[dict[str, Any]]:
         """Return the rows of the query `name` as dicts."""
-        cursor = self._execute(name, parameters)
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with explaining(self.path):
+            cursor = self._execute(name, parameters)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def row(self, name: str, /, **parameters: Any) -> dict[str, Any]:
         """Return the first row of the query `name`."""
@@ -173,7 +191,8 @@ class Store:
         """Return the columns of the query `name` as arrays. Raises KvscopeError for a NULL."""
         import numpy as np
 
-        arrays = self._execute(name, parameters).fetchnumpy()
+        with explaining(self.path):
+            arrays = self._execute(name, parameters).fetchnumpy()
         if any(np.ma.is_masked(values) for values in arrays.values()):
             raise KvscopeError("NULL where a number is expected", where=f"queries/{name}.sql")
         return {column: np.ma.getdata(values) for column, values in arrays.items()}
@@ -182,84 +201,190 @@ class Store:
         """Run the statement `name` on arrays of equal length, which it reads as table `frame`."""
         frame = Frame(columns)
         if len(frame):
-            self._execute(name, parameters, frame)
+            with explaining(self.path):
+                self._execute(name, parameters, frame)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit what the block writes, or nothing of it if the block raises."""
-        self._connection.begin()
+        with explaining(self.path):
+            self._connection.begin()
         try:
             yield
+            with explaining(self.path):
+                self._connection.commit()
         except BaseException:
-            self._connection.rollback()
+            with suppress(duckdb.Error):  # DuckDB may have rolled back already
+                self._connection.rollback()
             raise
-        self._connection.commit()
+        self._created = False
 
 
-def open_store(path: str = DEFAULT_PATH, *, read_only: bool = False) -> Store:
+def open_store(
+    path: str = DEFAULT_PATH,
+    *,
+    read_only: bool = False,
+    known: bool = False,
+    waiting: Waiting | None = None,
+) -> Store:
     """Open the store at `path` (created if missing, `:memory:` keeps nothing).
 
-    Raises StoreBusyError if another process has it open, StoreVersionError if a newer kvscope
-    wrote it, InputError if it is not a DuckDB file.
+    A file that is not kvscope's is never written to: what exists is read before it is opened for
+    writing, unless it is `known` to be kvscope's. While another process has the store open, this
+    waits as `waiting` says.
+
+    Raises StoreBusyError if the wait ends in vain, OutdatedStoreError if it is to be read and an
+    older kvscope wrote it, StoreVersionError if a newer one did, ReadOnlyStoreError if it cannot
+    be written, DiskFullError, DamagedStoreError, and InputError if it is not a kvscope store.
     """
-    missing = path != MEMORY and not Path(path).exists()
-    read_only = read_only and path != MEMORY
-    if Path(path).is_dir():
-        raise InputError("a folder, not a store", where=path, remedy="name a file with --db")
-    if missing and not Path(path).parent.is_dir():
-        raise InputError("its folder does not exist", where=path, remedy="make it, or name another")
-    if read_only and missing:
+    if path == MEMORY:
+        return Store(_connected(path, read_only=False, waiting=waiting), path)
+    place = Path(path)
+    _check_place(place)
+    if not place.exists():
+        if read_only:
+            raise InputError(
+                "no such store",
+                where=path,
+                remedy="run `kvscope ingest TRACE` first, or name one with --db",
+            )
+        created = _create(place)
+        try:
+            return Store(_connected(path, read_only=False, waiting=waiting), path, created=created)
+        except BaseException:
+            if created:
+                _remove_database(path)
+            raise
+    if not read_only:
+        if not known:
+            with suppress(OutdatedStoreError):
+                _connected(path, read_only=True, waiting=waiting).close()
+        _check_writable(place)
+    return Store(_connected(path, read_only=read_only, waiting=waiting), path)
+
+
+def _check_writable(path: Path) -> None:
+    """Raise ReadOnlyStoreError where the store at `path` cannot be written."""
+    if not os.access(path, os.W_OK):
+        raise _read_only("cannot be written", path)
+    if not os.access(path.parent, os.W_OK):  # DuckDB writes its log there
+        raise _read_only("its folder cannot be written", path)
+
+
+def _read_only(what: str, path: Path) -> ReadOnlyStoreError:
+    return ReadOnlyStoreError(
+        what, where=str(path), remedy="name another with --db; :memory: keeps nothing"
+    )
+
+
+def _check_place(path: Path) -> None:
+    """Raise InputError where `path` is neither a file nor a name for one."""
+    if path.is_dir():
+        raise InputError("a folder, not a store", where=str(path), remedy="name a file with --db")
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise InputError(
+                "its folder does not exist", where=str(path), remedy="make it, or name another"
+            )
+        return
+    if not path.is_file():
+        raise InputError("not a file", where=str(path), remedy=_REMEDY)
+    if not path.stat().st_size:
         raise InputError(
-            "no such store",
-            where=path,
-            remedy="run `kvscope ingest TRACE` first, or name one with --db",
+            "an empty file, not a store", where=str(path), remedy="remove it, or " + _REMEDY
         )
+    if not os.access(path, os.R_OK):
+        raise InputError("cannot be read (permission denied)", where=str(path), remedy=_REMEDY)
+
+
+def _create(path: Path) -> bool:
+    """Create an empty store, whole or not at all; return False if another process did so first."""
+    if not os.access(path.parent, os.W_OK):
+        raise _read_only("its folder cannot be written", path)
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
-        connection = duckdb.connect(path, read_only=read_only, config=_CONFIG)
-    except duckdb.Error as error:
-        raise _cannot_open(path, error) from error
+        draft = folder / "store"
+        with explaining(str(path)):
+            connection = duckdb.connect(str(draft), config=_CONFIG)
+            try:
+                _migrate(connection, 0)
+            finally:
+                connection.close()
+        try:
+            os.link(draft, path)  # unlike a renaming, it never replaces another's
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            draft.replace(path)
+    finally:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    return True
+
+
+def _remove_database(path: str) -> None:
+    for file in (Path(path), Path(f"{path}.wal")):
+        file.unlink(missing_ok=True)
+
+
+def _connected(path: str, *, read_only: bool, waiting: Waiting | None) -> duckdb.DuckDBPyConnection:
+    """Return a connection to a store of this schema version."""
+    connection = waiting_for(
+        path, lambda: duckdb.connect(path, read_only=read_only, config=_CONFIG), waiting
+    )
     try:
-        _migrate(connection, path, read_only=read_only)
+        with explaining(path):
+            current = 0 if path == MEMORY else _checked_version(connection, path)
+            if read_only:
+                _refuse_outdated(current, path)
+            _migrate(connection, current)
     except BaseException:
         connection.close()
         raise
-    return Store(connection, path, created=missing)
+    return connection
 
 
-def _cannot_open(path: str, error: duckdb.Error) -> KvscopeError:
-    message = str(error)
-    if "lock" in message:
-        holder = re.search(r"PID (\d+)", message)
-        process = f"process {holder[1]}" if holder else "another process"
-        return StoreBusyError(
-            f"{process} has this store open",
+def _refuse_outdated(current: int, path: str) -> None:
+    newest = migrations()[-1][0]
+    if current < newest:
+        raise OutdatedStoreError(
+            f"an older kvscope wrote it (schema version {current}, now {newest})",
             where=path,
-            remedy="wait until it ends, or work on another file with --db",
+            remedy="copy it to where it can be written, which brings its schema up to date",
         )
-    what = f"cannot be opened ({message.splitlines()[0]})"
-    if "not a valid DuckDB" in message:
-        what = "not a kvscope store (not a DuckDB file)"
-    return InputError(what, where=path, remedy="name another with --db")
 
 
-def _migrate(connection: duckdb.DuckDBPyConnection, path: str, *, read_only: bool) -> None:
-    """Bring the schema to this version, step by step, each in a transaction of its own."""
-    steps = migrations()
-    newest = steps[-1][0]
-    current = _schema_version(connection)
+def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:
+    """Return the version of the schema, 0 for an empty database.
+
+    Raises InputError for a database that is not kvscope's, StoreVersionError for a newer one's.
+    """
+    try:  # to look it up among the tables first would take 10 ms
+        row = connection.execute("SELECT max(version) FROM schema_version").fetchone()
+        connection.execute("SELECT trace_id, content_hash, format FROM traces LIMIT 0")
+        current = int(row[0]) if row else 0
+    except (duckdb.CatalogException, duckdb.BinderException, TypeError, ValueError):
+        tables = connection.execute(
+            "SELECT table_name FROM duckdb_tables() UNION ALL"
+            " SELECT type FROM duckdb_databases() WHERE NOT internal AND type != 'duckdb'"
+        ).fetchall()
+        if tables:
+            raise foreign(path, [name for (name,) in tables]) from None
+        return 0
+    newest = migrations()[-1][0]
     if current > newest:
         raise StoreVersionError(
-            f"schema version {current}, this kvscope knows up to {newest}",
+            f"a newer kvscope wrote it (schema version {current}, this one knows {newest})",
             where=path,
             remedy="upgrade kvscope, or work on another file with --db",
         )
-    if current < newest and read_only:
-        raise StoreVersionError(
-            f"schema version {current} is older than {newest} and the store is open read-only",
-            where=path,
-            remedy="open it once for writing, for example with `kvscope traces`",
-        )
-    for version, text in steps:
+    return current
+
+
+def _migrate(connection: duckdb.DuckDBPyConnection, current: int) -> None:
+    """Bring the schema from version `current` to this one's, each step in its own transaction."""
+    for version, text in migrations():
         if version > current:
             connection.begin()
             connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER)")
@@ -267,12 +392,3 @@ def _migrate(connection: duckdb.DuckDBPyConnection, path: str, *, read_only: boo
             connection.execute("DELETE FROM schema_version")
             connection.execute("INSERT INTO schema_version VALUES ($version)", {"version": version})
             connection.commit()
-
-
-def _schema_version(connection: duckdb.DuckDBPyConnection) -> int:
-    """Return the version of the schema, 0 for an empty file."""
-    try:  # to look it up among the tables first would take 10 ms
-        row = connection.execute("SELECT max(version) FROM schema_version").fetchone()
-    except duckdb.CatalogException:
-        return 0
-    return int(row[0]) if row and row[0] is not None else 0

@@ -1,19 +1,28 @@
 """A trace from vLLM's stream of KV-cache events: requests as far as they show from outside.
 
 Events name the blocks stored, the block before them and their session, and the blocks removed, but
-not where requests begin and end. So a chain of blocks that grows without a pause counts as one
-request: its first blocks, and others that come several at once, as its prompt, single ones after
-that as its output; several at once after output are a next turn's prompt. What fills no block, or
-is found in the cache whole, does not show. Where requests ask for it (`kv_cache_report_mode`) what
-they find is published as if it were stored again, which begins a request.
+not where requests begin and end. So a chain of blocks that grows at its pace counts as one request:
+
+- Its first blocks are its prompt. Several more at once are the prompt's next chunk if they follow
+  directly on a step that computed about as many blocks as any has, so that it may have cut the
+  prompt; else they are the prompt of a next turn.
+- Single blocks after that are output, as long as they come at the pace of the chain, or at first
+  of all chains. One that comes much later is a next turn's prompt.
+
+What fills no block, or is found in the cache whole, does not show. Where requests ask for it
+(`kv_cache_report_mode`) what they find is published as if it were stored again, which begins a
+request.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -24,6 +33,13 @@ from kvscope.vllm_plugin.recording import Hashes, TraceLine
 
 Hash = bytes | int
 QUIET_S = 5.0
+MOST_KNOWN = (
+    1 << 20
+)  # blocks remembered, several times an engine's; more only if events were missed
+FULL_STEP = 0.75  # of the most blocks stored in one step: it may have cut a prompt
+NEXT_STEPS = 2  # batches until a prompt's next chunk: one may store less than a block
+PAUSE = 4.0  # so many times the usual distance of output blocks
+_FEW, _RECENT = 8, 256  # distances that make a pace, and that it looks back on
 
 
 class BlockStored(msgspec.Struct, tag=True):
@@ -57,7 +73,11 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class _Chain:
-    """A chain that may still grow; `was_cached`: nothing of it was stored since it began."""
+    """A chain that may still grow.
+
+    `was_cached`: nothing of it was stored since it began. `batch` is the one that it grew with last
+    and `cut` whether that step may have cut its prompt.
+    """
 
     path: list[Hash]
     start_s: float
@@ -67,32 +87,51 @@ class _Chain:
     adapter: str | None
     prompt_blocks: int
     was_cached: bool
+    batch: int
+    cut: bool = False
     output_blocks: int = 0
+    output_start_s: float = 0.0
 
-    def continues_with(self, event: BlockStored) -> bool:
-        """Return whether an event is of the same request, and not a next turn's prompt."""
-        prompt_again = len(event.block_hashes) > 1 and self.output_blocks > 0
-        return self.session == event.session_id and not prompt_again
+    def pace_s(self) -> float | None:
+        """Return the mean time between its output blocks, None for fewer than two."""
+        if self.output_blocks < 2:
+            return None
+        return (self.last_s - self.output_start_s) / (self.output_blocks - 1)
 
 
 @dataclass(slots=True)
 class BlockChains:
-    """Assembles requests from events; `unknown` counts stored blocks behind unknown ones."""
+    """Assembles requests from events; counts tell how many it can have missed.
+
+    `stored` blocks of which `unknown` lie behind unknown ones; `reported` requests that began with
+    what they found; `unsure` first output blocks of a chain, each of which may be a short turn.
+    """
 
     quiet_s: float = QUIET_S
+    most_known: int = MOST_KNOWN
+    stored: int = 0
     unknown: int = 0
+    reported: int = 0
+    unsure: int = 0
     _hashes: Hashes = field(default_factory=Hashes)
     _sessions: Sessions = field(default_factory=Sessions)
     _above: dict[Hash, Hash | None] = field(default_factory=dict)
     _growing: dict[Hash, _Chain] = field(default_factory=dict)
     _start_s: float | None = None
     _ended: int = 0
+    _batch: int = 0
+    _computed: int = 0  # blocks in this batch
+    _most_computed: int = 0  # in any
+    _distances_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _pace_s: float = math.inf
 
     def take(self, batch: EventBatch) -> list[TraceLine]:
         """Process a batch; return the lines of the requests that have ended by its time."""
         if self._start_s is None:
             self._start_s = batch.ts
+        self._batch += 1
         lines = self.ended(batch.ts)
+        self._computed = 0
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 self._above.clear()
@@ -103,6 +142,10 @@ class BlockChains:
                     self._above.pop(key, None)
             elif event.block_hashes:
                 lines += self._stored(event, batch.ts)
+        self._most_computed = max(self._most_computed, self._computed)
+        full = self._computed >= max(FULL_STEP * self._most_computed, 1)
+        for chain in self._growing.values() if full else ():
+            chain.cut = chain.batch == self._batch
         return lines
 
     def ended(self, now_s: float) -> list[TraceLine]:
@@ -112,28 +155,33 @@ class BlockChains:
 
     def _stored(self, event: BlockStored, now_s: float) -> list[TraceLine]:
         hashes, above = event.block_hashes, event.parent_block_hash
-        if above is not None and above not in self._above and above not in self._growing:
+        self.stored += len(hashes)
+        chain = self._growing.pop(above, None) if above is not None else None
+        head = self._path(above) if chain is None else chain.path
+        if head is None:
             self.unknown += len(hashes)
             return []
         was_cached = above is None and all(key in self._above for key in hashes)
-        self._above |= zip(hashes, [above, *hashes], strict=False)
-        chain = self._growing.pop(above, None) if above is not None else None
+        self._computed += 0 if was_cached else len(hashes)
+        self._remember(hashes, above)
         same = self._growing.pop(hashes[-1], None)  # another one that ends in the same block
-        if chain is not None and chain.continues_with(event):
+        if chain is not None and self._continues(chain, event, now_s):
             # at least one token of a prompt is never cached, so what follows is prompt first
             if len(hashes) > 1 or chain.was_cached:
                 chain.prompt_blocks += len(hashes)
             else:
-                chain.output_blocks += 1
+                self._count_output(chain, now_s)
             chain.path += hashes
-            chain.last_s, chain.was_cached = now_s, False
+            chain.last_s, chain.batch = now_s, self._batch
+            chain.was_cached = chain.cut = False
             self._growing[hashes[-1]] = chain
             return self._lines(same)
         if was_cached and same is not None and same.was_cached and same.session == event.session_id:
             same.last_s = now_s  # it waits for room, and looks again with every step
             self._growing[hashes[-1]] = same
             return []
-        path = [*self._path(above), *hashes]
+        self.reported += was_cached
+        path = [*head, *hashes]
         self._growing[hashes[-1]] = _Chain(
             path,
             now_s,
@@ -143,18 +191,53 @@ class BlockChains:
             event.lora_name,
             len(path),
             was_cached,
+            self._batch,
         )
         return self._lines(chain, same)
+
+    def _continues(self, chain: _Chain, event: BlockStored, now_s: float) -> bool:
+        """Return whether an event is of a chain's request, and not a next turn's prompt."""
+        if chain.session != event.session_id:
+            return False
+        if chain.was_cached:
+            return True
+        if len(event.block_hashes) > 1:
+            directly = self._batch - chain.batch <= NEXT_STEPS
+            return chain.cut and directly and not chain.output_blocks
+        return now_s - chain.last_s <= PAUSE * (chain.pace_s() or self._pace_s)
+
+    def _count_output(self, chain: _Chain, now_s: float) -> None:
+        """Count one more output block, and what it says about the pace of all chains."""
+        if not chain.output_blocks:
+            self.unsure += 1
+            chain.output_start_s = now_s
+        else:
+            self._distances_s.append(now_s - chain.last_s)
+            if len(self._distances_s) >= _FEW:
+                self._pace_s = median(self._distances_s)
+        chain.output_blocks += 1
+
+    def _remember(self, hashes: list[Hash], above: Hash | None) -> None:
+        """Note what lies before each block; the oldest are forgotten beyond `most_known`."""
+        known = self._above
+        for key, before in zip(hashes, [above, *hashes], strict=False):
+            known.pop(key, None)
+            known[key] = before
+        while len(known) > self.most_known:
+            del known[next(iter(known))]
 
     def _lines(self, *over: _Chain | None) -> list[TraceLine]:
         chains = [chain for chain in over if chain is not None]
         return [self._line(chain) for chain in sorted(chains, key=lambda chain: chain.start_s)]
 
-    def _path(self, tip: Hash | None) -> list[Hash]:
+    def _path(self, tip: Hash | None) -> list[Hash] | None:
+        """Return the blocks from the first one to `tip`, None where some are unknown."""
         path = []
         while tip is not None:
+            if tip not in self._above:
+                return None
             path.append(tip)
-            tip = self._above.get(tip)
+            tip = self._above[tip]
         return path[::-1]
 
     def _line(self, chain: _Chain) -> TraceLine:
@@ -179,7 +262,7 @@ class BlockChains:
         }
 
 
-def batches(endpoint: str, patience_s: float = 1.0) -> Iterator[tuple[int, EventBatch] | None]:
+def batches(endpoint: str, patience_s: float = 1.0) -> Generator[tuple[int, EventBatch] | None]:
     """Yield (number, batch) as the engine publishes them at a ZMQ endpoint.
 
     None after `patience_s` without any; missing numbers were missed. Raises EngineError where there

@@ -16,11 +16,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from kvscope.core.files import LineFile
 from kvscope.learning.conversations import RequestHints, Sessions, read_hints
 from kvscope.learning.observer import Observer, Request, log
 
@@ -36,7 +38,8 @@ class LineWriter:
 
     `put` takes a function that makes the line, which is called in that thread; a bounded queue, so
     no executor. Beyond `most_waiting` lines are dropped, and `dropped` counts them. A file that has
-    reached `rotate_bytes` is closed. `failure` is what ended the writing, such as a full disk.
+    reached `rotate_bytes` is closed. `failure` is what ended the writing, such as a full disk;
+    `written` counts whole lines, and no other is in the files.
     Raises OSError where the folder cannot be made.
     """
 
@@ -51,6 +54,7 @@ class LineWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.written = self.dropped = self.files = 0
         self.failure: Exception | None = None
+        self._file: LineFile | None = None
         self._folder, self._name, self._rotate_bytes = folder, name, rotate_bytes
         self._waiting: queue.Queue[Callable[[], TraceLine] | None] = queue.Queue(most_waiting)
         self._thread = threading.Thread(target=self._run, name="kvscope-record", daemon=True)
@@ -75,33 +79,28 @@ class LineWriter:
             self._thread.join(patience_s)
 
     def _run(self) -> None:
-        file: TextIO | None = None
-        try:
-            while (make := self._waiting.get()) is not None:
-                if self.failure is not None:
-                    self.dropped += 1
-                    continue
-                try:
-                    file = self._write(file, make())
-                except Exception as error:  # noqa: BLE001  (readers of `failure` report it)
-                    self.failure = error
-                    self.dropped += 1
-        finally:
-            if file is not None and not file.closed:
-                file.close()
+        while (make := self._waiting.get()) is not None:
+            if self.failure is not None:
+                self.dropped += 1
+                continue
+            try:
+                self._write(make())
+            except Exception as error:  # noqa: BLE001  (readers of `failure` report it)
+                self.failure = error
+                self.dropped += 1
+        if self._file is not None:
+            with suppress(OSError):  # a quota or a server that fails late; all lines were written
+                self._file.close()
 
-    def _write(self, file: TextIO | None, line: TraceLine) -> TextIO:
-        if file is None or file.tell() >= self._rotate_bytes:
-            if file is not None:
-                file.close()
+    def _write(self, line: TraceLine) -> None:
+        if self._file is None or self._file.size >= self._rotate_bytes:
+            if self._file is not None:
+                self._file.close()
             self.files += 1
             path = self._folder / f"{self._name}-{self.files:05}.jsonl"
-            file = path.open("x", encoding="utf-8")
-        file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        if self._waiting.empty():
-            file.flush()
+            self._file = LineFile(path, exclusive=True)
+        self._file.write(json.dumps(line, separators=(",", ":")))
         self.written += 1
-        return file
 
 
 class Hashes:
@@ -228,6 +227,10 @@ class Recording(Observer):
             }
 
         self.lines.put(line)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Log once that requests are dropped, and why."""
         if self.lines.dropped and not self._warned:
             self._warned = True
             why = self.lines.failure or "the disk is too slow"
@@ -236,6 +239,7 @@ class Recording(Observer):
     def closing(self) -> None:
         """Write the waiting lines and log the counts."""
         self.lines.close()
+        self._warn()
         log.info("kvscope recorded %s requests, %s dropped", self.lines.written, self.lines.dropped)
 
     def give_up(self) -> None:

@@ -122,7 +122,7 @@ def test_values_are_texts_or_numbers() -> None:
         (kvscope.analyze, AnalyzeOptions, set()),
         (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks", "deployment"}),
         (kvscope.simulate, SimulateOptions, set()),
-        (kvscope.tune, TuneOptions, set()),
+        (kvscope.tune, TuneOptions, {"router"}),
         (kvscope.simulate_fleet, FleetOptions, set()),
     ],
 )

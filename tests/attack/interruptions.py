@@ -136,7 +136,7 @@ class Kills(Interruption):
         self.check(folder, writer)
         with contextlib.chdir(folder):
             again = command(*writer.words)
-        if "no trace" not in again.err:  # removed before the kill
+        if "no stored trace" not in again.err:  # removed before the kill
             again.check(DONE)
         self.check(folder, writer)
         return 1
@@ -186,7 +186,7 @@ class TwoProcesses(Interruption):
 
 
 def _check_busy(outcome: Outcome) -> None:
-    if outcome.code and "no trace" in outcome.err:  # which the other one removed
+    if outcome.code and "no stored trace" in outcome.err:  # which the other one removed
         return
     outcome.check(DONE, ExitCode.FAILED)
     if outcome.code and "has this store open" not in outcome.err:

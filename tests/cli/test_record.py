@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.cli import record as record_command
 from kvscope.cli.app import run
 from kvscope.core.errors import EngineError, ExitCode
 from kvscope.vllm_plugin import kv_events
@@ -57,5 +58,43 @@ def test_ctrl_c_ends_a_recording_that_kvscope_reads(
     assert run(asked) == ExitCode.DONE
     assert json.loads(path.read_text())["input_length"] == 32
     told = capsys.readouterr().err
-    assert "1 requests; 2 batches of events missed, 1 blocks whose predecessors" in told
+    assert "1 requests, 2 batches of events, 2 (50.0%) missed; 1 of 3 blocks (33.3%) behind" in told
+    assert (
+        "at most 0 turns of one block taken for output; no request reported what it found" in told
+    )
     assert run(["ingest", str(path), "--db", ":memory:"]) == ExitCode.DONE
+
+
+def streamed(monkeypatch: pytest.MonkeyPatch, *batches: tuple[int, EventBatch] | None) -> None:
+    """Have a stream of batches come from any endpoint."""
+
+    def stream(endpoint: str) -> Iterator[tuple[int, EventBatch] | None]:
+        yield from batches
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kv_events, "batches", stream)
+
+
+def test_a_silence_is_told_once_and_hearing_nothing_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 5, with what to look at."""
+    streamed(monkeypatch, None, None, None)
+    monkeypatch.setattr(record_command, "SILENCE_S", 0.0)
+    path = tmp_path / "trace.jsonl"
+    assert run(["record", "--kv-events", "tcp://here:1", "-o", str(path)]) == ExitCode.ENGINE
+    told = capsys.readouterr().err
+    assert told.count("tcp://here:1: silent for 0 s; is --kv-events-config on") == 1
+    assert "error: tcp://here:1: heard nothing; is --kv-events-config on" in told
+
+
+def test_a_full_disk_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the requests that were written whole are counted."""
+    streamed(monkeypatch, (1, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])), None)
+    asked = ["record", "--kv-events", "tcp://here:1", "-o", "/dev/full", "--quiet", "1s"]
+    assert run(asked) == ExitCode.FAILED
+    told = capsys.readouterr().err
+    assert "/dev/full: 0 requests, 1 batches of events, 0 (0.0%) missed" in told
+    assert told.endswith("error: /dev/full: No space left on device\n")

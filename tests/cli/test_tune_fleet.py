@@ -91,7 +91,10 @@ def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:
         (("--capacity-blocks", "9", "--tpot-slo", "50ms"), "--tpot-slo"),
         (("--capacity-blocks", "9", "--max-violations", "5%"), "--max-violations"),
         (("--gpu", "l4", "--model", "llama3-8b", "--replicas", "4"), "--replicas"),
-        ((), "--capacity-blocks"),
+        (("--gpu", "l4", "--model", "llama3-8b", "--traffic", "replica"), "--traffic fleet"),
+        (("--capacity-blocks", "9", "--router", "min-ttft"), "--router: min-ttft is a reference"),
+        (("--capacity-blocks", "9", "--router", "sglang@9"), "--router"),
+        (("--capacity-blocks", "9", "--param", "dynamo@1.6.nothing=1"), "nothing"),
     ],
 )
 def test_refused(capsys: Streams, trace: str, options: tuple[str, ...], named: str) -> None:
@@ -101,3 +104,73 @@ def test_refused(capsys: Streams, trace: str, options: tuple[str, ...], named: s
     (line,) = (line for line in written.err.splitlines() if line.startswith("error: "))
     assert named in line
     assert not written.out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--router", "session"), "--router: a fleet alone has a router; add --fleet"),
+        (("--capacity-blocks", "9,10"), "--capacity-blocks: one cache has one capacity"),
+    ],
+)
+def test_what_a_fleet_alone_takes(
+    capsys: Streams, trace: str, options: tuple[str, ...], named: str
+) -> None:
+    """Routers and several capacities are refused without --fleet."""
+    assert run(["tune", trace, *COMMON, *options]) == ExitCode.USAGE
+    assert named in capsys.readouterr().err
+
+
+def test_routers_are_limited(capsys: Streams, trace: str) -> None:
+    """To those named, with the parameters that are set; the sample's answer needs no other."""
+    routers = ("--router", "round-robin,session,power-of-two@1.13", "--capacity-blocks", "3000")
+    made = document(capsys, "tune", trace, *COMMON, *TUNE, *routers)
+    tried = {row["run"]["router"] for row in made["routers"]}
+    assert tried == {"round-robin", "session", "power-of-two@1.13"}
+
+
+def test_capacities_are_compared(capsys: Streams, trace: str, tmp_path: Path) -> None:
+    """Without one, those of LRU's curve; with a price of GPUs, the cheapest wins."""
+    few = ("--policies", "wa", "--router", "round-robin,session")
+    page = tmp_path / "report.html"
+    code = run(["tune", trace, *COMMON, "--fleet", *few, "--html", str(page)])
+    assert code == ExitCode.DONE
+    screen = capsys.readouterr().out.splitlines()
+    assert len(screen) <= 45
+    assert max(map(len, screen)) <= 100
+    assert any(line.startswith("Capacities: on the choosing window") for line in screen)
+    html = page.read_text()
+    assert "Requests within 600 ms" in html
+    assert "p95 TTFT" in html
+    where = ("--gpu", "l4", "--model", "llama3-8b", "--gpu-hour", "0.5", "--capacity", "3GiB,30GiB")
+    made = document(capsys, "tune", trace, *COMMON, "--slo", "20s", "--fleet", *few, *where)
+    Draft202012Validator(schema("tune-fleet")).validate(made)
+    rows = made["capacities"]
+    assert sorted(row["capacity_tokens"] for row in rows) == [24576, 245760]
+    assert rows[0]["capacity_blocks"] == made["capacity_blocks"]
+    for row, gpus in zip(sorted(rows, key=lambda row: row["capacity_blocks"]), (1, 9), strict=True):
+        assert row["price_hour"] == pytest.approx(0.5 * gpus * row["chosen"]["replicas"])
+    prices = [row["price_hour"] for row in rows]
+    assert prices == sorted(prices)
+    assert made["price_hour"] == pytest.approx(
+        prices[0] / rows[0]["chosen"]["replicas"] * made["recommended"]["replicas"]
+    )
+    assert [end["capacity_blocks"] for end in made["ends"]] == [None, None]  # the pool is not used
+
+
+def test_ends_and_sections(capsys: Streams, trace: str) -> None:
+    """The pool's band is repeated; each section is named by its title."""
+    few = ("--fleet", "--policies", "wa", "--router", "round-robin")
+    named = ("--capacity-blocks", "3000", "--section", "answer,routers,policies,assumed")
+    assert run(["tune", trace, *COMMON, "--slo", "20s", *few, *named]) == ExitCode.DONE
+    assert "Routers: on the choosing window" in capsys.readouterr().out
+    where = ("--gpu", "l40s", "--model", "llama3-8b", "--slo", "2s")
+    made = document(capsys, "tune", trace, *COMMON, *few, *where)
+    low, high = made["ends"]
+    assert low["capacity_blocks"] < made["capacity_blocks"] < high["capacity_blocks"]
+    assert (low["prefill_times"], high["prefill_times"]) == (1.65, 0.65)
+    assert low["replicas"] > made["recommended"]["replicas"] == high["replicas"] == 1
+    assert (
+        f"Not certain: 1 replica, or {low['replicas']} with the smallest pool and prefill 1.65x as"
+        " long. Measure: kvscope calibrate, and --engine-log for the pool."
+    ) in made["words"]

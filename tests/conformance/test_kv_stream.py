@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kv_event_recording import serve
 from kvscope.core.errors import EngineError
 from kvscope.vllm_plugin.kv_events import BlockRemoved, BlockStored, EventBatch, batches
 from tests.conformance.vllm_side import KVEventsConfig, vllm_events
@@ -51,6 +52,24 @@ def test_vllms_own_publisher_is_understood(tmp_path: Path) -> None:
             BlockRemoved([b"a" * 32], "GPU"),
         ],
     )
+
+
+@pytest.mark.parametrize("in_flight", [1, 16])
+def test_requests_that_report_what_they_find_are_all_recorded(in_flight: int) -> None:
+    """Turns without a pause; only one that reports the same as another in flight may be missed."""
+    served = serve(150, in_flight, report=True)
+    assert len(served.recorded) == pytest.approx(len(served.requests), abs=3)
+    assert served.chains.unknown == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 16])
+def test_a_recording_says_how_many_requests_it_can_have_missed(in_flight: int) -> None:
+    """Without reports: those that store nothing, and at most so many taken for output."""
+    served = serve(150, in_flight, report=False)
+    missed = len(served.requests) - len(served.recorded)
+    assert served.chains.reported == 0
+    assert missed - served.invisible <= 0.1 * len(served.requests)
+    assert missed <= served.invisible + served.chains.unsure
 
 
 def test_an_invalid_endpoint_gets_one_line() -> None:

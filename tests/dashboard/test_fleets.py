@@ -66,7 +66,22 @@ def test_a_replica_has_the_deployments_pool(
     assert study.think is not None
     assert "1 replica for 2 an hour" in words(app)
     app.selectbox(key="traffic").select("replica").run()
-    assert "one replica's traffic" in app.error[0].value
+    assert "if this trace holds all of it, select fleet" in app.error[0].value
+
+
+def test_the_sidebar_wins_over_a_file_of_one_replicas_traffic(
+    db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A kvscope.toml for one replica's trace is refused with the remedy, which then works."""
+    monkeypatch.chdir(tmp_path)
+    stated = 'schema = 1\ngpu = "h100"\nmodel = "llama3-8b"\ntraffic = "replica"\n'
+    (tmp_path / "kvscope.toml").write_text(stated)
+    app = shown(db, monkeypatch, "fleets", fleet_replicas="1", routers="round-robin")
+    assert "if this trace holds all of it, select fleet" in app.error[0].value
+    app.selectbox(key="traffic").select("fleet").run()
+    app.button(key="replay_fleets").click().run()
+    settled(app, "Answer")
+    assert "1 replica meets" in words(app)
 
 
 @pytest.mark.skipif(chromium() is None, reason="no chromium on the PATH")

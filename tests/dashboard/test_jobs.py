@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import background_cache, job
 from kvscope.core.errors import InputError, Stopped
 from tests.cli.shell import Streams
-from tests.dashboard.shown import drawn, shown, table_with, titles, told, words
+from tests.dashboard.shown import drawn, metrics, shown, table_with, titles, told, words, worked
 
 TUNE = {"slo": "5s", "ran_tune": "1"}
 
@@ -157,3 +157,22 @@ def test_side_by_side(
     assert facts.loc["hit rate", "change"].startswith("+")
     assert facts.loc["TTFT p95", "change"][0] in "+-0"
     assert not app.exception
+
+
+def test_a_time_range(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """It zooms the charts over time, is in the address, and becomes a trace like that of --from."""
+    app = shown(db, monkeypatch, "time")
+    assert app.button(key="analyze_range").disabled
+    app = shown(db, monkeypatch, "time", **{"from": "60", "until": "240"})
+    assert (app.selectbox(key="from").value, app.selectbox(key="until").value) == (60, 240)
+    app.button(key="analyze_range").click().run()
+    app = drawn(worked(app))
+    assert app.query_params["trace"] == "chats@60-240s"
+    assert app.query_params["from"] == "0"
+    document = told(capsys, "analyze", "chats", "--db", db, "--from", "1m", "--until", "4m")
+    assert document["trace"]["name"] == "chats@60-240s"
+    assert metrics(shown(db, monkeypatch))["Requests"] == str(document["trace"]["requests"])
+    assert [each["name"] for each in told(capsys, "traces", "--db", db)["traces"]] == [
+        "chats@60-240s",
+        "chats",
+    ]

@@ -146,7 +146,8 @@ def simulate(
         )
         fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
         events = np.array(reported, dtype=np.int32)
-        view = View(replicas, capacity, size, own, scraped, events, truth, fetch)
+        expected = np.full(1, -1, dtype=np.int32)
+        view = View(replicas, capacity, size, own, scraped, events, expected, truth, fetch)
         ask = Prompt(
             len(sent),
             now_s,
@@ -168,6 +169,7 @@ def simulate(
         free_s[to] = token_s = (
             begin_s + fetch_s + prefill_s(tokens - hit_tokens[to], hit_tokens[to])
         )
+        taken = int(expected[0]) if expected[0] >= 0 else hit
         outputs = int(traffic.history_tokens[request]) - tokens
         token_cost_s = (
             costs.decode_base_s
@@ -185,7 +187,7 @@ def simulate(
                 token_s,
                 token_s + max(outputs - 1, 0) * token_cost_s,
                 tokens,
-                tokens - hit_tokens[to],
+                tokens - min(taken * size, tokens),
                 tuple(prompt),
             )
         )

@@ -129,7 +129,8 @@ def decide(
     load = ReplicaLoad(*(counts.copy() for _ in ReplicaLoad._fields))
     truth = Truth(counts.astype(np.int32), counts, np.ones(replicas), np.zeros(replicas))
     fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
-    view = View(replicas, 1000, BLOCK_SIZE, load, load, truth.cached_blocks, truth, fetch)
+    reported, expected = truth.cached_blocks, np.zeros(1, dtype=np.int32)
+    view = View(replicas, 1000, BLOCK_SIZE, load, load, reported, expected, truth, fetch)
     memory = router.memory(script.sizes(replicas), 1) if memory is None else memory
     settings = router.settings()
     choices: list[int] = []

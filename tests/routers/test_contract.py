@@ -28,7 +28,8 @@ def a_view(replicas: int) -> View:
     load = ReplicaLoad(*(whole.copy() for _ in ReplicaLoad._fields))
     truth = Truth(whole.astype(np.int32), whole.copy(), np.ones(replicas), np.zeros(replicas))
     fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
-    return View(replicas, 100, 16, load, load, truth.cached_blocks, truth, fetch)
+    expected = np.zeros(1, dtype=np.int32)
+    return View(replicas, 100, 16, load, load, truth.cached_blocks, expected, truth, fetch)
 
 
 @pytest.mark.parametrize("kind", ROUTERS, ids=lambda kind: kind.name)

@@ -46,8 +46,17 @@ def view(
         np.array(wait_s or nothing, dtype=np.float64),
     )
     fetch = Fetch(np.zeros(1, dtype=np.int32), np.zeros(1))
-    scraped, reported = scraped or own, truth.cached_blocks
-    return View(replicas, capacity_blocks, BLOCK_TOKENS, own, scraped, reported, truth, fetch)
+    return View(
+        replicas,
+        capacity_blocks,
+        BLOCK_TOKENS,
+        own,
+        scraped or own,
+        truth.cached_blocks,
+        np.zeros(1, dtype=np.int32),
+        truth,
+        fetch,
+    )
 
 
 def path(*blocks: int) -> Int32s:

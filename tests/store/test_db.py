@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from kvscope.cli.app import run
 from kvscope.core.errors import (
     ExitCode,
     InputError,
@@ -19,7 +21,7 @@ from kvscope.core.errors import (
 )
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.base import Request
-from kvscope.store import db, traces
+from kvscope.store import db, failures, traces
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import load_prompts
 from tests import small_traces
@@ -80,7 +82,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     filled(path)
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE schema_version SET version = 999")
-    with pytest.raises(StoreVersionError, match=r"version 999.*upgrade kvscope") as refused:
+    with pytest.raises(StoreVersionError, match=r"newer kvscope.*999.*upgrade kvscope") as refused:
         open_store(path)
     assert refused.value.exit_code == ExitCode.INPUT
     with duckdb.connect(path) as connection:
@@ -91,7 +93,7 @@ def test_an_older_schema_cannot_be_read_only(tmp_path: Path) -> None:
     """Migrations need to write: an empty database opened read-only says so."""
     path = str(tmp_path / "old.duckdb")
     duckdb.connect(path).close()
-    with pytest.raises(StoreVersionError, match="open it once for writing"):
+    with pytest.raises(StoreVersionError, match="copy it to where it can be written"):
         open_store(path, read_only=True)
     with open_store(path):
         pass
@@ -115,8 +117,15 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as other:
         other.execute("CREATE TABLE traces (name)")
     other.close()
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError, match="an SQLite database"):
         open_store(str(tmp_path / "other.db"))
+    empty = tmp_path / "empty.duckdb"
+    empty.touch()
+    with pytest.raises(InputError, match="an empty file, not a store; remove it"):
+        open_store(str(empty))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a file"):
+        open_store(str(tmp_path / "pipe"))
 
 
 _HOLDER = """
@@ -128,31 +137,28 @@ with open_store(sys.argv[1]):
 """
 
 
-def test_a_store_in_use_says_so(tmp_path: Path) -> None:
+def test_a_store_in_use_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another process has it open: one line with its number, exit code 1, nothing damaged."""
     path = str(tmp_path / "store.duckdb")
     trace = filled(path)
+    monkeypatch.setattr(failures, "PATIENCE_S", 0.2)
     command = [sys.executable, "-c", _HOLDER, path]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(
-            StoreBusyError, match=f"process {holder.pid} has this store open"
-        ) as busy:
+        with pytest.raises(StoreBusyError, match=f"process {holder.pid} \\(python") as busy:
             open_store(path)
-        told = subprocess.run(
-            [sys.executable, "-m", "kvscope", "traces", "--db", path],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        code = run(["traces", "--db", path])
         holder.communicate()
-    assert busy.value.exit_code == ExitCode.FAILED
-    assert told.returncode == ExitCode.FAILED
-    assert told.stderr.count("\n") == 1
-    assert f"process {holder.pid} has this store open" in told.stderr
+    assert busy.value.exit_code == code == ExitCode.FAILED
+    written = capsys.readouterr().err
+    assert written.count("\n") == 1
+    assert f"process {holder.pid} (" in written
+    assert "is using the store; wait until it ends" in written
     with open_store(path) as store:
         assert traces.all_traces(store) == [trace]
 

@@ -31,7 +31,7 @@ def old(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_nothing_is_lost(old: str) -> None:
     """Traces and runs are there, now and after the next opening; what is new is unknown."""
-    with pytest.raises(StoreVersionError, match="open it once for writing"):
+    with pytest.raises(StoreVersionError, match="an older kvscope wrote it"):
         open_store(old, read_only=True)
     for read_only in (False, True):
         with open_store(old, read_only=read_only) as store:

@@ -25,18 +25,15 @@ from kvscope.routers.base import Router
 from kvscope.routers.consistent_hash import ConsistentHash
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.round_robin import RoundRobin
-from kvscope.tuning.fleet import (
-    FleetPlan,
-    FleetTuning,
-    FleetWindow,
-    searched_values,
-    tune_fleet,
-)
+from kvscope.tuning.comparison import Harm
+from kvscope.tuning.fleet import FleetTuning, searched_values, tune_fleet
+from kvscope.tuning.fleet_window import FleetPlan, FleetWindow, PolicyTrial
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits
+from kvscope.tuning.tuner import End
 from kvscope.vllm_sim import EngineSettings
 from tests.small_traces import built, prompts
-from tests.tuning.examples import SETTING, chats
+from tests.tuning.examples import SETTING, chats, in_turn
 
 ROUTERS: tuple[Router, ...] = (RoundRobin(), LeastRequests(), ConsistentHash())
 CAPACITY = 300
@@ -56,7 +53,7 @@ def plan(trace: Prompts, slo: Slo = SLO) -> FleetPlan:
         prompts=trace,
         lineage="given",
         setting=SETTING,
-        capacity_blocks=CAPACITY,
+        capacities=(CAPACITY,),
         slo=slo,
         routers=ROUTERS,
         variants=(Variant(Wa), Variant(Gittins)),
@@ -190,28 +187,133 @@ def test_a_number_that_meets_the_slo_alone_is_luck(
         return [SimpleNamespace(fleet=each, meets=each.replicas in meets) for each in fleets]
 
     monkeypatch.setattr(FleetWindow, "runs", runs)
-    window = FleetWindow(a_trace(), 100, plan(a_trace()), Event())
+    made = plan(a_trace())
+    window = FleetWindow(made.workloads(made.prompts)[0], CAPACITY, made, Event())
     assert window.fewest(RoundRobin(), Lru(), 16) == fewest
 
 
 def test_an_answer_that_engines_do_not_hold_is_not_recommended() -> None:
     """One request at a time, decoding included, takes more replicas than prefills in a queue do."""
     trace = a_trace()
-    roomy, serial = EngineSettings(10_000), EngineSettings.one_at_a_time(10_000)
-    loose = Slo(3.0, 0.9)
-    held = tune_fleet(replace(plan(trace, loose), engine=roomy), Event())
+    large = replace(plan(trace), capacities=(10_000,), routers=ROUTERS[:1], variants=())
+    usual, serial = EngineSettings(1), EngineSettings.one_at_a_time(1)  # blocks: the capacity
+    relaxed = replace(large, prompts=a_trace(600.0), slo=Slo(3.0, 0.9), engine=usual)
+    held = tune_fleet(relaxed, Event())
     assert held.recommended is not None
     assert held.recommended is held.judged
     assert held.on_engines is not None
     assert held.on_engines.meets
     assert held.on_engines.fleet == held.recommended.fleet
 
-    queued = tune_fleet(plan(trace), Event())
+    queued = tune_fleet(large, Event())
     assert queued.recommended is not None
-    more = tune_fleet(replace(plan(trace), engine=serial), Event())
+    slower = End("prefill 1.1x as long", 1.1)
+    more = tune_fleet(replace(large, engine=serial, ends=(slower,)), Event())
     assert more.on_engines is not None
     assert not more.on_engines.meets
     assert more.recommended is not None
     assert more.recommended.meets
     assert more.recommended.fleet.replicas > queued.recommended.fleet.replicas
     assert (more.recommended.fleet.policy.name, more.verdict) == ("lru", "resized")
+    (end,) = more.ends
+    assert end.replicas is None or end.replicas >= more.recommended.fleet.replicas
+
+
+def rounds(ends: tuple[End, ...] = (), **changes: Any) -> FleetTuning:
+    """Return the tuning of conversations that return in turn: of 300 blocks, gittins keeps some."""
+    trace = prompts(built(in_turn(20, 40), 16))
+    arrival_s = np.arange(len(trace.leaf)) / 8
+    made = plan(replace(trace, arrival_s=arrival_s), Slo(0.1, 0.6))
+    routers, variants = (LeastRequests(), ConsistentHash()), (Variant(Gittins),)
+    made = replace(made, routers=routers, variants=variants, ends=ends)
+    return tune_fleet(replace(made, **changes), Event())
+
+
+def test_a_policy_stands_only_where_both_ends_choose_it() -> None:
+    """Else LRU takes its place, with as many replicas as it needs on both windows."""
+    large, small = End("the largest pool", capacity_blocks=380), End("the smallest pool", 1.0, 200)
+    held = rounds((large,))
+    assert held.recommended is not None
+    fleet = held.recommended.fleet
+    assert (held.verdict, fleet.policy.name, fleet.replicas) == ("confirmed", "gittins", 1)
+    assert [(each.agrees, each.replicas) for each in held.ends] == [(True, 1)]
+    rejected = rounds((large, small))
+    assert rejected.chosen is not None
+    assert rejected.chosen.fleet.policy.name == "gittins"
+    assert [each.agrees for each in rejected.ends] == [True, False]
+    assert rejected.recommended is not None
+    fleet = rejected.recommended.fleet
+    assert (rejected.verdict, fleet.policy.name, fleet.replicas) == ("resized", "lru", 2)
+    assert not rejected.judged_harms
+
+
+def test_what_harms_on_the_judged_window_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it was chosen before, and meets the SLO on both windows."""
+    compared, windows = FleetWindow.compared, []
+
+    def harming(window: FleetWindow, run: FleetRun) -> PolicyTrial:
+        trial = compared(window, run)
+        if window.sweep.workload not in windows:
+            windows.append(window.sweep.workload)
+        judged = windows.index(window.sweep.workload) == 1
+        return replace(trial, harms=(Harm("p50", 0.5, 0.25),)) if judged else trial
+
+    monkeypatch.setattr(FleetWindow, "compared", harming)
+    tuning = rounds()
+    assert tuning.judged is not None
+    assert tuning.judged.meets
+    assert [harm.figure for harm in tuning.judged_harms] == ["p50"]
+    assert tuning.recommended is not None
+    assert (tuning.recommended.fleet.policy.name, tuning.verdict) == ("lru", "resized")
+
+
+def test_replicas_at_both_ends() -> None:
+    """Slower prefill takes more of them, faster prefill fewer; the answer is that between."""
+    trace = a_trace()
+    slo, factors = Slo(0.9, 0.9), (0.6, 1.0, 1.5)
+    ends = tuple(End(f"prefill {factor:g}x as long", factor) for factor in factors)
+    limited = replace(plan(trace, slo), routers=(LeastRequests(),), variants=(), ends=ends)
+    tuning = tune_fleet(limited, Event())
+    assert tuning.recommended is not None
+    fast, same, slow = (each.replicas for each in tuning.ends)
+    assert same == tuning.recommended.fleet.replicas
+    assert fast is not None
+    assert slow is not None
+    assert fast < same < slow
+    fleet = replace(tuning.recommended.fleet, replicas=slow)
+    for requests, warmup in ((first_requests(trace, 360, "given"), 120.5 / 360), (trace, 0.60083)):
+        setting = replace(SETTING, definition=standard(warmup=warmup))
+        workload = Workload(requests, setting, Windows(1.0, 1)).with_prefill(factors[-1])
+        sweep = FleetSweep(workload, CAPACITY, slo, seeds=1)
+        assert sweep.run(fleet).meets
+
+
+def test_the_cheapest_capacity_is_chosen() -> None:
+    """Without a price the fewest replicas, then the least capacity; each row is that capacity's."""
+    several = replace(plan(a_trace()), capacities=(CAPACITY, 1200, 5000))
+    tuning = tune_fleet(several, Event())
+    alone = {
+        blocks: tune_fleet(replace(several, capacities=(blocks,)), Event())
+        for blocks in (CAPACITY, tuning.capacity_blocks)
+    }
+    same(tuning, alone[tuning.capacity_blocks])
+    sizes = [(each.cost, each.capacity_blocks) for each in tuning.capacities]
+    assert sizes == sorted(sizes)
+    assert tuning.capacity_blocks > CAPACITY
+    assert tuning.capacities[0].chosen is not None
+    (small,) = (each for each in tuning.capacities if each.capacity_blocks == CAPACITY)
+    assert small.chosen is not None
+    assert small.cost == small.chosen.fleet.replicas > tuning.capacities[0].cost
+    dear = tune_fleet(replace(several, replica_cost=lambda blocks: blocks**2), Event())
+    assert dear.capacity_blocks == CAPACITY
+    same(dear, alone[CAPACITY])
+
+
+def test_capacities_of_the_choosing_window() -> None:
+    """Unnamed, they are some of LRU's curve there, which later requests do not change."""
+    trace = a_trace()
+    limited = replace(plan(trace), capacities=(), routers=(RoundRobin(),), variants=())
+    tuning = tune_fleet(limited, Event())
+    workload, _ = limited.workloads(trace)
+    sizes = sorted(each.capacity_blocks for each in tuning.capacities)
+    assert sizes == workload.curve.capacities(5)

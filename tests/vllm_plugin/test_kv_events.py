@@ -69,6 +69,64 @@ def test_a_turn_that_comes_at_once_is_known_by_its_size() -> None:
     assert lengths(lines) == [(3, 1), (6, 0)]
 
 
+def test_a_chunk_follows_directly_on_a_full_step() -> None:
+    """After a step with room, or a while later, several blocks at once are a next turn."""
+    full = stored("abcdefgh"), stored("pqrstuvw")
+    cut, roomy = (
+        seen((1.0, [full[0]]), (1.1, [stored("ij", "h")])),
+        seen((1.0, list(full)), (1.1, [stored("xy")]), (1.2, [stored("z12", "y")])),
+    )
+    assert lengths(cut) == [(10, 0)]
+    assert sorted(lengths(roomy)) == [(2, 0), (5, 0), (8, 0), (8, 0)]
+    late = [(1.2 + step / 10, [stored(letter)]) for step, letter in enumerate("uvw")]
+    lines = seen((1.0, [stored("abcd")]), *late, (1.6, [stored("ef", "d")]))
+    assert sorted(lengths(lines)) == [(1, 0), (1, 0), (1, 0), (4, 0), (6, 0)]
+
+
+def test_a_single_block_that_comes_late_is_a_next_turn() -> None:
+    """Output comes at a pace: the chain's own, or at first that of others."""
+    chains, lines, now_s = BlockChains(), [], 1.0
+    lines += chains.take(EventBatch(now_s, [stored("a")]))
+    for before, letter in zip("abcdefghijk", "bcdefghijkl", strict=True):
+        now_s += 0.1
+        lines += chains.take(EventBatch(now_s, [stored(letter, before)]))
+    lines += chains.take(EventBatch(now_s + 0.9, [stored("m", "l")]))
+    assert lengths(lines) == [(1, 11)]
+    lines += chains.take(EventBatch(now_s + 1.0, [stored("xy")]))
+    lines += chains.take(EventBatch(now_s + 1.9, [stored("z", "y")]))
+    lines += chains.ended(float("inf"))
+    assert lengths(lines) == [(1, 11), (2, 0), (13, 0), (3, 0)]
+    assert chains.unsure == 1
+
+
+def test_counts_bound_what_is_missing() -> None:
+    """Blocks stored, those that reports name, and the first output block of each chain."""
+    chains = BlockChains()
+    chains.take(EventBatch(1.0, [stored("abc"), stored("z", "y")]))
+    chains.take(EventBatch(1.1, [stored("d", "c")]))
+    chains.take(EventBatch(1.2, [stored("e", "d")]))
+    chains.take(EventBatch(1.3, [stored("ab"), stored("q", "b")]))
+    assert (chains.stored, chains.unknown, chains.reported, chains.unsure) == (9, 1, 1, 1)
+
+
+def test_what_is_known_stays_bounded_where_removals_are_missed() -> None:
+    """The oldest blocks are forgotten first; what lies behind them is unknown, not cut short."""
+    chains = BlockChains(most_known=8)
+    for number in range(100):
+        chains.take(
+            EventBatch(10.0 * number, [BlockStored([number * 2, number * 2 + 1], None, SIZE)])
+        )
+    assert len(chains._above) == 8
+    chains.take(EventBatch(2000.0, [BlockStored([500], 199, SIZE)]))
+    chains.take(EventBatch(2001.0, [BlockStored([501], 3, SIZE)]))
+    assert chains.unknown == 1
+    chains.take(EventBatch(2100.0, [BlockStored([600, 601, 602, 603, 604], None, SIZE)]))
+    chains.take(EventBatch(2200.0, [BlockStored([700, 701], 604, SIZE)]))
+    chains.take(EventBatch(2300.0, [BlockStored([800, 801], 604, SIZE)]))
+    chains.take(EventBatch(2400.0, [BlockStored([900], 604, SIZE)]))
+    assert chains.unknown == 2
+
+
 def test_two_requests_part_ways_at_a_shared_head() -> None:
     """The second one's path goes through the first one's blocks."""
     one, two = seen((1.0, [stored("abc"), stored("xy", "b")]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
 from hashlib import sha256
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,3 +202,39 @@ def test_a_disk_that_fails_ends_the_recording_alone(tmp_path: Path) -> None:
     made = recorded(tmp_path, [asked("a", "ab", 0.0), asked("b", "ab", 1.0)])
     assert isinstance(made.lines.failure, FileExistsError)
     assert (made.lines.written, made.lines.dropped) == (0, 2)
+
+
+class _SmallDisk:
+    """A file that takes so many bytes."""
+
+    def __init__(self, file: FileIO, room: int) -> None:
+        self._file, self._room = file, room
+
+    def write(self, data: bytes) -> int:
+        if not self._room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._file.write(data[: self._room])
+        self._room -= written
+        return written
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def test_a_full_disk_leaves_whole_lines_and_their_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told once; the line that did not fit is cut off again, and nothing is raised anywhere."""
+    own, died = Path.open, list[object]()
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    monkeypatch.setattr(Path, "open", lambda *of, **more: _SmallDisk(own(*of, **more), 1000))
+    with caplog.at_level(logging.INFO, logger="vllm.kvscope"):
+        made = recorded(tmp_path, [asked(str(n), "ab", float(n)) for n in range(9)])
+    monkeypatch.undo()
+    lines = read(tmp_path)
+    assert 0 < len(lines) == made.lines.written < 9
+    assert made.lines.dropped == 9 - len(lines)
+    assert died == []
+    told = [record.getMessage() for record in caplog.records]
+    assert len([line for line in told if "No space left on device" in line]) == 1
+    assert told[-1] == f"kvscope recorded {len(lines)} requests, {9 - len(lines)} dropped"

@@ -12,9 +12,11 @@ from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, depl
 from kvscope.app.tune_fleet import FleetRecommendation
 from kvscope.fleet.outcome import Latencies
 from kvscope.fleet.sweep import FleetRun
+from kvscope.ingest.clocks import SessionStarts
 from kvscope.tuning.comparison import Harm
-from kvscope.tuning.fleet import FleetVerdict, FleetWindows, WindowName
+from kvscope.tuning.fleet import FleetVerdict, WindowName
 from kvscope.tuning.fleet_size import FleetSize
+from kvscope.tuning.fleet_window import FleetWindows
 
 
 class TunedFleetFigures(Facts):
@@ -50,16 +52,44 @@ class PolicyTrialFigures(Facts):
     run: TunedFleetFigures
 
 
+class CapacityChoiceFigures(Facts):
+    """The best fleet on the choosing window with one capacity of a replica, null for none."""
+
+    capacity_blocks: int
+    capacity_tokens: int
+    chosen: TunedFleetFigures | None
+    price_hour: float | None
+
+
+class EndFleetFigures(Facts):
+    """One end of what is not known exactly; `sessions` are other starts of sessions, else null.
+
+    `capacity_blocks` is null where it is the chosen one. `agrees`: whether the chosen policy would
+    be chosen there as well. `replicas` are the fewest that meet the SLO there on both windows with
+    the recommended policy, null for more than were tried, and without a recommendation.
+    """
+
+    name: str
+    prefill_times: float
+    capacity_blocks: int | None
+    sessions: SessionStarts | None
+    agrees: bool
+    replicas: int | None
+
+
 class TuneFleetDocument(Document):
     """What `kvscope tune --fleet` finds.
 
-    `verdict` is confirmed, resized or misses-slo. `chosen` is on the choosing window; `judged` (the
-    choice) and `recommended` are on the judged one. `one_fewer`, on the window `fewer_on`, is what
+    `verdict` is confirmed, resized or misses-slo. `capacities` are those of a replica that were
+    compared, the chosen one first. `chosen` is on the choosing window; `judged` (the choice) and
+    `recommended` are on the judged one; `judged_harms` are the limits that the choice breaks there.
+    `one_fewer`, on the window `fewer_on`, is what
     one replica fewer than recommended gives where it misses the SLO. `size` has the replicas that
     the judged window takes by itself and their 95 % interval (null: more than were tried).
     `routers`, best first, and `policies` are on the choosing window. `on_engines` is what queues
     alone would recommend, on a deployment's simulated vLLMs; where it misses the SLO there,
-    `recommended` is the fewest replicas that meet it there, with figures of those engines.
+    `recommended` is the fewest replicas that meet it there, with figures of those engines. `ends`
+    are those of pool, latency and session starts.
     """
 
     command: Literal["tune-fleet"] = "tune-fleet"
@@ -74,13 +104,16 @@ class TuneFleetDocument(Document):
     windows: FleetWindows
     verdict: FleetVerdict
     words: tuple[str, ...]
+    capacities: tuple[CapacityChoiceFigures, ...]
     chosen: TunedFleetFigures | None
     judged: TunedFleetFigures | None
+    judged_harms: tuple[Harm, ...]
     recommended: TunedFleetFigures | None
     one_fewer: TunedFleetFigures | None
     fewer_on: WindowName | None
     size: FleetSize | None
     on_engines: TunedFleetFigures | None
+    ends: tuple[EndFleetFigures, ...]
     price_hour: float | None
     flags: tuple[str, ...]
     routers: tuple[RouterSizeFigures, ...]
@@ -101,7 +134,17 @@ def tune_fleet_document(tuned: FleetRecommendation, words: Sequence[str]) -> Tun
         latency=LatencyFacts.build(tuned.setting, profile=tuned.setting.latency),
         slo_ms=tuned.slo.ttft_s * 1e3,
         percentile=tuned.slo.percentile,
-        capacity_tokens=tuned.capacity_blocks * tuned.trace.block_size,
+        capacity_tokens=tuning.capacity_blocks * tuned.trace.block_size,
+        capacities=tuple(
+            CapacityChoiceFigures.build(
+                each,
+                capacity_tokens=each.capacity_blocks * tuned.trace.block_size,
+                chosen=None if each.chosen is None else _fleet(each.chosen),
+                price_hour=each.chosen and tuned.price_of(each.capacity_blocks, each.chosen),
+            )
+            for each in tuning.capacities
+        ),
+        ends=tuple(EndFleetFigures.build(each.end, each) for each in tuning.ends),
         words=tuple(words),
         flags=tuning.recommended.fleet.router.flags() if tuning.recommended else (),
         routers=tuple(

@@ -1,0 +1,234 @@
+"""Run a real vLLM for a long time with a policy and both recordings on, and watch its memory.
+
+Run it in an environment that has vLLM and kvscope. New conversations replace those that end, so
+that whatever is kept for each of them grows. Memory is resident memory by process; its slope is
+that of a straight line through all samples after the first quarter, with a 95 % interval that takes
+neighbouring samples for the dependent ones that they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import ROOT
+from benchmarks.table import Table, record
+from benchmarks.tiny_llama import VOCABULARY, tiny_llama
+from kvscope.serving.client import Endpoint, completion
+from kvscope.serving.interpreter import with_vllm
+from kvscope.serving.server import Launch, VllmServer
+
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+PAGE = ROOT / "docs" / "record.md"
+BLOCK, BLOCKS, LONGEST = 32, 600, 2048
+FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 200, 90, 24  # means
+HEADS = 4  # system prompts, which conversations share
+END = 0.12  # share of turns that end a conversation
+SAMPLE_S = 5.0
+MIB = 1 << 20
+POLICIES = {
+    "gittins": {"name": "gittins", "params": {"xi_tokens": 256, "refit_s": 60}},
+    "tlru": {"name": "tlru", "params": {"xi_tokens": 256, "next_prompt_tokens": 100}},
+    "wa": {"name": "wa", "params": {"refit_s": 60}},
+}
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--policy", choices=POLICIES, default="gittins")
+    parser.add_argument("--conversations", type=int, default=64, help="alive at a time")
+    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--report", action="store_true", help="requests report what they find")
+    parser.add_argument("--folder", type=Path, help="keep recordings and samples here")
+    parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        table, failed = _soak(folder.resolve(), options)
+    print(table.markdown())
+    if options.record:
+        record(PAGE, table.markdown(), "soak")
+    return int(failed > 0)
+
+
+def _soak(folder: Path, options: argparse.Namespace) -> tuple[Table, int]:
+    (folder / "config.json").write_text(json.dumps(tiny_llama(LONGEST)), encoding="utf-8")
+    endpoint = f"ipc://{folder}/events"
+    plugin = {"policy": POLICIES[options.policy], "record": str(folder / "recording")}
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    launch = Launch(
+        str(folder),
+        BLOCK,
+        BLOCKS,
+        max_model_len=LONGEST,
+        flags=(
+            *("--scheduler-cls", "kvscope.vllm_plugin.KvscopeScheduler"),
+            *("--additional-config", json.dumps({"kvscope": plugin})),
+            *("--kv-events-config", json.dumps(events)),
+        ),
+    )
+    listen = [sys.executable, "-m", "kvscope", "record", "--kv-events", endpoint]
+    outside = folder / "events.jsonl"
+    with VllmServer(launch, with_vllm(), log_path=str(folder / "vllm.log")) as server:
+        with (folder / "record.log").open("w") as log:
+            listener = subprocess.Popen([*listen, "-o", str(outside)], stderr=log, cwd=ROOT)
+        while "listening" not in (folder / "record.log").read_text():  # blocks before are unknown
+            if listener.poll() is not None:
+                raise RuntimeError((folder / "record.log").read_text())
+            time.sleep(0.1)
+        traffic = Traffic(server.endpoint, str(folder), options)
+        samples = _watch(traffic, listener.pid, options.minutes * 60)
+        (folder / "samples.json").write_text(json.dumps(samples), encoding="utf-8")
+        listener.send_signal(signal.SIGINT)
+        listener.wait(60)
+    within = sum(
+        len(path.read_bytes().splitlines()) for path in (folder / "recording").glob("*.jsonl")
+    )
+    broken = "has failed" in (folder / "vllm.log").read_text(errors="replace")
+    print((folder / "record.log").read_text().strip())
+    rows = [[name, *_growth(readings)] for name, readings in samples.items()]
+    from_events = len(outside.read_bytes().splitlines())
+    described = (
+        f"`python -m benchmarks.soak --minutes {options.minutes:g} --policy {options.policy}"
+        f"{' --report' if options.report else ''}`: {traffic.served:,} requests of"
+        f" {traffic.conversations.begun:,} conversations, {options.in_flight} in flight,"
+        f" {traffic.failed:,} failed; the plugin {'failed' if broken else 'recorded'} {within:,},"
+        f" KV-cache events {from_events:,} requests."
+    )
+    title = f"Memory in {options.minutes:g} minutes of vLLM under {options.policy}"
+    columns = ("process", "at a quarter, MiB", "at the end, MiB", "slope, MiB/hour (95 % CI)")
+    return Table(title, described, columns, rows), traffic.failed + broken
+
+
+class Conversations:
+    """Conversations that share system prompts, alive so many at a time; outputs are not carried."""
+
+    def __init__(self, alive: int, seed: int = 5) -> None:
+        self.begun = 0
+        self._random = random.Random(seed)
+        self._heads = [self._tokens(160) for _ in range(HEADS)]
+        self._waiting = [self._new() for _ in range(alive)]
+
+    def _tokens(self, mean: float) -> list[int]:
+        count = 1 + int(self._random.expovariate(1 / mean))
+        return [self._random.randrange(VOCABULARY) for _ in range(min(count, LONGEST // 3))]
+
+    def _new(self) -> tuple[str, list[int]]:
+        self.begun += 1
+        prompt = self._random.choice(self._heads) + self._tokens(FIRST_TOKENS)
+        return f"conversation {self.begun}", prompt
+
+    def next_turn(self) -> tuple[str, list[int], int]:
+        """Return session, prompt and output tokens of some conversation's next request."""
+        session, prompt = self._waiting.pop(self._random.randrange(len(self._waiting)))
+        return session, prompt, 1 + min(int(self._random.expovariate(1 / OUTPUT_TOKENS)), 200)
+
+    def answered(self, session: str, prompt: list[int]) -> None:
+        """Continue a conversation after an answer, or begin another."""
+        longer = prompt + self._tokens(TURN_TOKENS)
+        over = self._random.random() < END or len(longer) > LONGEST * 3 // 4
+        self._waiting.append(self._new() if over else (session, longer))
+
+
+class Traffic:
+    """Threads that send conversations as fast as they are answered; `stop` ends them."""
+
+    def __init__(self, endpoint: Endpoint, model: str, options: argparse.Namespace) -> None:
+        self.served = self.failed = 0
+        self.stop = threading.Event()
+        self.conversations = Conversations(options.conversations)
+        self._endpoint, self._model = endpoint, model
+        self._more = {"kv_cache_report_mode": "full"} if options.report else {}
+        self._lock = threading.Lock()
+        self.threads = [threading.Thread(target=self._run) for _ in range(options.in_flight)]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self) -> None:
+        xargs = {"kvscope_type": "chat", **self._more}
+        while not self.stop.is_set():
+            with self._lock:
+                session, prompt, outputs = self.conversations.next_turn()
+            answer = self._endpoint.complete(
+                completion(self._model, prompt, outputs, xargs=xargs, session=session)
+            )
+            with self._lock:
+                self.served += not answer.error
+                self.failed += bool(answer.error)
+                self.conversations.answered(session, prompt)
+
+
+def _watch(traffic: Traffic, listener: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Return (seconds, MiB) of each process while there is traffic, by name."""
+    samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    start_s = time.monotonic()
+    try:
+        while (now_s := time.monotonic() - start_s) < seconds:
+            for pid in _descendants(os.getpid()):
+                name = "kvscope record" if pid == listener else _role(pid)
+                if name:
+                    samples[name].append((now_s, _resident_mib(pid)))
+            time.sleep(SAMPLE_S)
+    finally:
+        traffic.stop.set()
+        for thread in traffic.threads:
+            thread.join()
+    return dict(samples)
+
+
+def _role(pid: int) -> str | None:
+    """Return what a process of vLLM's is, None for helpers."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    if b"EngineCore" in words:
+        return "vLLM's engine, with the plugin"
+    if b"api_server" in words and b"guard.py" not in words:
+        return "vLLM's API server"
+    return None
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below a process."""
+    below = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return below + [pid for child in below for pid in _descendants(child)]
+
+
+def _resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
+def _growth(readings: list[tuple[float, float]]) -> list[str]:
+    """Return the memory after a quarter of the time and at the end, and the slope between."""
+    times_s, mib = np.array(readings).T
+    later = times_s >= times_s[-1] / 4
+    hours, mib = times_s[later] / 3600, mib[later]
+    slope, level = np.polyfit(hours, mib, 1)
+    residuals = mib - (level + slope * hours)
+    together = np.corrcoef(residuals[1:], residuals[:-1])[0, 1] if residuals.any() else 0.0
+    independent = max(len(mib) * (1 - together) / (1 + together), 3.0)
+    error = residuals.std() / (hours.std() * math.sqrt(independent - 2))
+    return [f"{mib[0]:,.1f}", f"{mib[-1]:,.1f}", f"{slope:+.1f} ± {1.96 * error:.1f}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""What DuckDB's failures mean to a user, and the wait for a store that is in use.
+
+DuckDB lets one process write a file, or several read it. Its message about a file in use names the
+process that holds it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from kvscope.core.errors import (
+    DamagedStoreError,
+    InputError,
+    KvscopeError,
+    StoreBusyError,
+    StoreVersionError,
+)
+from kvscope.core.files import FULL, full_disk
+
+PATIENCE_S = 20.0
+"""How long a command waits for a store that another process has open."""
+
+_SILENT_S = 1.0  # a shorter wait is not worth a note
+_RETRY_S = 0.05
+_MOST_WORDS = 100  # characters of another process's command
+_OTHER = "name another with --db"
+_SQLITE = b"SQLite format 3\0"
+# A wrong checksum raises duckdb.Error itself.
+_DAMAGE = (
+    duckdb.IOException,
+    duckdb.InternalException,
+    duckdb.FatalException,
+    duckdb.SerializationException,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long to wait for a store in use, None for `PATIENCE_S`; `note` gets what it waits for."""
+
+    patience_s: float | None = None
+    note: Callable[[str], None] = lambda _: None
+
+
+def waiting_for(
+    path: str, connect: Callable[[], duckdb.DuckDBPyConnection], waiting: Waiting | None
+) -> duckdb.DuckDBPyConnection:
+    """Return what `connect` returns, once no other process has the store open.
+
+    Raises StoreBusyError where that takes too long, and what `explained` makes of other failures.
+    """
+    waiting = waiting or Waiting()
+    patience_s = PATIENCE_S if waiting.patience_s is None else waiting.patience_s
+    start_s, noted = time.monotonic(), False
+    while True:
+        try:
+            return connect()
+        except duckdb.Error as error:
+            busy = _busy(path, error)
+            if busy is None:
+                raise explained(path, error) or error from error
+        waited_s = time.monotonic() - start_s
+        if waited_s >= patience_s:
+            raise busy
+        if waited_s > _SILENT_S and not noted:
+            waiting.note(f"{path}: {busy.what}; waiting for up to {patience_s:.0f} s")
+            noted = True
+        time.sleep(_RETRY_S)
+
+
+@contextmanager
+def explaining(path: str) -> Iterator[None]:
+    """Raise DuckDB's errors of the block as kvscope's, where they have a meaning for the user."""
+    try:
+        yield
+    except duckdb.Error as error:
+        if meant := explained(path, error):
+            raise meant from error
+        raise
+
+
+def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
+    """Return what an error of DuckDB means, None for one that is kvscope's own fault."""
+    text = str(error)
+    if any(reason in text for reason in FULL.values()):
+        return full_disk(Path(path), text)
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return KvscopeError(
+            "too little memory for this trace", where=path, remedy="free some, or take a sample"
+        )
+    if not isinstance(error, _DAMAGE) and "Corrupt" not in text:
+        return None
+    if "not a valid DuckDB" in text or "sqlite" in text.lower():
+        return InputError(f"not a kvscope store ({_kind(path)})", where=path, remedy=_OTHER)
+    if re.search(r"version number|newer version of DuckDB|storage version", text):
+        return StoreVersionError(
+            "a newer DuckDB wrote it", where=path, remedy=f"upgrade duckdb, or {_OTHER}"
+        )
+    return DamagedStoreError(
+        f"is damaged ({_reason(text)})",
+        where=path,
+        remedy=f"see what can be saved with `kvscope doctor --db {path}`",
+    )
+
+
+def foreign(path: str, tables: Sequence[str]) -> InputError:
+    """Return the error for a database with other tables than kvscope's."""
+    names = ", ".join(sorted(tables)[:3]) + (", …" if len(tables) > 3 else "")
+    return InputError(
+        f"a database, but not a kvscope store (it holds {names})", where=path, remedy=_OTHER
+    )
+
+
+def _busy(path: str, error: duckdb.Error) -> StoreBusyError | None:
+    """Return the error for a store in use, None if `error` is about something else."""
+    text = str(error)
+    remedy = "wait until it ends, or work on another file with --db"
+    if "different configuration than existing connections" in text:
+        return StoreBusyError("this process is using the store", where=path, remedy=remedy)
+    if "Conflicting lock is held" not in text:
+        return None
+    holder = re.search(r"held in (.+?) \(PID (\d+)\)", text)
+    process = f"process {holder[2]} ({_command(*holder.groups())})" if holder else "another process"
+    return StoreBusyError(f"{process} is using the store", where=path, remedy=remedy)
+
+
+def _command(program: str, pid: str) -> str:
+    """Return the command line of a process where the system shows it, else its program."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return Path(program).name
+    names = [Path(word).name for word in words]
+    begin = names.index("kvscope") if "kvscope" in names else 0
+    line = " ".join([names[begin], *words[begin + 1 :]])
+    return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 1] + "…"
+
+
+def _kind(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(len(_SQLITE))
+    except OSError:
+        head = b""
+    return "an SQLite database" if head == _SQLITE else "not a DuckDB file"
+
+
+def _reason(text: str) -> str:
+    """Return the first sentence of an error of DuckDB, without its class."""
+    first = re.sub(r"^(\w+ )?Error: ", "", text.splitlines()[0])
+    return first if len(first) <= _MOST_WORDS else first[: _MOST_WORDS - 1] + "…"

@@ -1,0 +1,76 @@
+"""A time range of a trace is a trace: its requests, their reuse among themselves, their names."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.core.errors import UsageError
+from kvscope.core.trace import Trace
+from kvscope.ingest.formats.base import Request
+from kvscope.ingest.time_range import ingest_range
+from kvscope.store import traces
+from kvscope.store.db import MEMORY, Store, open_store
+from tests import small_traces
+
+SIZE = 4
+_TIMES = st.integers(0, 10)
+
+
+@cache
+def _store() -> Store:
+    """Return one store for all examples: to open one takes longer than a range."""
+    return open_store(MEMORY)
+
+
+def _columns(store: Store, trace: Trace) -> dict[str, list[object]]:
+    """Return what the store keeps of requests and blocks, as far as their content decides it."""
+    prompts = traces.load_prompts(store, trace)
+    hash_ids = store.columns("ingest/hash_ids", trace_id=trace.trace_id)["hash_id"]
+    named = {"hash_id": hash_ids.tolist()}
+    names = ("arrival_s", "parent", "conversation", "input_tokens", "leaf", "carried_leaf")
+    return named | {name: getattr(prompts, name).tolist() for name in names}
+
+
+@settings(deadline=None, max_examples=50)
+@given(requests=small_traces.requests(SIZE, most=20, chats=True), ends=st.tuples(_TIMES, _TIMES))
+def test_as_if_only_they_had_arrived(requests: list[Request], ends: tuple[int, int]) -> None:
+    """The range's trace is the one that a file with those requests alone would give."""
+    first, last = sorted(ends)
+    inside = [each for each in requests if first <= (each.arrival_s or 0) <= last]
+    store = _store()
+    whole = small_traces.stored(store, requests, SIZE)
+    if not inside:
+        with pytest.raises(UsageError, match="no request arrives then"):
+            ingest_range(store, whole, first, last + 1)
+        return
+    part = ingest_range(store, whole, first, last + 1)
+    alone = small_traces.stored(store, inside, SIZE)
+    assert _columns(store, part) == _columns(store, alone)
+    for name in ("requests", "accesses", "distinct_blocks", "span_s", "input_tokens"):
+        assert getattr(part, name) == getattr(alone, name)
+
+
+def test_stored_once(tmp_path: Path) -> None:
+    """The same range again is the same trace; all of a trace is the trace itself."""
+    requests = [
+        Request(input_tokens=8, output_tokens=1, arrival_s=float(at), hash_ids=[7, 9 + at])
+        for at in range(9)
+    ]
+    with open_store(str(tmp_path / "store.duckdb")) as store:
+        whole = small_traces.stored(store, requests, SIZE)
+        part = ingest_range(store, whole, 2, 5)
+        assert (part.name, part.requests, part.span_s) == (f"{whole.name}@2-5s", 3, 2.0)
+        assert ingest_range(store, whole, 2, 5) == part
+        assert ingest_range(store, whole) == ingest_range(store, whole, 0, 9) == whole
+        assert ingest_range(store, whole, 6).name == f"{whole.name}@6-s"
+        assert ingest_range(store, part, 1, 2).requests == 1
+        with pytest.raises(UsageError, match="ends before it begins"):
+            ingest_range(store, whole, 5, 2)
+        hashes = store.columns("ingest/hash_ids", trace_id=part.trace_id)["hash_id"]
+        assert np.array_equal(hashes, [7, 11, 12, 13])
