@@ -25,7 +25,7 @@ class Served(NamedTuple):
 
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000  # kernels may have to be compiled
 READY = "[data-testid=stApp][data-test-script-state=notRunning]"
 
 

@@ -47,8 +47,8 @@ def test_a_job_without_its_tab(visit: Visit) -> None:
     tab.close()
     other = visit("/runs")
     other.get_by_text("Tune: chats").first.wait_for()
-    other.get_by_text("done in").first.wait_for()
-    other.get_by_role("button", name="Open", exact=True).first.click()
+    tune = other.get_by_test_id("stButton").filter(has_text="Open").first  # the latest job
+    tune.get_by_role("button").click()
     other.get_by_role("heading", name="Recommendation: ").wait_for()
     other.reload()
     other.get_by_role("heading", name="Recommendation: ").wait_for()
