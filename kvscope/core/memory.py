@@ -13,8 +13,8 @@ from pathlib import Path
 from kvscope.core.errors import KvscopeError
 from kvscope.core.units import GIB, format_size
 
-LEAST_ADDRESS_SPACE_BYTES = 3 * GIB // 2
-"""Below it libraries end the process by themselves while they are loaded; 1.3 GiB were too few."""
+LEAST_ADDRESS_SPACE_BYTES = 2 * GIB
+"""Below it libraries end the process by themselves, at times while they are loaded."""
 
 _REMEDY = (
     "take a part of the trace (simulate: --sample, --coarsen), fewer policies and capacities at"
@@ -22,6 +22,7 @@ _REMEDY = (
 )
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _KIB = 1024
+_RESERVED_BYTES = GIB // 4  # of the address space: a new thread takes some, and aborts without
 # What libraries raise when they get no memory, or no thread, which needs memory for its stack.
 _FAILED_ALLOCATION = re.compile(
     r"can't start new thread|cannot allocate memory|failed to map segment|out of memory"
@@ -108,7 +109,8 @@ def _available() -> Iterator[tuple[int, str]]:
         limit = _address_space()
         if limit is not None:
             pages = int((_PROC / "self/statm").read_text().split()[0])
-            yield max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0), "are left below `ulimit -v`"
+            left = limit - pages * os.sysconf("SC_PAGE_SIZE") - _RESERVED_BYTES
+            yield max(left, 0), "are left below `ulimit -v`"
 
 
 def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:

@@ -159,9 +159,9 @@ def traces(folder: Path, count: int, blocks: int) -> Path:
 def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
     """Between traces of two sizes the measured peak grows as estimated, within a factor of two."""
     db = str(tmp_path / "s.duckdb")
-    sizes = 5_000, 120_000
+    sizes = 40_000, 240_000
     with open_store(db) as store:
-        stored = {count: ingest(store, str(traces(tmp_path, count, 8))).trace for count in sizes}
+        stored = {count: ingest(store, str(traces(tmp_path, count, 4))).trace for count in sizes}
     for estimate, command in (
         (analysis_bytes, ["analyze"]),
         (replays_bytes, ["simulate", "--policies", "lru", "--capacity-blocks", "5000"]),
@@ -178,7 +178,7 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_below_ulimit_every_command_ends_in_one_line(tmp_path: Path) -> None:
     """Too low for the libraries, for the trace, or high enough: never a traceback or a signal."""
-    path = traces(tmp_path, 60_000, 6)
+    path = traces(tmp_path, 150_000, 6)
     least = memory.LEAST_ADDRESS_SPACE_BYTES
     code, errors, _ = run(["ingest", str(path), "--db", ":memory:"], 400 * MIB)
     assert code == ExitCode.FAILED
