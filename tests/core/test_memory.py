@@ -157,7 +157,10 @@ def traces(folder: Path, count: int, blocks: int) -> Path:
 
 @pytest.mark.slow
 def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
-    """Between traces of two sizes the measured peak grows as estimated, within a factor of two."""
+    """Between traces of two sizes the measured peak grows as estimated: a third to 1.5 times.
+
+    Small traces fit into what loading the libraries took before, so their peaks grow more slowly.
+    """
     db = str(tmp_path / "s.duckdb")
     sizes = 40_000, 240_000
     with open_store(db) as store:
@@ -172,7 +175,7 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
             assert code == 0, errors
         small, large = (estimate(stored[count]) for count in sizes)
         ratio = (peaks[sizes[1]] - peaks[sizes[0]]) / (large - small)
-        assert 0.5 < ratio < 2, (command, ratio)
+        assert 1 / 3 < ratio < 1.5, (command, ratio)
 
 
 @pytest.mark.slow
