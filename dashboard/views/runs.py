@@ -147,10 +147,9 @@ def _over_slo(violations: int | None) -> str:
 
 def _select(key: str, label: str, ids: list[int], name: Callable[[int], str]) -> int | None:
     """Draw a choice of one of `ids`, by default none, and return it."""
-    linked = st.query_params.get(key)
-    if linked and linked not in map(str, ids):
-        st.warning(f"The store has no {key} {escape(linked)}: it was removed or made again.")
     if not ids:
+        if linked := st.query_params.get(key):
+            st.warning(f"The store has no {key} {escape(linked)}: it was removed or made again.")
         return None
     with query_params.synced(key, None, int, allowed=[None, *ids]):
         selected: int | None = st.selectbox(

@@ -96,6 +96,6 @@ def test_while_the_store_is_written(visit: Visit, served: Served) -> None:
         tab = visit("/")
         tab.get_by_text("chats: 600 requests").wait_for()
         tab.get_by_role("link", name="Validation", exact=True).click()
-        tab.get_by_text(f"process {holder.pid} has this store open").wait_for()
+        tab.get_by_text(f"process {holder.pid} ").first.wait_for()
         holder.communicate("\n")
     tab.get_by_text("The store has no validation of this trace").wait_for()
