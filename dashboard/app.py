@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import query_params, sidebar
+from dashboard import connection, query_params, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
-from kvscope.core.errors import KvscopeError
+from kvscope.core.errors import KvscopeError, StoreBusyError
 
 PAGES = (  # file below views/, title; no icons: browsers would fetch them from a network
     ("overview", "Overview"),
@@ -61,9 +61,24 @@ def main() -> None:
             if problems is None:
                 st.title(page.title)
             st.error(escape(in_page_words(str(error))))
+            if isinstance(error, StoreBusyError):
+                _await_store()
         finally:  # pages may end early
             with above:
                 _warn(problems or ())
+
+
+@st.fragment(run_every=1.0)
+def _await_store() -> None:
+    """Draw the page anew once no other process writes the store."""
+    try:
+        with connection.reading():
+            pass
+    except StoreBusyError:
+        return
+    except KvscopeError:  # the page says it
+        pass
+    st.rerun()
 
 
 def _warn(problems: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from kvscope.app.analyze import Analysis, StartedCaching, analyze
 from kvscope.app.traces import replayable
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
-from kvscope.core.errors import KvscopeError
+from kvscope.core.errors import KvscopeError, StoreBusyError
 from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
 
@@ -155,6 +155,8 @@ def _end_page(trace: Trace, work: TraceFindings) -> NoReturn:
         st.button("Analyze", type="primary", key="analyze", on_click=_forget, args=(trace,))
     else:
         _forget(trace)  # the next visit tries again
+        if work.busy:
+            raise StoreBusyError(work.error)
         st.error(escape(work.error))
     st.stop()
 

@@ -33,9 +33,23 @@ from kvscope.validate.result import StoredValidation, stored_validations
 
 
 def all_traces() -> list[Trace]:
-    """Return every stored trace, the one last worked on first."""
-    with reading() as store:
-        return traces.all_traces(store)
+    """Return every stored trace, the one last worked on first.
+
+    While another process writes the store, they are those that were read last.
+    """
+    known, path = _traces_read(), connection.database()
+    try:
+        with reading() as store:
+            known[path] = traces.all_traces(store)
+    except StoreBusyError:
+        if path not in known:
+            raise
+    return known[path]
+
+
+@st.cache_resource(show_spinner=False)
+def _traces_read() -> dict[str, list[Trace]]:
+    return {}
 
 
 def analysis(

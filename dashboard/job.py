@@ -19,7 +19,7 @@ from dashboard import query_params
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
-from kvscope.core.errors import KvscopeError, Stopped
+from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
 
 _EVERY_S = 0.3
 _MOST_ENDED = 12  # jobs that are listed, with their results
@@ -29,7 +29,8 @@ _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the d
 class Job(Monitor):
     """One call of `work(job)` in a thread; the monitor of what it runs.
 
-    `request` is what the work answers. `result` is what it returned, `error` why it failed.
+    `request` is what the work answers. `result` is what it returned, `error` why it failed, `busy`
+    whether because another process writes the store.
     `address` are the query parameters of the page (a file) that shows the job, `trace` the name of
     the trace it works on, empty for none.
     """
@@ -58,6 +59,7 @@ class Job(Monitor):
         self.result: Any = None
         self.error = ""
         self.stopped = False
+        self.busy = False
         self.notes: list[str] = []
         self._ended = threading.Event()
         self._work = work
@@ -126,6 +128,7 @@ class Job(Monitor):
             self.result = self._work(self)
         except KvscopeError as error:
             self.error, self.stopped = in_page_words(str(error)), isinstance(error, Stopped)
+            self.busy = isinstance(error, StoreBusyError)
         except BaseException:
             self.error = _FAILED
             raise

@@ -11,12 +11,21 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 Page = Any  # playwright may be missing
 Server = tuple[str, subprocess.Popen[str]]
+
+
+class Served(NamedTuple):
+    """A dashboard that runs, and its store."""
+
+    address: str
+    db: str
+
+
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PATIENCE_MS = 240_000  # kernels may have to be compiled
+PATIENCE_MS = 60_000
 READY = "[data-testid=stApp][data-test-script-state=notRunning]"
 
 

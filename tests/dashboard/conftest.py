@@ -10,6 +10,7 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
+from tests.dashboard.browsing import Served, serving
 from tests.dashboard.chats import write_chats
 
 
@@ -23,6 +24,17 @@ def forgetful() -> Iterator[None]:
     if (cache := sys.modules.get("dashboard.background_cache")) is not None:
         cache.settle()  # or it would have the store open
     st.cache_resource.clear()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run a dashboard, for all tests with a browser, on a store with a small trace."""
+    folder = tmp_path_factory.mktemp("served")
+    db = str(folder / "store.duckdb")
+    with open_store(db) as store:
+        ingest(store, str(write_chats(folder / "chats.jsonl")))
+    with serving(db) as (address, _):
+        yield Served(address, db)
 
 
 @pytest.fixture(scope="module")

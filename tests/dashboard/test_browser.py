@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PAT
 
 _PAGES = (
     *("Reuse", "Time", "Space", "Capacity"),
-    *("Policy lab", "Fleets", "Recommendation", "Validation"),
+    *("Policy lab", "Fleets", "Recommendation", "Validation", "Runs and jobs", "Compare"),
 )
 
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.ingest.pipeline import ingest
-from kvscope.store.db import open_store
-from tests.dashboard.browsing import FLAGS, READY, Page, chromium, serving, visit
-from tests.dashboard.chats import write_chats
+from tests.dashboard.browsing import FLAGS, READY, Page, Served, chromium, visit
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
@@ -18,7 +15,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PAT
 
 _PAGES = (
     *("Reuse", "Time", "Space", "Capacity"),
-    *("Policy lab", "Fleets", "Recommendation", "Validation"),
+    *("Policy lab", "Fleets", "Recommendation", "Validation", "Runs and jobs", "Compare"),
 )
 _PATIENCE_MS = 60_000  # nothing is replayed here
 _ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
@@ -82,17 +79,6 @@ _FOCUSED = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return a dashboard on a store with a small trace."""
-    folder = tmp_path_factory.mktemp("look")
-    db = str(folder / "store.duckdb")
-    with open_store(db) as store:
-        ingest(store, str(write_chats(folder / "chats.jsonl")))
-    with serving(db) as (where, _):
-        yield where
-
-
 @pytest.fixture(params=["light", "dark"])
 def scheme(request: pytest.FixtureRequest) -> str:
     """Return what the browser asks for."""
@@ -100,14 +86,14 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def page(address: str, scheme: str) -> Iterator[Page]:
+def page(served: Served, scheme: str) -> Iterator[Page]:
     """Return the first page at 1280 x 800, on a machine that is light or dark."""
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
         tab.set_default_timeout(_PATIENCE_MS)
         tab.add_init_script(_NO_PICKER)
-        tab.goto(address)
+        tab.goto(served.address)
         tab.get_by_text("chats: 600 requests").wait_for()
         tab.wait_for_selector(READY)
         yield tab

@@ -14,7 +14,7 @@ from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.dashboard.shown import EVERY_PAGE, PAGES, metrics, settled, shown, words, worked
 
-_HOLDS = """
+HOLDS = """
 import sys
 from kvscope.store.db import open_store
 with open_store(sys.argv[1]):
@@ -112,7 +112,7 @@ def test_a_broken_store_says_what_it_is_not(
 def test_a_store_that_another_process_writes(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every page says which process has it; once that has ended, the page works."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLDS, db],
+        [sys.executable, "-c", HOLDS, db],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
