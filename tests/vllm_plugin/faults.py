@@ -27,7 +27,7 @@ ROOMS = ("kvscope.vllm_plugin.", "kvscope.learning.", "kvscope.policies.")
 GUARDS = {Observer: ("tell", "fail"), GuardedQueue: tuple(vars(GuardedQueue))}
 """What catches failures: all else may fail."""
 OUTSIDE = "kvscope.vllm_plugin.adapter"  # calls the observers and nothing that can fail
-REQUESTS, OUTPUTS, BLOCKS = 24, 40, 48
+REQUESTS, OUTPUTS, BLOCKS = 20, 24, 64
 
 
 class Injected(Exception):
@@ -143,16 +143,16 @@ def served_wrongly(engine: Engine, in_flight: int) -> str:
         engine.new_scheduler(BLOCKS)
         pool = engine.scheduler.kv_cache_manager.block_pool
         rng = np.random.default_rng(11)
-        histories: list[list[int]] = [rng.integers(0, VOCABULARY, 40).tolist() for _ in range(6)]
+        histories: list[list[int]] = [rng.integers(0, VOCABULARY, 160).tolist() for _ in range(5)]
         wanted: dict[str, int] = {}
         outputs: dict[str, int] = {}
         llm = engine.llm.llm_engine
-        while len(outputs) < REQUESTS:
-            while len(wanted) < REQUESTS and len(wanted) - len(outputs) < in_flight:
+        while len(outputs) < REQUESTS + in_flight:
+            while len(wanted) < REQUESTS + in_flight and len(wanted) - len(outputs) < in_flight:
                 engine.requests += 1
                 name, at = str(engine.requests), int(rng.integers(len(histories)))
                 wanted[name] = int(rng.integers(1, OUTPUTS))
-                histories[at] = histories[at][:200] + rng.integers(0, VOCABULARY, 20).tolist()
+                histories[at] = histories[at][:300] + rng.integers(0, VOCABULARY, 20).tolist()
                 params = SamplingParams(
                     max_tokens=wanted[name], ignore_eos=True, detokenize=False, temperature=0
                 )
