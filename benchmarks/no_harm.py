@@ -6,10 +6,11 @@ is then replayed beside LRU over the whole trace and compared on the last 20 %. 
 worse if the 95 % interval of its attainment, TEL or p95 lies on the wrong side of LRU's; regret is
 its p95 over that of the best contender in hindsight.
 
-`--resume FILE` keeps each result as it comes and goes on from there; `--short` takes one deployment
-and the samples below a minute; `--coverage N` instead counts how often the interval of a gain holds
-the gain of all N seeds together, on five kinds of generated traffic. `--record` writes the tables
-into docs/evidence/no-harm.md. KVSCOPE_TRACES names the folder of published traces.
+`--resume FILE` keeps each result as it comes and goes on from there, a file for each of the two
+tables; `--short` takes one deployment and the samples below a minute; `--coverage N` instead counts
+how often the interval of a gain holds the gain of all N seeds together, on five kinds of generated
+traffic. `--record` writes the tables into docs/evidence/no-harm.md. KVSCOPE_TRACES names the folder
+of published traces.
 """
 
 from __future__ import annotations
@@ -232,8 +233,13 @@ def _covered(traffic: tuple[str, int, int, float, float], seeds: int) -> list[li
     return rows
 
 
-def coverage(seeds: int) -> Table:
+def coverage(seeds: int, resume: Path | None) -> Table:
     """Return how often the 95 % interval of a gain holds the gain of all seeds together."""
+    known = {result["traffic"]: result["rows"] for result in _kept(resume)}
+    for each in COVERED:
+        if each[0] not in known:
+            known[each[0]] = _covered(each, seeds)
+            _keep(resume, [{"traffic": each[0], "rows": known[each[0]]}])
     traffic = ", ".join(f"{requests:,} of {name}" for name, requests, *_ in COVERED)
     return Table(
         "Coverage of the intervals",
@@ -242,18 +248,26 @@ def coverage(seeds: int) -> Table:
         " together. `too good`: share of intervals that lie above it, nominally 2.5 %. `attainment`"
         " is a difference of shares.",
         ("traffic", "figure", "gain", "coverage", "too good"),
-        [row for each in COVERED for row in _covered(each, seeds)],
+        [row for name, *_ in COVERED for row in known[name]],
     )
+
+
+def _kept(path: Path | None) -> list[dict[str, Any]]:
+    """Return the results of earlier runs in the file to resume."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _keep(path: Path | None, results: list[dict[str, Any]]) -> None:
+    """Add results to the file to resume."""
+    if path:
+        with path.open("a") as file:
+            file.writelines(json.dumps(result) + "\n" for result in results)
 
 
 def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return all results, those of earlier runs from the file to resume."""
-    path = options.resume
-    known = (
-        [json.loads(line) for line in path.read_text().splitlines()]
-        if path and path.exists()
-        else []
-    )
+    known = _kept(options.resume)
     done = {(result["trace"], result["deployment"]) for result in known}
     for trace in samples() if options.short else (*samples(), *published()):
         for deployment in DEPLOYMENTS[1:2] if options.short else DEPLOYMENTS:
@@ -267,9 +281,7 @@ def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
                 for result in measured(trace, deployment, percentile)
             ]
             known += rows
-            if path:
-                with path.open("a") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in rows)
+            _keep(options.resume, rows)
     return known
 
 
@@ -281,7 +293,10 @@ def main() -> None:
     parser.add_argument("--coverage", type=int, metavar="N")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    table = coverage(options.coverage) if options.coverage else harm_table(_results(options))
+    if options.coverage:
+        table = coverage(options.coverage, options.resume)
+    else:
+        table = harm_table(_results(options))
     print(table.markdown())
     if options.record:
         record(PAGE, table.markdown(), "coverage" if options.coverage else "no-harm")

@@ -9,6 +9,7 @@ on white; on the page, the style sheet in `app.py` colours texts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from plotly.graph_objects import Figure
@@ -19,6 +20,8 @@ _INK, _FAINT, _CLEAR = "#31333F", "rgba(128, 132, 149, 0.25)", "rgba(0, 0, 0, 0)
 # bar; of the axes' titles and ticks; and by how much the last label of an axis sticks out.
 _TITLE, _LEAST, _LETTER, _BAR, _BELOW, _AXIS, _HALF = 35, 22, 6, 105, 76, 62, 30
 _DIGITS = 3  # at an axis
+_DARK_SHADES = [[0, "#14283c"], [1, "#7cc4f0"]]
+_NAME = 18  # letters of a line of a bar's name: a phone has no room for more
 _AXES = {
     "gridcolor": _FAINT,
     "zerolinecolor": _FAINT,
@@ -48,9 +51,14 @@ class ReadyFigure(Figure):  # type: ignore[misc]  # plotly has no types
         return self.sent
 
 
-def ready(figure: Figure) -> tuple[str, ReadyFigure]:
-    """Return the title, to be written above the chart, and the figure without it."""
+def ready(figure: Figure, *, dark: bool = False) -> tuple[str, ReadyFigure]:
+    """Return the title, to be written above the chart, and the figure without it.
+
+    On a `dark` page, colour scales begin near its ground, and none ends in white.
+    """
     sent = figure.to_dict()
+    for trace in sent["data"]:
+        _fit_to_page(trace, dark=dark)
     layout = sent["layout"]
     layout.pop("template")
     title = str(layout.pop("title", {}).get("text", ""))
@@ -61,6 +69,15 @@ def ready(figure: Figure) -> tuple[str, ReadyFigure]:
     complete = ReadyFigure()
     complete.__dict__["sent"] = sent | {"layout": _merged(_LAYOUT, layout)}
     return title, complete
+
+
+def _fit_to_page(trace: dict[str, Any], *, dark: bool) -> None:
+    """Take a colour scale for a dark page there, and wrap the names of bars."""
+    for holder in (trace, trace.get("marker", {})):
+        if dark and "colorscale" in holder:
+            holder["colorscale"] = _DARK_SHADES
+    if trace.get("orientation") == "h":
+        trace["y"] = ["<br>".join(wrap(str(name), _NAME)) or name for name in trace["y"]]
 
 
 def _merged(below: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +104,8 @@ def _margins(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]) -> di
     if "side" in layout.get("yaxis2", {}) and any(trace.get("yaxis") == "y2" for trace in data):
         right.append(_AXIS + _LETTER * _DIGITS)
     columns = [trace["y"] for trace in data if isinstance(trace.get("y"), (list, tuple))]
-    names = [value for column in columns for value in column if isinstance(value, str)]
+    values = (value for column in columns for value in column if isinstance(value, str))
+    names = [line for value in values for line in value.split("<br>")]
     left = _AXIS + _LETTER * max(map(len, names), default=_DIGITS)
     return {
         "t": above,

@@ -16,6 +16,7 @@ from dashboard.plotly_figure import ReadyFigure, ready
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
+_WIDTH = 170  # of a number, in pixels: two of them fit on a phone
 _MOST_CACHED = 64  # sections with their charts
 _MOST_UNSCROLLED = 20  # rows of a table
 _MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
@@ -44,14 +45,19 @@ def show(
 
 def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) -> None:
     """Draw numbers side by side: of each its label, its value, and what it means."""
-    for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, strict=True):
-        column.metric(label, value, help=about, border=border)
+    with st.container(horizontal=True):  # wraps where it is narrow
+        for label, value, about in numbers:
+            st.metric(label, value, help=about, border=border, width=_WIDTH)
 
 
 @st.fragment
 def charts(section: Section, key: str, cache_key: str = "") -> None:
     """Draw the charts of a section; several in tabs, of which only the open one is drawn."""
-    made = _cached(f"{cache_key} {key}", section) if cache_key else _made(section)
+    dark = st.context.theme.type == "dark"
+    if cache_key:
+        made = _cached(f"{cache_key} {key}", section, dark=dark)
+    else:
+        made = _made(section, dark=dark)
     if len(made) == 1:
         _draw(*made[0], f"{key} 0", titled=made[0][0] != section.title)
     elif made:
@@ -64,7 +70,7 @@ def charts(section: Section, key: str, cache_key: str = "") -> None:
 
 def chart(figure: Figure, key: str) -> None:
     """Draw one plotly figure below its title."""
-    _draw(*ready(figure), key, titled=True)
+    _draw(*ready(figure, dark=st.context.theme.type == "dark"), key, titled=True)
 
 
 def _draw(title: str, figure: ReadyFigure, key: str, *, titled: bool) -> None:
@@ -81,14 +87,14 @@ def _draw(title: str, figure: ReadyFigure, key: str, *, titled: bool) -> None:
     )
 
 
-def _made(section: Section) -> list[tuple[str, ReadyFigure]]:
+def _made(section: Section, *, dark: bool) -> list[tuple[str, ReadyFigure]]:
     """Return the charts with their titles."""
-    return [ready(figure()) for figure in section.figures]
+    return [ready(figure(), dark=dark) for figure in section.figures]
 
 
 @st.cache_resource(show_spinner=False, max_entries=_MOST_CACHED)
-def _cached(key: str, _section: Section) -> list[tuple[str, ReadyFigure]]:
-    return _made(_section)
+def _cached(key: str, _section: Section, *, dark: bool) -> list[tuple[str, ReadyFigure]]:
+    return _made(_section, dark=dark)
 
 
 @st.fragment

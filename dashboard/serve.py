@@ -8,6 +8,7 @@ import pkgutil
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +34,8 @@ history.pushState = (state, title, url) =>
     new URL(url, location).pathname === location.pathname
         ? history.replaceState(state, title, url) : push(state, title, url);
 </script>"""
+# Scripts that Streamlit loads when it draws the first table and the first chart.
+_LARGE = ("arrowFormatUtils", "DataFrame", "PlotlyChart")
 _BLUE, _SKY = "#0072B2", "#56B4E9"  # of the charts
 SETTINGS = {
     "server.headless": True,
@@ -70,14 +73,25 @@ def prepare() -> None:
 
 
 def page_file(request: Request) -> Response:
-    """Return Streamlit's page with kvscope's title and script."""
+    """Return Streamlit's page with kvscope's title and script; what is large is loaded at once."""
     if request.url.path == f"/{_FIRST}":  # which Streamlit serves at / alone
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/{query}")
-    text = (Path(st.__file__).parent / "static" / "index.html").read_text("utf-8")
+    return HTMLResponse(_page_text(), headers={"Cache-Control": "no-cache"})
+
+
+@cache
+def _page_text() -> str:
+    static = Path(st.__file__).parent / "static"
+    large = [path for name in _LARGE for path in static.glob(f"static/js/{name}.*.js")]
+    links = "".join(
+        f'<link rel="modulepreload" crossorigin href="/{path.relative_to(static)}">'
+        for path in large
+    )
+    text = (static / "index.html").read_text("utf-8")
     text = text.replace("<title>Streamlit</title>", f"<title>kvscope</title>{_SCRIPT}")
     # Scripts and fonts lie at the root, not next to the page.
-    return HTMLResponse(text.replace('="./', '="/'), headers={"Cache-Control": "no-cache"})
+    return text.replace('="./', '="/').replace("</head>", f"{links}</head>")
 
 
 def serve() -> None:

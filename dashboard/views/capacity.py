@@ -17,7 +17,7 @@ from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
-from kvscope.report.words import Unit, definition_in_words, ms_in_words, multiple
+from kvscope.report.words import Unit, definition_in_words, ms_in_words, multiple, significant
 
 STEPS = 200
 MOST_BLOCKS = 2**31 - 1
@@ -41,17 +41,18 @@ def page() -> None:
 @st.fragment
 def _slider(trace: Trace, lru: LruAnywhere) -> None:
     """Draw the slider, its readings and the curve; moving it runs nothing else."""
-    steps = _steps(lru)
+    steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace, lru)
     present = sidebar.choices().present_blocks
     start = present or lru.curve.capacity_for(lru.curve.ideal / 2)
     with query_params.synced("capacity", max(start, 1), _blocks):
         if st.session_state["capacity"] not in steps:  # of another trace, or from the address
             bisect.insort(steps, st.session_state["capacity"])
         blocks = st.select_slider(
-            "Capacity (blocks)", steps, key="capacity", format_func=units.format_count
+            f"Capacity ({unit.name})",
+            steps,
+            key="capacity",
+            format_func=lambda blocks: significant(blocks * unit.per_block),
         )
-    _readings(trace, lru, blocks)
-    unit, runs = _unit(trace), _comparable(trace, lru)
     analysis = background_cache.findings(trace).get("analysis")  # which may take longer
     working_set = analysis.characterization.working_set if analysis is not None else None
     peak = working_set.peak_blocks if working_set else None
@@ -64,6 +65,7 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
         runs=runs,
     )
     render.chart(figure, "capacity")
+    _readings(trace, lru, blocks)
     points = (
         "Points: stored runs; of each policy, the parameters with most of them."
         if runs

@@ -7,10 +7,17 @@ from dataclasses import replace
 import streamlit as st
 
 from dashboard import data, job, render, sidebar, time_range, upload
+from dashboard.markdown import escape
 from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.report import overview, traffic
 from kvscope.report.words import definition_in_words
+
+LINKS = (
+    ("Now", "capacity", "Other capacities"),
+    ("Possible", "lab", "Replay other policies"),
+    ("Next", "recommendation", "Tune for an SLO"),
+)
 
 
 def page() -> None:
@@ -25,30 +32,40 @@ def page() -> None:
         return
     trace = sidebar.page_head("Overview", needs_hashes=False)
     above = st.container()
-    st.header("What next")
-    st.page_link("views/capacity.py", label="How large must the cache be? Move the slider.")
-    st.page_link("views/lab.py", label="What would another eviction policy give? Replay it.")
-    st.page_link("views/recommendation.py", label="What should I set for my SLO? Tune.")
     st.header("Traces in the store")
     _traces()
     with st.expander("Add a trace", expanded=job.current("add") is not None):
         upload.draw()
     with above:  # last, since the page ends here while the analysis is under way
         analysis = data.analysis(trace, selected.model, selected.hbm_bytes, selected.deployment)
+        answers = overview.answers(analysis)
+        if answers is not None:
+            _answers(answers)
         summary = overview.headline(analysis)
+        further = [text for text in summary.sentences if text not in (answers or ())]
         sentences, numbers = st.container(), st.container()
         if analysis.deployment is None:
             sentences, numbers = numbers, sentences
         with numbers:
             _numbers(analysis)
         with sentences:
-            render.show([replace(summary, tables=())], titles=False)
+            render.show([replace(summary, sentences=tuple(further), tables=())], titles=False)
         render.show([replace(summary, sentences=())], titles=False)
         requests, over_time, *_ = traffic.sections(analysis.characterization)
         render.show([requests], cache_key=f"overview {trace}")
         chosen = time_range.draw(trace)
         zoomed = time_range.zoomed([over_time], chosen)
         render.show(zoomed, cache_key=f"overview {trace} {chosen}")
+
+
+def _answers(sentences: tuple[str, str, str]) -> None:
+    """Draw what the cache gives, what it could give, and what to do, each with its page."""
+    for column, text, (title, page, label) in zip(
+        st.columns(3, border=True), sentences, LINKS, strict=True
+    ):
+        with column:
+            st.markdown(f"**{title}**  \n{escape(text)}")
+            st.page_link(f"views/{page}.py", label=label)
 
 
 def _numbers(analysis: Analysis) -> None:
@@ -63,7 +80,7 @@ def _numbers(analysis: Analysis) -> None:
         turns = units.format_share(facts.contribution.multi_turn_request_share)
         numbers += [
             ("Ideal hit rate", units.format_share(caching.ideal), f"Infinite cache, {definition}."),
-            ("LRU for 90% of ideal", size, f"Least capacity; {definition}."),
+            ("90% of ideal", size, f"Least capacity of LRU; {definition}."),
             ("Follow-up turns", turns, "Share of requests that continue a conversation."),
         ]
     else:

@@ -22,6 +22,11 @@ _EVERY_S = 1.0
 
 def page() -> None:
     """Draw the jobs, then the stored reports and runs with what is opened of them."""
+    opened: job.Job | None = st.session_state.pop("job to open", None)
+    if opened is not None:
+        if opened.key:
+            job.attach(opened)
+        query_params.open_page(opened.page, opened.address)
     st.title("Runs and jobs")
     st.header("Jobs of this dashboard")
     _jobs()
@@ -58,9 +63,8 @@ def _job(each: job.Job) -> None:
                 each.stop.set()
                 st.rerun(scope="fragment")
         if st.button("Open", key=f"open job {key}", help=f"Open {name}"):
-            if each.key:
-                job.attach(each)
-            query_params.open_page(each.page, each.address)
+            st.session_state["job to open"] = each
+            st.rerun()  # a fragment alone cannot leave its page
 
 
 def _state(each: job.Job) -> str:
@@ -143,10 +147,9 @@ def _over_slo(violations: int | None) -> str:
 
 def _select(key: str, label: str, ids: list[int], name: Callable[[int], str]) -> int | None:
     """Draw a choice of one of `ids`, by default none, and return it."""
-    linked = st.query_params.get(key)
-    if linked and linked not in map(str, ids):
-        st.warning(f"The store has no {key} {escape(linked)}: it was removed or made again.")
     if not ids:
+        if linked := st.query_params.get(key):
+            st.warning(f"The store has no {key} {escape(linked)}: it was removed or made again.")
         return None
     with query_params.synced(key, None, int, allowed=[None, *ids]):
         selected: int | None = st.selectbox(

@@ -52,6 +52,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("stored:ingest", "Read traces into the store.")),
     ("traces", Lazy("stored:traces_app", "List or remove stored traces.")),
+    ("doctor", Lazy("stored:doctor", "Check a store; save what can be read.")),
     ("export", Lazy("stored:export", "Write a stored trace in another format.")),
     ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
     ("record", Lazy("record:record", "Record a running vLLM as a trace.")),

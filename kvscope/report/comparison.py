@@ -78,7 +78,7 @@ def runs(names: tuple[str, str], both: tuple[Run, Run]) -> list[Section]:
 
 def _table(title: str, names: tuple[str, str], rows: Sequence[Row | None]) -> Table:
     known = tuple(row for row in rows if row is not None)
-    return Table(title, ("", *names, _CHANGE), known, _NOTE)
+    return Table(title, ("figure", *names, _CHANGE), known, _NOTE)
 
 
 def _distinct(names: tuple[str, str]) -> tuple[str, str]:

@@ -317,7 +317,7 @@ def _rates(model: Conversation) -> Table:
         "Rates",
         rates.items(),
         {
-            "": lambda row: row[0],
+            "rate of": lambda row: row[0],
             f"rate (/{unit.name})": lambda row: unit.cell(getattr(model, row[1])),
             "95% CI": lambda row: interval_in_words(model.interval[row[1]], unit.cell),
             "one per": per,

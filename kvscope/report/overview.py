@@ -22,6 +22,7 @@ SECTIONS = (
 )
 """What `--section` of `kvscope analyze` takes; a trace need not have them all."""
 
+_NEGLIGIBLE = 0.02  # of the hits of an infinite cache
 _ROWS = 10  # of the categories' table on the one screen
 
 
@@ -68,22 +69,51 @@ def headline(analysis: Analysis) -> Section:
     return Section.of("Summary", *notes, *answer, capacities, categories)
 
 
-def _answer(analysis: Analysis, caching: Caching) -> list[str]:
-    """Return what LRU hits with the HBM, what an infinite cache hits, and why tokens miss."""
-    sizes, what = sizes_of(analysis), f"input {caching.lru.definition.weight}s"
-    ideal = f"An infinite cache would hit {share(caching.ideal)} of the {what}"
-    if not caching.ideal:
-        return [f"{ideal}: no prompt begins as an earlier one did."]
-    sentences = []
+def answers(analysis: Analysis) -> tuple[str, str, str] | None:
+    """Return what the cache gives now, what it could give, and what to do next.
+
+    None where the trace has no hashes, or nothing to reuse.
+    """
+    caching = analysis.caching
+    if caching is None or not caching.ideal:
+        return None
+    now = _now(analysis, caching)
+    if now is None:
+        now = "How large the cache is now is unknown: the model and its memory are not stated."
+    return now, _could(analysis, caching), _next(analysis, caching)
+
+
+def _next(analysis: Analysis, caching: Caching) -> str:
+    """Return what to do, by what evictions cost at the capacity there is."""
+    present = present_blocks(analysis)
+    if present is None:
+        return "State the deployment, or a model and its memory, then tune for your SLO."
+    lost = caching.ideal - float(caching.lru.rate(present))
+    cost = f"LRU's evictions cost {share(lost)} of the input {caching.lru.definition.weight}s"
+    if lost <= _NEGLIGIBLE * caching.ideal:
+        return f"{cost}: neither a policy nor memory can gain more. Check whether the SLO is met."
+    return f"{cost}: tune the policy for your SLO, and see what more memory would give."
+
+
+def _now(analysis: Analysis, caching: Caching) -> str | None:
+    """Return what LRU hits with the memory there is, None where that is not known."""
+    blocks = present_blocks(analysis)
+    if not blocks:
+        return None
+    now = float(caching.lru.rate(blocks))
+    return (
+        f"LRU with {_memory(analysis, blocks)} hits {share(now)} of the input"
+        f" {caching.lru.definition.weight}s, {share(now / caching.ideal)} of the hits of an"
+        " infinite cache."
+    )
+
+
+def _could(analysis: Analysis, caching: Caching) -> str:
+    """Return what an infinite cache hits, and what LRU needs for most of that."""
+    sizes = sizes_of(analysis)
+    ideal = f"An infinite cache would hit {share(caching.ideal)} of the input"
+    ideal += f" {caching.lru.definition.weight}s"
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
-    blocks = nine.point.capacity_blocks
-    if present := present_blocks(analysis):
-        blocks = present
-        now = float(caching.lru.rate(blocks))
-        sentences.append(
-            f"LRU with {_memory(analysis, blocks)} hits {share(now)} of the {what},"
-            f" {share(now / caching.ideal)} of the hits of an infinite cache."
-        )
     needs = sizes.in_words(nine.point.capacity_blocks)
     if nine.gpus is not None:
         price = "" if nine.price_hour is None else f" ({nine.price_hour:.4g} an hour)"
@@ -99,11 +129,22 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
         )
     if caching.definition.weight == "token" and caching.ideal < 1:
         ideal += f" ({significant(1 / (1 - caching.ideal))}× less prefill)"
+    return f"{ideal}. {need}"
+
+
+def _answer(analysis: Analysis, caching: Caching) -> list[str]:
+    """Return what LRU hits with the HBM, what an infinite cache hits, and why tokens miss."""
+    if not caching.ideal:
+        what = f"{share(caching.ideal)} of the input {caching.lru.definition.weight}s"
+        return [f"An infinite cache would hit {what}: no prompt begins as an earlier one did."]
+    now = _now(analysis, caching)
+    nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
+    blocks = present_blocks(analysis) or nine.point.capacity_blocks
     misses = largest_misses(caching.misses_at(blocks))
     return [
-        *sentences,
-        f"{ideal}. {need}",
-        f"Input tokens that miss at {sizes.label(blocks)}: {misses}.",
+        *([now] if now else []),
+        _could(analysis, caching),
+        f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
         f"Counted: {definition_in_words(caching.definition)}.",
     ]
 

@@ -61,6 +61,7 @@ SECTIONS = ("summary", "policies", "tiers", "categories")
 _ROWS = 12  # of a table on the one screen
 _COMPARED = 5  # policies that fit side by side
 _CURVE_POINTS = 200
+_VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 _SMOOTH_POINTS = 300
 
 
@@ -463,7 +464,9 @@ def lru_curve_chart(
     Of each policy the parameters with most runs are drawn.
     """
     largest = max(int(curve.knots[-1]), at_blocks, pool_blocks or 0, 2)
-    series = [_lru(curve, unit, 1, largest, _SMOOTH_POINTS)]
+    visible = curve.capacity_for(_VISIBLE * curve.ideal)
+    first = max(min(visible, at_blocks, *(run.capacity_blocks for run in runs)), 1)
+    series = [_lru(curve, unit, first, largest, _SMOOTH_POINTS)]
     name = names(runs)
     by_policy: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
@@ -479,7 +482,7 @@ def lru_curve_chart(
     style.point(chart, at_blocks * unit.per_block, float(curve.rate(at_blocks)), "chosen")
     style.ideal_level(chart, curve.ideal)
     if working_set_blocks:
-        style.mark(chart, working_set_blocks * unit.per_block, "working set, peak")
+        style.mark(chart, working_set_blocks * unit.per_block, "working set, peak", at=0.12)
     if pool_blocks:
-        style.mark(chart, pool_blocks * unit.per_block, "pool", at=0.9)
+        style.mark(chart, pool_blocks * unit.per_block, "pool", at=0.24)
     return chart

@@ -16,6 +16,8 @@ from kvscope.report.section import Section, heat_map, sparkline, tabulate
 from kvscope.report.traffic import TURNS
 from kvscope.report.words import DEFAULT_HITS, Unit, count, percentiles, share, significant
 
+_SHORT = {"all": "all", "single": "turn 1", "multi": "later"}  # above charts side by side
+
 
 def sections(analysis: Analysis) -> list[Section]:
     """Return the sections on space."""
@@ -40,7 +42,7 @@ def _spatial(spatial: Spatial) -> Section:
         "Prefix length that an infinite cache hits",
         spatial.prefix_depth,
         {
-            "": lambda row: TURNS[row.turns],
+            "requests": lambda row: TURNS[row.turns],
             "hit blocks": lambda row: count(row.hit_blocks.mean),
             "blocks p50": lambda row: count(row.hit_blocks.p50),
             "blocks p90": lambda row: count(row.hit_blocks.p90),
@@ -65,7 +67,7 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
         ("p99 of the time", working_set.p99_blocks),
         ("mean", round(working_set.mean_blocks)),
     )
-    columns = {"": lambda row: row[0], **sizes.columns(lambda row: row[1])}
+    columns = {"blocks alive": lambda row: row[0], **sizes.columns(lambda row: row[1])}
     return Section.of(
         "Working set",
         "Blocks that will be used again: an oracle needs a cache of this size to evict none.",
@@ -88,7 +90,7 @@ def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> 
         f"KV cache of one request, input and output ({of})",
         sizes,
         {
-            "": lambda size: TURNS[size.turns],
+            "requests": lambda size: TURNS[size.turns],
             **percentiles("mean p50 p90 p99 max", lambda size: size.tokens, cell),
         },
         note=f"{model.name} {model.dtype}: {count(model.bytes_per_token)} bytes per token",
@@ -102,8 +104,8 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
     Source: Wang et al., KVCache Cache in the Wild (ATC'25), Figures 16 to 18.
     """
     by_turn = spatial.overall, spatial.single_turn, spatial.multi_turn
-    maps = {name: cells for name, cells in zip(TURNS.values(), by_turn, strict=True) if cells}
-    title, plots = "Ideal block hit rate by place in the prompt", list(maps)
+    maps = {name: cells for name, cells in zip(TURNS, by_turn, strict=True) if cells}
+    title, plots = "Ideal block hit rate by place in the prompt", [_SHORT[name] for name in maps]
     chart = style.subplots(title, cols=len(maps), subplot_titles=plots, shared_yaxes=True)
     for column, cells in enumerate(maps.values(), start=1):
         chart.add_heatmap(

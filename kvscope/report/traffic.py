@@ -56,7 +56,7 @@ def _requests(facts: Characterization) -> Section:
     table = tabulate(
         "Tokens per request",
         rows,
-        {"": lambda row: row[0], **percentiles(_SUMMARY, lambda row: row[1], count)},
+        {"tokens": lambda row: row[0], **percentiles(_SUMMARY, lambda row: row[1], count)},
         note="size: input and output together",
     )
     return Section.of("Requests", *sentences, table)
@@ -90,7 +90,7 @@ def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Sec
                 f" {turns.users.deviation.p50:.1f}, p90 {turns.users.deviation.p90:.1f}."
             )
     columns: Columns = {
-        "": lambda turns: counted(turns.conversations, "conversation"),
+        "turns of": lambda turns: counted(turns.conversations, "conversation"),
         "mean": lambda turns: significant(turns.turns.mean),
         **percentiles("p50 p80 p90 p99 max", lambda turns: turns.turns, count),
     }

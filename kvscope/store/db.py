@@ -140,6 +140,11 @@ class Store:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB's connection, for what is no statement of queries/."""
+        return self._connection
+
     def close(self) -> None:
         """Close the connection."""
         if self._created:

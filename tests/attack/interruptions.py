@@ -52,6 +52,8 @@ class Writer:
 class Interruption(Attack):
     """What cases share: a folder with a store of two traces, and a third trace's file."""
 
+    limit_s = 240.0
+
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.sound = home / "sound"

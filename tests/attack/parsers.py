@@ -46,7 +46,7 @@ class Parsers(Attack):
     name = "parsers"
     target = "readers of all trace formats: mutated lines"
     share = 0.3
-    short = 150
+    short = 80
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
@@ -70,7 +70,7 @@ class Parsers(Attack):
             name, inputs = "parquet", 1
             path.write_bytes(mutated_bytes(random, self.parquet))
         else:
-            name, inputs = random.choice([*self.lines]), random.choice((1, 2, 60, 60))
+            name, inputs = random.choice([*self.lines]), random.choice((1, 2, 120, 120))
             path.write_bytes(self._trace(random, name, inputs))
         size = random.choice((None, None, None, 1, 16, 2**31 - 1))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

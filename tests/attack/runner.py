@@ -111,3 +111,4 @@ def _try(name: str, seed: int, first: int, deadline_s: float, home: str, progres
             number += 1
 
     attempt_all(attack, seed, numbers(), KEPT, tally)
+    progress[2:] = tally.inputs, tally.findings

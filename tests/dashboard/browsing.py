@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -18,14 +19,15 @@ Server = tuple[str, subprocess.Popen[str]]
 
 
 class Served(NamedTuple):
-    """A dashboard that runs, and its store."""
+    """A dashboard that runs, its store, and the record of its connections and look-ups."""
 
     address: str
     db: str
+    record: Path
 
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000  # kernels may have to be compiled
 READY = "[data-testid=stApp][data-test-script-state=notRunning]"
 
 
@@ -34,18 +36,38 @@ def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+_WATCH = """
+import sys
+
+def record(event, arguments):
+    if event in {"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"}:
+        asked = [each for each in arguments if isinstance(each, (str, bytes, tuple))]
+        with open(%r, "a") as file:
+            print(event, *asked, file=file)
+
+sys.addaudithook(record)
+"""
+
+
 @contextmanager
-def serving(db: str, cwd: str | None = None) -> Iterator[Server]:
-    """Run `kvscope dashboard` on this store; yield its address and its process."""
+def serving(db: str, cwd: str | None = None, record: Path | None = None) -> Iterator[Server]:
+    """Run `kvscope dashboard` on this store; yield its address and its process.
+
+    It writes each connection and each look-up of a name to `record`, which lies in a folder of its
+    own.
+    """
     port = free_port()
+    if record is not None:
+        (record.parent / "sitecustomize.py").write_text(_WATCH % str(record))
     arguments = ["dashboard", "--db", db, "--port", str(port)]
+    importable = [*([record.parent] if record else []), *sys.path]
     process = subprocess.Popen(
         [sys.executable, "-m", "kvscope", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, importable))},
     )
     address = f"http://127.0.0.1:{port}"
     try:

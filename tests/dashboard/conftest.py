@@ -33,8 +33,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     db = str(folder / "store.duckdb")
     with open_store(db) as store:
         ingest(store, str(write_chats(folder / "chats.jsonl")))
-    with serving(db) as (address, _):
-        yield Served(address, db)
+    record = folder / "watched" / "record"
+    record.parent.mkdir()
+    with serving(db, record=record) as (address, _):
+        yield Served(address, db, record)
 
 
 @pytest.fixture(scope="module")

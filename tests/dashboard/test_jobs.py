@@ -105,7 +105,7 @@ def test_runs_and_jobs(
     assert answer in words(again)
     assert {"Policies", "Categories"} <= {*titles(again)}
     gone = shown(db, monkeypatch, "runs", report="77")
-    assert "no report 77" in gone.warning[0].value
+    assert "report=77 in the address" in gone.warning[0].value
     assert not gone.exception
 
 

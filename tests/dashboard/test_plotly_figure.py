@@ -39,13 +39,31 @@ def test_nothing_makes_plotly_draw_twice() -> None:
 
 
 def test_names_at_an_axis_have_room() -> None:
-    """A bar's name is not cut, and two axes of a subplot both get their style."""
+    """A bar's name is wrapped, not cut, and two axes of a subplot both get their style."""
     chart = style.figure("Bars", "share", "")
     chart.add_bar(y=["a category with quite a long name", "b"], x=[1, 2], orientation="h")
-    assert _sent(chart)[1]["layout"]["margin"]["l"] > 200
+    sent = _sent(chart)[1]
+    assert sent["data"][0]["y"] == ["a category with<br>quite a long name", "b"]
+    assert sent["layout"]["margin"]["l"] > 6 * len("quite a long name")
     chart.update_layout(xaxis2={"title": {"text": "other"}})
     axes = _sent(chart)[1]["layout"]
     assert axes["xaxis2"]["gridcolor"] == axes["xaxis"]["gridcolor"]
+
+
+def test_scales_fit_a_dark_page() -> None:
+    """None ends in white there, of a heat map as of an icicle; on a light page all stay."""
+    chart = style.heat_map("Map", ("x", [1, 2]), ("y", ["a"]), [[0.0, 1.0]], "")
+    chart.add_icicle(labels=["a"], parents=[""], marker={"colorscale": style.SHADES})
+    before = [trace["colorscale"] for trace in _scales(_sent(chart)[1])]
+    _, figure = ready(chart, dark=True)
+    for scale, light in zip(_scales(figure.sent), before, strict=True):
+        assert scale["colorscale"] != light
+        assert all(sum(bytes.fromhex(colour[1:])) < 3 * 200 for _, colour in scale["colorscale"])
+
+
+def _scales(sent: dict[str, Any]) -> list[dict[str, Any]]:
+    holders = [each for trace in sent["data"] for each in (trace, trace.get("marker", {}))]
+    return [each for each in holders if "colorscale" in each]
 
 
 def test_the_icicle_keeps_every_hit() -> None:

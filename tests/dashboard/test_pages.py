@@ -1,0 +1,166 @@
+"""Pages in Chromium: links, history, what comes first, phones, and what the server refuses."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+
+from tests.dashboard.browsing import FLAGS, PATIENCE_MS, READY, Page, Served, chromium, outside
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+CHROMIUM = chromium()
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
+
+PATHS = ("/", "/reuse", "/time", "/space", "/capacity", "/lab", "/fleets", "/recommendation")
+LEAST_PLOT = 180  # pixels of a chart's plot on a phone
+# Whether two labels of an axis overlap.
+OVERLAP = """() => [...document.querySelectorAll('.xaxislayer-above, .yaxislayer-above')]
+    .some(axis => {
+        const boxes = [...axis.querySelectorAll('text')].map(each => each.getBoundingClientRect());
+        return boxes.some((a, i) => boxes.slice(i + 1).some(b => a.left < b.right - 1
+            && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+    })"""
+HEADINGS = "[...document.querySelectorAll('h1,h2,h3,h4')].map(each => Number(each.tagName[1]))"
+PLOTS = (
+    "[...document.querySelectorAll('.nsewdrag')].map(each => each.getBoundingClientRect().width)"
+)
+DRAWN = """() => !document.querySelector('[class*=st-key-stop]')
+    && [...document.querySelectorAll('.stPlotlyChart')]
+        .every(chart => chart.querySelector('.main-svg'))"""
+Visit = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def visit(served: Served) -> Iterator[Visit]:
+    """Return what opens a path in a tab of its own and waits until it is drawn."""
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+        def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
+            size = {"width": width, "height": 900}
+            tab = browser.new_page(viewport=size, color_scheme=scheme)
+            tab.set_default_timeout(PATIENCE_MS)
+            tab.wrong = []
+            tab.on("response", lambda one: one.status >= 400 and tab.wrong.append(one.url))
+            tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
+            tab.on("request", lambda one: outside(one.url, served.address) and wrong(tab, one.url))
+            tab.goto(served.address + path)
+            drawn(tab)
+            return tab
+
+        yield open_tab
+        browser.close()
+
+
+def wrong(tab: Page, url: str) -> None:
+    """Note a request that leaves this machine."""
+    tab.wrong.append(url)
+
+
+def drawn(tab: Page) -> None:
+    """Wait until the page and its charts are drawn."""
+    tab.locator("h1").wait_for()
+    tab.wait_for_selector(READY)
+    tab.wait_for_function(DRAWN)
+    tab.wait_for_selector(READY)
+
+
+def test_a_page_is_one_step_back(visit: Visit) -> None:
+    """Each visited page is left again by one press of Back, whatever was changed on it."""
+    tab = visit("/?trace=chats")
+    for name in ("Reuse", "Validation"):
+        tab.get_by_role("link", name=name, exact=True).click()
+        tab.get_by_role("heading", name=name, exact=True).wait_for()
+        drawn(tab)
+        tab.wait_for_url(re.compile("trace=chats"))
+    for name in ("Reuse", "Overview"):
+        tab.go_back()
+        tab.get_by_role("heading", name=name, exact=True).wait_for()
+    tab.close()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_link_to_a_trace_that_is_gone(visit: Visit, width: int) -> None:
+    """The page names it and the traces there are, and shows no other one's numbers."""
+    tab = visit("/capacity?trace=gone", width, "dark")
+    tab.get_by_text("The store has no trace 'gone'. It has chats: select one.").wait_for()
+    assert tab.get_by_test_id("stMetric").count() == 0
+    assert "trace=gone" in tab.url
+    tab.close()
+
+
+def test_values_that_cannot_be_shown(visit: Visit) -> None:
+    """Each is named with what stands in for it, and the page is drawn."""
+    values = "hbm=lots&gpu=h999&unit=furlongs&capacity=-5&model=/etc/passwd&latency=/dev/zero"
+    tab = visit(f"/capacity?{values}")
+    said = "\n".join(tab.get_by_test_id("stAlert").all_inner_texts())
+    for text in ("HBM: 'lots' is not a size", "gpu=h999", "unit=furlongs", "capacity=-5"):
+        assert text in said
+    assert "Model: no model preset '/etc/passwd'" in said
+    assert "/dev/zero: pages read no files from the disk" in said
+    assert tab.get_by_test_id("stPlotlyChart").count() == 2
+    tab.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+def test_every_page(visit: Visit, width: int, scheme: str) -> None:
+    """Nothing fails to load or comes from outside; headings skip no level; plots have room."""
+    for path in PATHS:
+        tab = visit(path, width, scheme)
+        assert tab.wrong == [], path
+        levels = tab.evaluate(HEADINGS)
+        assert levels[0] == 1, path
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+        assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
+        assert not tab.evaluate(OVERLAP), path
+        if path != "/space":  # whose first chart has three plots in a row
+            assert all(plot >= LEAST_PLOT for plot in tab.evaluate(PLOTS)), path
+        tab.close()
+
+
+def test_overview_begins_with_the_answer(visit: Visit) -> None:
+    """What the cache gives, what it could give, what to do: each links the page that does it."""
+    tab = visit("/?trace=chats")
+    text = tab.get_by_test_id("stMain").inner_text()
+    parts = ("LRU with 80 GiB", "An infinite cache would hit", "LRU's evictions cost", "Requests")
+    assert sorted(map(text.index, parts)) == [*map(text.index, parts)]
+    tab.get_by_role("link", name="Tune for an SLO").click()
+    tab.get_by_role("heading", name="Recommendation", exact=True).wait_for()
+    tab.close()
+
+
+def test_the_curve_comes_first_on_a_phone(visit: Visit) -> None:
+    """Above the numbers, with its pool as the capacity and the slider in the axis' unit."""
+    tab = visit("/capacity?unit=GiB&hbm=1GiB", 390)
+    chart = tab.get_by_test_id("stPlotlyChart").first.bounding_box()
+    number = tab.get_by_test_id("stMetric").first.bounding_box()
+    assert chart["y"] + chart["height"] <= number["y"]
+    tab.get_by_text("Capacity (GiB)", exact=True).wait_for()
+    assert "capacity=512" in tab.url
+    tab.close()
+
+
+def test_other_hosts_and_sites_get_nothing(served: Served) -> None:
+    """Neither pages nor web sockets; and the server has looked up and called nobody."""
+    name = served.address.removeprefix("http://")
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    for path, more in (("/", {}), ("/capacity", {}), ("/_stcore/stream", upgrade)):
+        for headers in ({"Host": "evil.example"}, {"Host": name, "Origin": "http://evil.example"}):
+            with closing(http.client.HTTPConnection(name, timeout=30)) as connection:
+                connection.request("GET", path, headers=headers | more)
+                assert connection.getresponse().status in {400, 403}
+    recorded = served.record.read_text().splitlines()
+    assert recorded
+    own = re.compile(r"\b(127\.0\.0\.1|localhost)\b")
+    strangers = [line for line in recorded if not own.search(line)]
+    assert strangers == []
