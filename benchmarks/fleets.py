@@ -2,6 +2,7 @@
 
 `dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
 same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
+`dynosim-lag`: the same with KV events that come late.
 `samples`: every router on every sample trace. `event-lag`: routers whose KV events come late.
 `speed`: CPU seconds of a replay. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
 the four schedulers of llm-d's benchmark.
@@ -17,7 +18,7 @@ import gzip
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,10 +59,11 @@ from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
 from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"
-PARTS = ("samples", "event-lag", "speed", "dynosim", "mooncake", "llm-d")
+PARTS = ("samples", "event-lag", "speed", "dynosim", "dynosim-lag", "mooncake", "llm-d")
 SEEDS, SPEED_ROUNDS = 5, 5
 TOLERANCE_PP = 0.5
 POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
+LAG_POINT, LAGS_S = (8, 5637), (0.0, 1.0, 10.0, 60.0)
 LONE_TOKENS = 2_048, 16_384
 STEP_TOKENS = 16_384
 
@@ -143,16 +145,16 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="also write docs/evidence/fleets.md")
     options = parser.parse_args()
     for part in options.only or PARTS:
-        if part == "dynosim":
-            table = dynosim(options.dynamo, options.rounds)
-        else:
-            table = {
-                "samples": samples,
-                "event-lag": lambda: event_lag(_mooncake()),
-                "speed": lambda: speed(_mooncake(), SPEED_ROUNDS),
-                "mooncake": figure_5,
-                "llm-d": llm_d,
-            }[part]()
+        tables: dict[str, Callable[[], Table]] = {
+            "samples": samples,
+            "event-lag": lambda: event_lag(_mooncake()),
+            "speed": lambda: speed(_mooncake(), SPEED_ROUNDS),
+            "dynosim": lambda: dynosim(options.dynamo, options.rounds),
+            "dynosim-lag": lambda: dynosim_lag(options.dynamo),
+            "mooncake": figure_5,
+            "llm-d": llm_d,
+        }
+        table = tables[part]()
         text = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}. {table.description}"
         text = replace(table, description=text).markdown()
         print(text, flush=True)
@@ -198,32 +200,25 @@ class Point(NamedTuple):
         ]
 
 
+DYNOSIM_COLUMNS = (
+    "replicas x blocks, router",
+    "DynoSim: hits %",
+    "kvscope: hits %",
+    "difference, points",
+    "outputs cached too: hits %",
+    "DynoSim: mean TTFT s",
+    "kvscope: mean TTFT s",
+    "with simulated vLLMs",
+    "DynoSim s",
+    "kvscope s",
+)
+
+
 def dynosim(python: Path, rounds: int) -> Table:
     """Compare hits and TTFT with those of NVIDIA's simulator at six points."""
-    trace = load(_mooncake())
-    with TemporaryDirectory() as folder:
-        plain = Path(folder) / "mooncake.jsonl"
-        plain.write_bytes(gzip.decompress(_mooncake().read_bytes()))
-        lone = _lone_prompts(python, Path(folder))
-        points = []
-        for replicas, blocks in POINTS:
-            for mode, router in (("kv_router", Dynamo()), ("round_robin", RoundRobin())):
-                note(f"{replicas} replicas of {blocks} blocks: {mode}")
-                runs = range(rounds if router.draws else 1)
-                peers = [_peer(python, plain, replicas, blocks, mode) for _ in runs]
-                points.append(_point(trace, lone, router, replicas, blocks, peers))
-    columns = (
-        "replicas x blocks, router",
-        "DynoSim: hits %",
-        "kvscope: hits %",
-        "difference, points",
-        "outputs cached too: hits %",
-        "DynoSim: mean TTFT s",
-        "kvscope: mean TTFT s",
-        "with simulated vLLMs",
-        "DynoSim s",
-        "kvscope s",
-    )
+    routers = (Dynamo(), RoundRobin())
+    cases = [(*point, router) for point in POINTS for router in routers]
+    lone, points = _compared(python, rounds, cases)
     short, long = LONE_TOKENS
     largest = max(abs(point.difference) for point in points)
     description = (
@@ -238,7 +233,44 @@ def dynosim(python: Path, rounds: int) -> Table:
         " simple time model none."
     )
     rows = [point.row() for point in points]
-    return Table("Against NVIDIA's simulator", description, columns, rows)
+    return Table("Against NVIDIA's simulator", description, DYNOSIM_COLUMNS, rows)
+
+
+def dynosim_lag(python: Path) -> Table:
+    """Compare them where KV events are late in both, at one point."""
+    cases = [(*LAG_POINT, Dynamo({"event_lag_s": lag_s})) for lag_s in LAGS_S]
+    lone, points = _compared(python, 1, cases)
+    largest = max(abs(point.difference) for point in points)
+    description = (
+        f"ai-dynamo-runtime {lone.version}, its kv_event_lag_ms; otherwise as above, one run of"
+        f" DynoSim a lag. Largest difference of hits: {largest:.2f} points."
+    )
+    rows = [
+        [f"{point.name}, {lag_s:g} s late", *point.row()[1:7]]
+        for point, lag_s in zip(points, LAGS_S, strict=True)
+    ]
+    return Table("With late KV events", description, DYNOSIM_COLUMNS[:7], rows)
+
+
+def _compared(
+    python: Path, rounds: int, cases: Sequence[tuple[int, int, Router]]
+) -> tuple[Lone, list[Point]]:
+    """Run both simulators with these replicas, blocks and routers."""
+    trace = load(_mooncake())
+    points = []
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / "mooncake.jsonl"
+        plain.write_bytes(gzip.decompress(_mooncake().read_bytes()))
+        lone = _lone_prompts(python, Path(folder))
+        for replicas, blocks, router in cases:
+            mode = "kv_router" if isinstance(router, Dynamo) else "round_robin"
+            lag_s = router.values.get("event_lag_s", 0.0)
+            note(f"{replicas} replicas of {blocks} blocks: {mode}, events {lag_s:g} s late")
+            words = (mode, "--lag", f"{lag_s}")
+            runs = range(rounds if router.draws else 1)
+            peers = [_peer(python, plain, replicas, blocks, *words) for _ in runs]
+            points.append(_point(trace, lone, router, replicas, blocks, peers))
+    return lone, points
 
 
 def _point(

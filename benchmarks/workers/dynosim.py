@@ -2,7 +2,7 @@
 
 Arguments: TRACE REPLICAS BLOCKS ROUTER, with an interpreter that has ai-dynamo-runtime. Prints the
 share of input tokens that hit, TTFT and the time between tokens; with --lone also the TTFT of each
-request, by length.
+request, by length. --lag makes KV events so many seconds late.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("blocks", type=int)
     parser.add_argument("router", choices=("kv_router", "round_robin"))
     parser.add_argument("--lone", action="store_true")
+    parser.add_argument("--lag", type=float, default=0.0)
     options = parser.parse_args()
     os.environ["DYN_LOG"] = "error"
     output = os.dup(1)
@@ -41,6 +42,7 @@ def main() -> None:
         trace_block_size=BLOCK_TOKENS,
         trace_format="mooncake",
         capture_per_request=options.lone,
+        kv_event_lag_ms=options.lag * 1e3 or None,
     )
     summary = result.summary
     document: dict[str, Any] = {

@@ -26,6 +26,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "analyze": analyze.AnalyzeDocument,
     "calibrate": engines.CalibrateDocument,
     "deployment": deployment.DeploymentDocument,
+    "doctor": lists.DoctorDocument,
     "fit": fit.FitDocument,
     "fleet": fleet.FleetDocument,
     "formats": lists.FormatsDocument,

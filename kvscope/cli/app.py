@@ -18,6 +18,7 @@ from kvscope import __version__
 from kvscope.cli import diagnostics, output
 from kvscope.cli.options import Debug, convert_directly, typed
 from kvscope.core.errors import ExitCode
+from kvscope.core.memory import require_address_space
 
 
 class Lazy(NamedTuple):
@@ -31,7 +32,8 @@ class Lazy(NamedTuple):
     summary: str
 
     def load(self) -> Callable[..., Any] | typer.Typer:
-        """Import the command."""
+        """Import the command. Raises OutOfMemoryError where its libraries cannot be loaded."""
+        require_address_space()
         module, _, attribute = self.place.partition(":")
         loaded: Callable[..., Any] = getattr(import_module(f"kvscope.cli.{module}"), attribute)
         return loaded
@@ -52,6 +54,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("stored:ingest", "Read traces into the store.")),
     ("traces", Lazy("stored:traces_app", "List or remove stored traces.")),
+    ("doctor", Lazy("stored:doctor", "Check a store; save what can be read.")),
     ("export", Lazy("stored:export", "Write a stored trace in another format.")),
     ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
     ("record", Lazy("record:record", "Record a running vLLM as a trace.")),

@@ -14,11 +14,12 @@ from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, parsed_by
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.report.section import Table
+    from kvscope.store.doctor import StoreHealth
     from kvscope.store.file import StoreFile
 
 traces_app = typer.Typer(invoke_without_command=True)
@@ -51,6 +52,12 @@ Output = Annotated[
         values.target,
         flags=("--output", "-o"),
     ),
+]
+
+
+SaveTo = Annotated[
+    str | None,
+    Option("Copy what is sound to this new store.", "STORE", values.target, flags=("--save-to",)),
 ]
 
 
@@ -91,6 +98,48 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
             registry.export(opened, stored, to, path, advance)
     where = "standard output" if path == values.STANDARD_STREAM else path
     note(f"{where}: {stored.requests:,} requests of {stored.name!r}")
+
+
+def doctor(db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False) -> None:
+    """Check a store: read all of it, compare its tables, and say what can be saved.
+
+    Exit code 3: something is damaged. What is sound can be copied to a new store.
+    """
+    from kvscope.store.doctor import examine, save
+
+    health = examine(db)
+    saved = None if save_to is None else save(health, save_to)
+    if as_json:
+        from kvscope.app.documents.lists import doctor_document
+
+        output.emit_json(doctor_document(health, saved))
+    else:
+        _show_health(health)
+    if saved is not None:
+        left_out = f"; left out: {', '.join(saved.left_out)}" if saved.left_out else ""
+        note(f"{saved.path}: {len(saved.traces):,} traces saved{left_out}")
+    if not health.is_sound:
+        raise typer.Exit(ExitCode.INPUT)
+
+
+def _show_health(health: StoreHealth) -> None:
+    if health.fault:
+        output.emit(
+            f"{health.path}: {health.fault}. No trace can be saved: ingest their files again into"
+            " another store."
+        )
+        return
+    for each in health.traces:
+        name, faults = each.trace.name, "; ".join((*each.faults, *each.result_faults))
+        if each.faults:
+            source = each.trace.source
+            advice = f"ingest {source}" if each.source_exists else f"{source} is not there either"
+            output.emit(f"{name}: damaged ({faults}). It cannot be saved; {advice}.")
+        elif each.result_faults:
+            output.emit(f"{name}: sound, but not all results ({faults}). --save-to saves the rest.")
+        else:
+            output.emit(f"{name}: sound")
+    output.emit(f"{health.path}: {'sound' if health.is_sound else 'damaged'}")
 
 
 @traces_app.callback()

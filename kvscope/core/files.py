@@ -170,6 +170,12 @@ def _place_named(path: Path) -> Iterator[None]:
                 raise full_disk(path, str(error)) from error
             error.filename = str(path)
         raise
+    except KvscopeError:
+        raise
+    except Exception as error:  # a library's own, around the system's text
+        if any(reason in str(error) for reason in FULL.values()):
+            raise full_disk(path, str(error)) from error
+        raise
 
 
 def full_disk(path: Path, reason: str) -> DiskFullError:

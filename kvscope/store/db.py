@@ -140,6 +140,11 @@ class Store:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB's connection, for what is no statement of queries/."""
+        return self._connection
+
     def close(self) -> None:
         """Close the connection."""
         if self._created:
@@ -285,6 +290,12 @@ def _check_place(path: Path) -> None:
         if not path.parent.is_dir():
             raise InputError(
                 "its folder does not exist", where=str(path), remedy="make it, or name another"
+            )
+        if Path(f"{path}.wal").exists():
+            raise InputError(
+                f"the store is gone, and {path}.wal is left of it",
+                where=str(path),
+                remedy="restore it or remove that file",
             )
         return
     if not path.is_file():

@@ -139,7 +139,7 @@ def _command(program: str, pid: str) -> str:
         return Path(program).name
     names = [Path(word).name for word in words]
     begin = names.index("kvscope") if "kvscope" in names else 0
-    line = " ".join([names[begin], *words[begin + 1 :]])
+    line = " ".join(" ".join([names[begin], *words[begin + 1 :]]).split())
     return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 1] + "…"
 
 
@@ -153,6 +153,10 @@ def _kind(path: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the first sentence of an error of DuckDB, without its class."""
+    """Return what an error of DuckDB says of damage, its first sentence without its class."""
+    if "checksum" in text:
+        return "wrong checksum"
+    if "Could not read enough bytes" in text:
+        return "the file ends too early"
     first = re.sub(r"^(\w+ )?Error: ", "", text.splitlines()[0])
     return first if len(first) <= _MOST_WORDS else first[: _MOST_WORDS - 1] + "…"

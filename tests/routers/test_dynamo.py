@@ -41,6 +41,15 @@ def test_prefills_under_way_are_charged_until_their_first_token() -> None:
     assert chosen(view(2, own=busy, cached=[4, 0])) == 0
 
 
+def test_what_events_reported_counts_not_the_truth() -> None:
+    """By the truth alone replica 0 would win; its prefill is expected as if nothing were cached."""
+    late = CACHED._replace(reported_blocks=np.zeros(2, dtype=np.int32))
+    assert chosen(late) == 1  # 10 + 26 against 10 + 25
+    assert late.expected_blocks.tolist() == [0]
+    assert chosen(CACHED) == 0
+    assert CACHED.expected_blocks.tolist() == [4]
+
+
 def test_credit_decays_with_prefill_load_beyond_the_least() -> None:
     """10 blocks more than replica 1, as many as the prompt has: credit 8 / (1 + decay)."""
     seen = view(2, own=load(2, uncached_tokens=[160, 0]), cached=[8, 0], new=[2, 10])
@@ -93,8 +102,10 @@ def test_without_events_a_block_is_cached_for_its_time_to_live() -> None:
     for seed in range(30):
         memory = router.memory(sizes(4), seed)
         first = send(memory, router, 0.0, path(1, 2, 3))
-        assert send(memory, router, 59.9, path(1, 2, 4)) == first
+        seen = view(4)
+        assert send(memory, router, 59.9, path(1, 2, 4), seen) == first
         assert memory.costs[first] == 1  # 2 of 3 blocks are cached
+        assert seen.expected_blocks.tolist() == [2]
         send(memory, router, 60.0, path(3))
         assert memory.costs[first] == 1  # sent at 0, gone at 60
         assert send(memory, router, 119.8, path(1, 5)) == first  # sent again at 59.9
@@ -102,10 +113,16 @@ def test_without_events_a_block_is_cached_for_its_time_to_live() -> None:
         assert memory.costs.tolist() == [1, 1, 1, 1]
 
 
-def send(memory: SentBlocks, router: DynamoApprox, now_s: float, blocks: Int32s) -> int:
+def send(
+    memory: SentBlocks,
+    router: DynamoApprox,
+    now_s: float,
+    blocks: Int32s,
+    seen: View | None = None,
+) -> int:
     """Return the choice of four idle replicas for a prompt of these blocks."""
     prompt = prompt_of(blocks, now_s=now_s)
-    return DynamoApprox.choose(prompt, blocks, view(4), memory, router.settings())
+    return DynamoApprox.choose(prompt, blocks, seen or view(4), memory, router.settings())
 
 
 def test_flags_set_what_differs_from_the_defaults() -> None:

@@ -130,6 +130,14 @@ def test_precise_scores_are_normalized_over_replicas_with_a_match() -> None:
     assert precise_scores(0, 0, 0) == [0.0, 0.0, 0.0]
 
 
+def test_precise_scores_follow_events_not_the_truth() -> None:
+    router = LlmDPrecise()
+    memory, blocks = router.memory(sizes(2), seed=1), path(1, 2)
+    seen = view(2, cached=[2, 0])._replace(reported_blocks=np.array([0, 1], dtype=np.int32))
+    LlmDPrecise.choose(prompt_of(blocks), blocks, seen, memory, router.settings())
+    assert memory.scores.tolist() == [0.0, 1.0]
+
+
 def test_precise_scores_after_0_8_are_shares_of_the_prompt() -> None:
     assert precise_scores(3, 7, 0, min_max=0) == [0.3, 0.7, 0.0]
     assert precise_scores(0, 1, 0, min_max=0) == [0.0, 0.1, 0.0]

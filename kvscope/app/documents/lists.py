@@ -13,6 +13,7 @@ from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 if TYPE_CHECKING:
     from kvscope.ingest.pipeline import Ingested
     from kvscope.policies.base import Parameter, Policy
+    from kvscope.store.doctor import Saved, StoreHealth
 
 
 class StoredTrace(TraceFacts):
@@ -43,6 +44,50 @@ class IngestDocument(Document):
 
     command: Literal["ingest"] = "ingest"
     ingested: tuple[IngestedTrace, ...]
+
+
+class CheckedTrace(Facts):
+    """A trace that `kvscope doctor` checked; one with `faults` cannot be saved.
+
+    `result_faults` are in what was computed over it. `source_exists` is true where its file is
+    still there to be ingested again.
+    """
+
+    name: str
+    source: str
+    source_exists: bool
+    faults: tuple[str, ...]
+    result_faults: tuple[str, ...]
+
+
+class SavedStore(Facts):
+    """What `--save-to` copied, and what it had to leave out."""
+
+    path: str
+    traces: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+class DoctorDocument(Document):
+    """Whether a store is sound; `fault` is why its traces cannot be listed, or empty."""
+
+    command: Literal["doctor"] = "doctor"
+    store: str
+    sound: bool
+    fault: str
+    traces: tuple[CheckedTrace, ...]
+    saved: SavedStore | None
+
+
+def doctor_document(health: StoreHealth, saved: Saved | None) -> DoctorDocument:
+    """Return the document of `kvscope doctor`."""
+    return DoctorDocument(
+        store=health.path,
+        sound=health.is_sound,
+        fault=health.fault,
+        traces=tuple(CheckedTrace.build(each, each.trace) for each in health.traces),
+        saved=None if saved is None else SavedStore.build(saved),
+    )
 
 
 def traces_document(traces: Sequence[Trace]) -> TracesDocument:

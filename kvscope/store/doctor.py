@@ -1,0 +1,195 @@
+"""Check a store: whether all of it can be read and agrees; copy what can to a new store.
+
+DuckDB checks the checksum of each block that it reads, so every column of every row is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+
+from kvscope.core.errors import DamagedStoreError, KvscopeError, UsageError
+from kvscope.core.trace import Trace
+from kvscope.store import results, traces
+from kvscope.store.db import Store, open_store
+from kvscope.store.failures import explaining
+from kvscope.store.file import StoreFile
+
+_TABLES = {"requests": "requests", "blocks": "distinct_blocks", "reuses": None, "bad_lines": None}
+"""The tables of a trace, and the column of `traces` that counts their rows."""
+_RESULTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "runs": ("run_id", ("run_parts",)),
+    "fits": ("fit_id", tuple(f"fit_{part}" for part in results.FIT_PARTS)),
+    "validations": ("validation_id", ("validation_runs",)),
+    "reports": ("report_id", ()),
+}
+"""The results over a trace: table, id, and the tables of their parts."""
+_UNREADABLE = (KvscopeError, duckdb.Error, msgspec.MsgspecError, ValueError)
+_ATTACHED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHealth:
+    """A trace of a store; `faults` in its own tables and `result_faults` are sentences."""
+
+    trace: Trace
+    faults: tuple[str, ...]
+    result_faults: tuple[str, ...]
+
+    @property
+    def source_exists(self) -> bool:
+        """Whether the file that the trace was read from is still there."""
+        return Path(self.trace.source).is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """What `examine` finds; `fault` is why the list of traces cannot be read, or empty."""
+
+    path: str
+    fault: str
+    traces: tuple[TraceHealth, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.fault and not any(
+            health.faults or health.result_faults for health in self.traces
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What `save` copied: the names of the traces, and what it had to leave out, as sentences."""
+
+    path: str
+    traces: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def examine(path: str) -> StoreHealth:
+    """Check every table of the store at `path` by reading all of it.
+
+    Raises what `open_store` raises, except for damage.
+    """
+    try:
+        with StoreFile(path, create=False).reading() as store:
+            known = traces.all_traces(store)
+            return StoreHealth(path, "", tuple(_examined(store, trace) for trace in known))
+    except DamagedStoreError as error:
+        return StoreHealth(path, error.what, ())
+
+
+def save(health: StoreHealth, target: str) -> Saved:
+    """Copy the traces whose own tables are sound, and all results over them that can be read.
+
+    Raises UsageError where `target` exists, and what `open_store` raises.
+    """
+    if Path(target).exists():
+        raise UsageError("exists already", where=target, remedy="name a new file")
+    saved, left_out = [], []
+    highest = dict.fromkeys(("trace_id", *(key for key, _ in _RESULTS.values())), 0)
+    with open_store(target) as store:
+        if not health.fault:
+            with explaining(health.path):
+                store.connection.execute(
+                    f"ATTACH $path AS {_ATTACHED} (READ_ONLY)", {"path": health.path}
+                )
+        for each in health.traces:
+            name, trace_id = each.trace.name, each.trace.trace_id
+            if each.faults or not _copied(store, ("traces", *_TABLES), "trace_id", [trace_id]):
+                left_out.append(f"trace {name!r}")
+                continue
+            saved.append(name)
+            highest["trace_id"] = max(highest["trace_id"], trace_id)
+            for table, (key, parts) in _RESULTS.items():
+                ids = _ids(store, table, key, trace_id)
+                if ids is None or not _copied(store, (table, *parts), key, ids):
+                    left_out.append(f"{table} of {name!r}")
+                elif ids:
+                    highest[key] = max(highest[key], *ids)
+        store.run("doctor/number_on", **highest)
+    return Saved(target, tuple(saved), tuple(left_out))
+
+
+def _examined(store: Store, trace: Trace) -> TraceHealth:
+    return TraceHealth(
+        trace, tuple(_table_faults(store, trace)), tuple(_result_faults(store, trace))
+    )
+
+
+def _table_faults(store: Store, trace: Trace) -> Iterator[str]:
+    for table, counted in _TABLES.items():
+        try:
+            row = store.row(f"doctor/{table}", trace_id=trace.trace_id)
+        except _UNREADABLE as error:
+            yield f"{table} cannot be read: {_what(error)}"
+            continue
+        if counted is not None and row["in_table"] != getattr(trace, counted):
+            yield f"{row['in_table']:,} {table} of {getattr(trace, counted):,}"
+        if row["wrong"]:
+            yield f"{row['wrong']:,} {table} contradict the trace"
+
+
+def _result_faults(store: Store, trace: Trace) -> Iterator[str]:
+    readers: dict[str, Callable[[], Any]] = {
+        "runs": lambda: results.with_parts(store, results.all_runs(store, trace)),
+        "fits": lambda: [
+            results.fit_models(store, row["fit_id"]) for row in results.all_fits(store, trace)
+        ],
+        "validations": lambda: [
+            results.validation_runs(store, row["validation_id"])
+            for row in results.all_validations(store, trace)
+        ],
+        "reports": lambda: [
+            results.report_content(store, row["report_id"])
+            for row in results.all_reports(store)
+            if row["trace"] == trace.name
+        ],
+    }
+    for table, read in readers.items():
+        try:
+            read()
+        except _UNREADABLE as error:
+            yield f"{table} cannot be read: {_what(error)}"
+
+
+def _what(error: BaseException) -> str:
+    what = error.what if isinstance(error, KvscopeError) else str(error).splitlines()[0]
+    return what.removeprefix("is damaged (").removesuffix(")")
+
+
+def _ids(store: Store, table: str, key: str, trace_id: int) -> list[int] | None:
+    """Return the ids of the results over a trace, None if they cannot be read."""
+    try:
+        rows = _rows(store, table, "trace_id", [trace_id]).select(key).fetchall()
+    except duckdb.Error:
+        return None
+    return [row[0] for row in rows]
+
+
+def _copied(store: Store, tables: tuple[str, ...], key: str, ids: list[int]) -> bool:
+    """Copy the rows with these ids, of all tables or of none; return False for none."""
+    if not ids:
+        return True
+    try:
+        with store.transaction():
+            for table in tables:
+                _rows(store, table, key, ids).insert_into(table)
+    except duckdb.Error:
+        with suppress(DamagedStoreError), explaining(store.path):
+            raise
+        return False
+    return True
+
+
+def _rows(store: Store, table: str, key: str, ids: list[int]) -> duckdb.DuckDBPyRelation:
+    values = [duckdb.ConstantExpression(each) for each in ids]
+    whole = store.connection.table(f"{_ATTACHED}.{table}")
+    return whole.filter(duckdb.ColumnExpression(key).isin(*values))

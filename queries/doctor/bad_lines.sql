@@ -1,0 +1,9 @@
+-- bad_lines: how many bad lines of a trace are stored, and how many the trace does not count
+-- $trace_id: the trace
+-- columns: in_table, wrong, digest
+SELECT
+    count(*) AS in_table,
+    count(*) FILTER (bad_lines.line < 1) AS wrong,
+    bit_xor(hash(bad_lines)) AS digest  -- reads every column
+FROM bad_lines
+WHERE bad_lines.trace_id = $trace_id

@@ -1,0 +1,16 @@
+-- blocks: how many blocks a trace has, and how many contradict the trace or their parent
+-- $trace_id: the trace
+-- columns: in_table, wrong, digest
+SELECT
+    count(*) AS in_table,
+    count(*) FILTER (
+        blocks.block NOT BETWEEN 1 AND traces.distinct_blocks
+        OR blocks.parent >= blocks.block
+        OR coalesce(parents.depth + 1, 0) != blocks.depth
+    ) AS wrong,
+    bit_xor(hash(blocks)) AS digest  -- reads every column
+FROM blocks
+JOIN traces ON traces.trace_id = blocks.trace_id
+LEFT JOIN blocks AS parents
+    ON parents.trace_id = blocks.trace_id AND parents.block = blocks.parent
+WHERE blocks.trace_id = $trace_id

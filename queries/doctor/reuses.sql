@@ -1,0 +1,16 @@
+-- reuses: how many runs of reuse a trace has, and how many contradict its requests
+-- $trace_id: the trace
+-- columns: in_table, wrong, digest
+SELECT
+    count(*) AS in_table,
+    count(*) FILTER (
+        requests.request IS NULL
+        OR reuses.prev >= reuses.request
+        OR reuses.depth + reuses.blocks > requests.blocks
+        OR reuses.gap_s < 0
+    ) AS wrong,
+    bit_xor(hash(reuses)) AS digest  -- reads every column
+FROM reuses
+LEFT JOIN requests
+    ON requests.trace_id = reuses.trace_id AND requests.request = reuses.request
+WHERE reuses.trace_id = $trace_id

@@ -1,0 +1,104 @@
+"""`kvscope doctor`: what it finds, and what it saves."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.ingest.formats.base import Request
+from kvscope.store import traces
+from kvscope.store.db import open_store
+from kvscope.store.doctor import examine, save
+from kvscope.store.traces import load_prompts
+from tests import small_traces
+
+REQUESTS = [Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at]) for at in range(5)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Return a store with two traces, `trace-0` and `trace-1`."""
+    name = str(tmp_path / "store.duckdb")
+    with open_store(name) as store:
+        for size in (16, 15):
+            small_traces.stored(store, REQUESTS, size)
+    return name
+
+
+def test_a_sound_store_is_sound(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0, and nothing is written."""
+    before = Path(path).read_bytes()
+    assert run(["doctor", "--db", path]) == ExitCode.DONE
+    assert f"{path}: sound" in capsys.readouterr().out
+    assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("DELETE FROM requests WHERE trace_id = 1 AND request = 2", "4 requests of 5"),
+        (
+            "UPDATE requests SET leaf = 1 WHERE trace_id = 1 AND request = 2",
+            "1 requests contradict",
+        ),
+        ("UPDATE blocks SET parent = 9 WHERE trace_id = 1 AND block = 2", "blocks contradict"),
+        ("UPDATE reuses SET blocks = 99 WHERE trace_id = 1", "reuses contradict"),
+        ("INSERT INTO bad_lines VALUES (1, 0, 'x')", "1 bad_lines contradict"),
+    ],
+)
+def test_it_says_what_is_wrong_and_saves_the_rest(
+    path: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    statement: str,
+    fault: str,
+) -> None:
+    """A trace whose tables disagree is named; the other one is copied, as it was."""
+    with open_store(path) as store:
+        (whole,) = [trace for trace in traces.all_traces(store) if trace.name == "trace-1"]
+        parents = load_prompts(store, whole).block_parent.tolist()
+    with duckdb.connect(path) as connection:
+        connection.execute(statement)
+    target = str(tmp_path / "saved.duckdb")
+    assert run(["doctor", "--db", path, "--save-to", target, "--json"]) == ExitCode.INPUT
+    document = json.loads(capsys.readouterr().out)
+    assert not document["sound"]
+    faults = {trace["name"]: trace["faults"] for trace in document["traces"]}
+    assert fault in faults["trace-0"][0]
+    assert faults["trace-1"] == []
+    assert document["saved"]["traces"] == ["trace-1"]
+    assert document["saved"]["left_out"] == ["trace 'trace-0'"]
+    with open_store(target) as store:
+        assert traces.all_traces(store) == [whole]
+        assert load_prompts(store, whole).block_parent.tolist() == parents
+        (following,) = store.connection.execute("SELECT nextval('trace_ids')").fetchone() or ()
+        assert following > whole.trace_id
+    with pytest.raises(UsageError, match="exists already"):
+        save(examine(path), target)
+
+
+def test_any_damage_is_told_in_one_line(path: str, tmp_path: Path) -> None:
+    """Wherever bytes are wrong: a store is sound, or its faults have words; never another error."""
+    whole = Path(path).read_bytes()
+    generator = random.Random(7)
+    damaged = tmp_path / "damaged.duckdb"
+    unsound = 0
+    for number in range(12):
+        content = bytearray(whole)
+        at = generator.randrange(len(content) - 512) if number else 20
+        content[at : at + 512] = generator.randbytes(512)
+        damaged.write_bytes(content)
+        try:
+            health = examine(str(damaged))
+        except InputError:
+            unsound += 1
+            continue
+        unsound += not health.is_sound
+        save(health, str(tmp_path / f"saved-{number}.duckdb"))
+    assert unsound
