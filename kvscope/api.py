@@ -461,7 +461,7 @@ def simulate(
     from kvscope.app.traces import replayable
 
     with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
+        prompts = replayable(opened.store, opened.facts, request.setting)
         return SimulationResult(run(opened.store, opened.facts, prompts, request, _Logged()))
 
 

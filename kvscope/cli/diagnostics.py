@@ -24,6 +24,7 @@ import typer
 
 from kvscope.core.errors import ExitCode, KvscopeError
 from kvscope.core.files import FULL
+from kvscope.core.memory import out_of_memory
 
 if TYPE_CHECKING:
     from kvscope.app.gates import Figures, Gate
@@ -153,7 +154,10 @@ def _ended(command: Callable[[], object]) -> ExitCode:
 
 
 def _failed(failure: Exception) -> ExitCode:
-    if isinstance(failure, KvscopeError):
+    if shortage := out_of_memory(failure):
+        code = shortage.exit_code
+        error(str(shortage))
+    elif isinstance(failure, KvscopeError):
         code = failure.exit_code
         show_log(getattr(failure, "log", ()))  # of a server that died
         error(str(failure))
