@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.wording import in_page_words
 from kvscope.app.analyze import analyze
 from kvscope.app.options import AnalyzeOptions
 from kvscope.app.requests import analyze_request
@@ -127,7 +128,7 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
     assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]
     assert document["flags"] == {"sglang": None, "vllm": None}
     assert not app.code
-    assert document["why_no_flags"] in captions(app)
+    assert in_page_words(document["why_no_flags"]) in captions(app)
     assert "For: cache study" in words(app)
     assert app.get("download_button")
 
