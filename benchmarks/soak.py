@@ -2,7 +2,7 @@
 
 Run it in an environment that has vLLM and kvscope. New conversations replace those that end, so
 that whatever is kept for each of them grows. Memory is resident memory by process; its slope is
-that of a straight line through all samples after the first quarter, with a 95 % interval that takes
+that of a straight line through the samples of the last third, with a 95 % interval that takes
 neighbouring samples for the dependent ones that they are.
 """
 
@@ -112,7 +112,8 @@ def _soak(folder: Path, options: argparse.Namespace) -> tuple[Table, int]:
         f" KV-cache events {from_events:,} requests."
     )
     title = f"Memory in {options.minutes:g} minutes of vLLM under {options.policy}"
-    columns = ("process", "at a quarter, MiB", "at the end, MiB", "slope, MiB/hour (95 % CI)")
+    times = [f"MiB at {options.minutes * third / 3:g} min" for third in (1, 2, 3)]
+    columns = ("process", *times, "MiB/hour in the last third (95 % CI)")
     return Table(title, described, columns, rows), traffic.failed + broken
 
 
@@ -218,16 +219,17 @@ def _resident_mib(pid: int) -> float:
 
 
 def _growth(readings: list[tuple[float, float]]) -> list[str]:
-    """Return the memory after a quarter of the time and at the end, and the slope between."""
+    """Return the memory after each third of the time, and the slope in the last one."""
     times_s, mib = np.array(readings).T
-    later = times_s >= times_s[-1] / 4
-    hours, mib = times_s[later] / 3600, mib[later]
+    thirds = [int(np.searchsorted(times_s, times_s[-1] * third / 3)) for third in (1, 2, 3)]
+    levels = [f"{mib[at]:,.1f}" for at in thirds]
+    hours, mib = times_s[thirds[1] :] / 3600, mib[thirds[1] :]
     slope, level = np.polyfit(hours, mib, 1)
     residuals = mib - (level + slope * hours)
     together = np.corrcoef(residuals[1:], residuals[:-1])[0, 1] if residuals.any() else 0.0
     independent = max(len(mib) * (1 - together) / (1 + together), 3.0)
     error = residuals.std() / (hours.std() * math.sqrt(independent - 2))
-    return [f"{mib[0]:,.1f}", f"{mib[-1]:,.1f}", f"{slope:+.1f} ± {1.96 * error:.1f}"]
+    return [*levels, f"{slope:+.1f} ± {1.96 * error:.1f}"]
 
 
 if __name__ == "__main__":

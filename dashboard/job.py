@@ -20,6 +20,7 @@ from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
 from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
+from kvscope.core.memory import out_of_memory
 
 _EVERY_S = 0.3
 _MOST_ENDED = 12  # jobs that are listed, with their results
@@ -129,9 +130,11 @@ class Job(Monitor):
         except KvscopeError as error:
             self.error, self.stopped = in_page_words(str(error)), isinstance(error, Stopped)
             self.busy = isinstance(error, StoreBusyError)
-        except BaseException:
-            self.error = _FAILED
-            raise
+        except BaseException as error:
+            shortage = out_of_memory(error)
+            self.error = _FAILED if shortage is None else in_page_words(str(shortage))
+            if shortage is None:
+                raise
         finally:
             self.end()
 

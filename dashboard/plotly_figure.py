@@ -21,7 +21,7 @@ _INK, _FAINT, _CLEAR = "#31333F", "rgba(128, 132, 149, 0.25)", "rgba(0, 0, 0, 0)
 _TITLE, _LEAST, _LETTER, _BAR, _BELOW, _AXIS, _HALF = 35, 22, 6, 105, 76, 62, 30
 _DIGITS = 3  # at an axis
 _DARK_SHADES = [[0, "#14283c"], [1, "#7cc4f0"]]
-_NAME = 18  # letters of a line of a bar's name: a phone has no room for more
+_NAME = 14  # letters of a line of a bar's name: a phone has no room for more
 _AXES = {
     "gridcolor": _FAINT,
     "zerolinecolor": _FAINT,

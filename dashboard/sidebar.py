@@ -325,6 +325,17 @@ def typed(
         st.stop()
 
 
+def check_traffic(selected: Choices) -> None:
+    """Raise UsageError for a deployment whose trace is one replica's, which no fleet serves."""
+    where = selected.deployment
+    if where is not None and where.traffic == "replica":
+        raise UsageError(
+            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
+            where="Traffic in the sidebar",
+            remedy="if this trace holds all of it, select fleet",
+        )
+
+
 def capacity(key: str, label: str) -> int | None:
     """Draw a text box for one capacity and return its blocks, None where it is empty."""
     present, memory = choices().present_blocks, choices().memory

@@ -26,6 +26,8 @@ _PAGES = (
     "Policy lab",
     "Recommendation",
     "Validation",
+    "Runs and jobs",
+    "Compare",
 )
 
 
@@ -69,6 +71,9 @@ def _dashboard(browser: Browser, folder: str) -> None:
             if name == "Recommendation":
                 page.get_by_role("button", name="Tune", exact=True).click()
                 page.get_by_role("button", name="Download recommendation.toml").wait_for()
+            if name == "Compare":
+                page.get_by_role("tab", name="Runs", exact=True).click()
+                page.get_by_role("heading", name="Facts").wait_for()
             page.wait_for_timeout(_DRAWN_MS)
             page.screenshot(path=PICTURES / f"dashboard-{name.split()[-1].lower()}.png")
             if name == "Policy lab":

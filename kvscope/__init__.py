@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         KvscopeError,
         OpenTrace,
         SimulationResult,
+        TuneFleetResult,
         TuneResult,
         UsageError,
         analyze,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         simulate,
         simulate_fleet,
         tune,
+        tune_fleet,
     )
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ __all__ = [
     "KvscopeError",
     "OpenTrace",
     "SimulationResult",
+    "TuneFleetResult",
     "TuneResult",
     "UsageError",
     "__version__",
@@ -45,6 +48,7 @@ __all__ = [
     "simulate",
     "simulate_fleet",
     "tune",
+    "tune_fleet",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The Python API: `analyze`, `fit`, `simulate`, `tune` and `simulate_fleet`, for scripts.
+"""The Python API: `analyze`, `fit`, `simulate`, `tune`, `simulate_fleet` and `tune_fleet`.
 
     import kvscope
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
+    from kvscope.app.tune_fleet import FleetRecommendation
     from kvscope.core.trace import Prompts, Trace
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
@@ -57,6 +58,7 @@ __all__ = [
     "KvscopeError",
     "OpenTrace",
     "SimulationResult",
+    "TuneFleetResult",
     "TuneResult",
     "UsageError",
     "analyze",
@@ -65,6 +67,7 @@ __all__ = [
     "simulate",
     "simulate_fleet",
     "tune",
+    "tune_fleet",
 ]
 
 MEMORY = ":memory:"
@@ -320,6 +323,34 @@ class FleetResult(_Result):
         return report(self.study)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneFleetResult(_Result):
+    """What `tune_fleet` returns; `recommendation.tuning` has the fleet and all that was tried."""
+
+    recommendation: FleetRecommendation
+
+    @property
+    def verdict(self) -> str:
+        """`confirmed`, `resized` or `misses-slo`."""
+        return self.recommendation.tuning.verdict
+
+    @property
+    def replicas(self) -> int | None:
+        """The recommended number of replicas, None where none of those tried meet the SLO."""
+        run = self.recommendation.tuning.recommended
+        return None if run is None else run.fleet.replicas
+
+    def to_polars(self, table: str = "routers") -> pl.DataFrame:
+        """Return a list of the document: `routers`, `policies`, `capacities` or `ends`."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.tune_fleet import report
+
+        return report(self.recommendation)
+
+
 Source = str | PathLike[str] | OpenTrace | None
 """A path, the name of a trace in the store `db`, an OpenTrace, or None: the last one used."""
 
@@ -430,7 +461,7 @@ def simulate(
     from kvscope.app.traces import replayable
 
     with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
+        prompts = replayable(opened.store, opened.facts, request.setting)
         return SimulationResult(run(opened.store, opened.facts, prompts, request, _Logged()))
 
 
@@ -505,6 +536,35 @@ def simulate_fleet(
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
         return FleetResult(run(opened.facts, prompts, request, _Logged()))
+
+
+def tune_fleet(
+    trace: Source,
+    *,
+    slo: str | float,
+    percentile: str | float | None = None,
+    router: Texts = None,
+    capacity: Amounts = None,
+    capacity_blocks: Amounts = None,
+    policies: Texts = None,
+    param: Sequence[str] | None = None,
+    max_p50_regression: Share = 0.25,
+    min_throughput: Share = 0.95,
+    db: str = MEMORY,
+    **of: Unpack[ReplicaArguments],
+) -> TuneFleetResult:
+    """Choose replicas, router, policy and capacity for an SLO: `kvscope tune --fleet`."""
+    with _arguments():
+        from kvscope.app.requests import fleet_tuning_request
+
+        options = _parsed(TuneOptions, locals(), ReplicaArguments.__optional_keys__)
+        request = fleet_tuning_request(options)
+    from kvscope.app.traces import replayable
+    from kvscope.app.tune_fleet import recommend_fleet
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        return TuneFleetResult(recommend_fleet(opened.facts, prompts, request, _Logged()))
 
 
 def _parsed(

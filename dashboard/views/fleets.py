@@ -13,7 +13,6 @@ from kvscope.app.fleet import FleetStudy, fleet
 from kvscope.app.options import FleetOptions, ReplicaOptions, TimeModel
 from kvscope.app.requests import fleet_request
 from kvscope.core import units
-from kvscope.core.errors import UsageError
 from kvscope.fleet.options import ROUTED
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.settings import timed_by
@@ -63,12 +62,7 @@ def _options(selected: sidebar.Choices) -> FleetOptions | None:
     Raises UsageError for a deployment whose trace is one replica's.
     """
     where = selected.deployment
-    if where is not None and where.traffic == "replica":
-        raise UsageError(
-            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
-            where="Traffic in the sidebar",
-            remedy="if this trace holds all of it, select fleet",
-        )
+    sidebar.check_traffic(selected)
     slo_s, rank, tpot_s = _slo()
     replicas, blocks, time_model, loop = _replicas(pool=where is not None)
     routers, policies = _routers()

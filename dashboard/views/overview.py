@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboard import data, job, render, sidebar, time_range, upload
 from dashboard.markdown import escape
+from dashboard.wording import in_page_words
 from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.report import overview, traffic
@@ -100,7 +101,7 @@ def _traces() -> None:
             "span": [units.duration_in_words(trace.span_s) for trace in known],
             "conversations": [trace.lineage for trace in known],
             "bad lines": [trace.bad_lines for trace in known],
-            "read from": [trace.source for trace in known],
+            "read from": [in_page_words(trace.source) for trace in known],
         },
         hide_index=True,
         key="traces",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import streamlit as st
@@ -11,13 +11,18 @@ from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
-from kvscope.app.options import TuneOptions
-from kvscope.app.requests import TuneRequest, tune_request
+from kvscope.app.options import ReplicaOptions, TuneOptions
+from kvscope.app.requests import TuneRequest, fleet_tuning_request, tune_request
 from kvscope.app.tune import Recommendation, recommendation_text, tune
+from kvscope.app.tune_fleet import FleetRecommendation, recommend_fleet
 from kvscope.core import units
-from kvscope.report import recommendation
+from kvscope.core.trace import Trace
+from kvscope.report import recommendation, tune_fleet
+from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
+
+OFFERED = [router.name for router in ROUTERS if not router.reference]
 
 
 def page() -> None:
@@ -25,14 +30,86 @@ def page() -> None:
     trace = sidebar.page_head("Recommendation")
     ask, read = query_params.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
-        request = _request()
-        clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
-        question = None if request is None else (trace, request)
-        done = job.answer("tune", "Tune", question, _tune, "Tune", clicked=clicked)
-        if done is not None:
-            _show(done.result)
+        with query_params.synced("for_fleet", default=False, parse=lambda text: text == "True"):
+            for_fleet = st.checkbox(
+                "Choose a fleet",
+                key="for_fleet",
+                help="The number of replicas, their router, eviction policy and capacity, as"
+                " `kvscope tune --fleet` does.",
+            )
+        if for_fleet:
+            _ask_for_fleet(trace)
+        else:
+            _ask(trace)
     with read:
         _read()
+
+
+def _ask(trace: Trace) -> None:
+    """Draw what to tune a cache or a deployment for, and the answer."""
+    request = _request()
+    clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
+    question = None if request is None else (trace, request)
+    done = job.answer("tune", "Tune", question, _tune, "Tune", clicked=clicked)
+    if done is not None:
+        _show(done.result)
+
+
+def _ask_for_fleet(trace: Trace) -> None:
+    """Draw what to choose a fleet for, and the answer."""
+    options = _fleet_options()
+    clicked = st.button("Tune", type="primary", key="tune", disabled=options is None)
+    question = None if options is None else (trace, options)
+    done = job.answer("fleet", "Tune a fleet", question, _tune_fleet, "Tune", clicked=clicked)
+    if done is not None:
+        render.show(tune_fleet.sections(done.result))
+
+
+def _tune_fleet(running: job.Job) -> FleetRecommendation:
+    trace, options = running.request
+    prompts = background_cache.lru_for(running, trace).prompts
+    tuned = recommend_fleet(trace, prompts, fleet_tuning_request(options), running)
+    data.keep(running, tune_fleet.report(tuned), summary=tune_fleet.in_words(tuned)[0])
+    return tuned
+
+
+def _fleet_options() -> TuneOptions | None:
+    """Draw the SLO, the capacities and the routers of a fleet; return them, None while one lacks.
+
+    Raises UsageError for a deployment whose trace is one replica's.
+    """
+    selected = sidebar.choices()
+    sidebar.check_traffic(selected)
+    left, middle, right = st.columns(3)
+    with left:
+        about = "TTFT, queues included, to meet."
+        slo_s = sidebar.typed("fleet_slo", "SLO (TTFT)", "2s", values.duration, about)
+    with middle, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
+        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+    with right:
+        usual = "the deployment's pool" if selected.deployment else "some of LRU's curve"
+        blocks = sidebar.typed(
+            "replica_sizes",
+            "Capacities of a replica",
+            "",
+            sidebar.parse_capacities,
+            f"To choose from: blocks, or sizes such as 20GiB,40GiB. Empty: {usual}.",
+            placeholder=usual,
+        )
+    with query_params.synced("choose_from", OFFERED, query_params.parse_list, OFFERED):
+        routers = st.multiselect("Routers", OFFERED, key="choose_from")
+    if not (slo_s and routers):
+        st.info("Enter an SLO and a router.")
+        return None
+    known = {each.name for each in fields(ReplicaOptions)}
+    return TuneOptions(
+        slo=slo_s,
+        percentile=units.parse_percentile(rank),
+        capacity_blocks=blocks,
+        # Unnamed, routers by session are left out where the trace has none.
+        router=None if set(routers) == set(OFFERED) else ",".join(routers),
+        **{name: value for name, value in selected.options.items() if name in known},
+    )
 
 
 def _tune(running: job.Job) -> Recommendation:

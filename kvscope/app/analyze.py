@@ -16,6 +16,7 @@ from kvscope.app.requests import AnalyzeRequest
 from kvscope.app.traces import load_range, load_trace, replayable
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, characterize
+from kvscope.core import memory
 from kvscope.core.background import in_background
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
@@ -25,6 +26,7 @@ from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.ingest.clocks import SessionStarts, other_starts
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import begun
+from kvscope.replay.footprint import analysis_bytes
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 from kvscope.store.file import Stores
@@ -160,6 +162,11 @@ def analyze(
     """
     with stores.reading() as store:
         if started is None and trace.has_hashes:
+            memory.require(
+                analysis_bytes(trace),
+                f"an analysis of {trace.name!r}",
+                "take a part of it with --from and --until, or more memory",
+            )
             started = StartedCaching(load_prompts(store, trace), request)
         characterization = characterize(store, trace, started.paths if started else None, step=step)
     request = started.request if started else request or AnalyzeRequest()

@@ -78,7 +78,6 @@ CapacitiesBlocks = Annotated[
     tuple[int, ...] | None,
     Option("Capacities in blocks.", "N,...", values.listed(values.amount("blocks"))),
 ]
-CapacityBlocks = Annotated[int | None, Blocks("The capacity in blocks.")]
 Compat = Annotated[
     Literal["kvcache-simulator", "libcachesim"] | None, Option("Count hits as this tool does.")
 ]

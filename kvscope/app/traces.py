@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
+from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.file import CANNOT_STORE, Stores
 
 if TYPE_CHECKING:
+    from kvscope.core.runs import RunSetting
     from kvscope.ingest.pipeline import Foresee, Ingested
     from kvscope.policies.base import Policy
 
@@ -161,14 +163,26 @@ def ingest_file(
     return ingested
 
 
-def replayable(stores: Stores, trace: Trace) -> Prompts:
-    """Return the prompts of a trace. Raises InputError for one that has lengths only."""
+def replayable(stores: Stores, trace: Trace, setting: RunSetting | None = None) -> Prompts:
+    """Return the prompts of a trace, to be replayed as `setting` says.
+
+    Raises InputError for a trace that has lengths only, OutOfMemoryError for one too large for this
+    machine's memory.
+    """
+    from kvscope.replay.footprint import replays_bytes
+
     if not trace.has_hashes:
         raise InputError(
             "has only lengths: without block hashes it cannot be replayed",
             where=trace.source,
             remedy="take a trace with block hashes",
         )
+    if setting is None:
+        needed, remedy = replays_bytes(trace), "take a shorter trace, or more memory"
+    else:
+        needed = replays_bytes(trace, setting.sample_rate, setting.coarsen)
+        remedy = "replay a part with --sample 0.1, or larger blocks with --coarsen 4"
+    memory.require(needed, f"a replay of {trace.name!r}", remedy)
     with stores.reading() as store:
         return traces.load_prompts(store, trace)
 
@@ -180,6 +194,7 @@ def prompts_to_replay(
     policies: Sequence[type[Policy]],
     monitor: Monitor,
     reading: Reading = AS_STORED,
+    setting: RunSetting | None = None,
 ) -> Iterator[tuple[Trace, Prompts]]:
     """Yield a trace and its prompts; a second process compiles what `policies` lack meanwhile."""
     from kvscope.replay import precompile
@@ -189,7 +204,7 @@ def prompts_to_replay(
         monitor.note(f"compiling kernels, once: {names}; this can take half a minute")
     with precompile.compiling_in_background(policies):
         trace = load_trace(stores, source, monitor, reading)
-        yield trace, replayable(stores, trace)
+        yield trace, replayable(stores, trace, setting)
 
 
 def _mark_used(stores: Stores, trace: Trace) -> None:

@@ -18,6 +18,7 @@ from kvscope import __version__
 from kvscope.cli import diagnostics, output
 from kvscope.cli.options import Debug, convert_directly, typed
 from kvscope.core.errors import ExitCode
+from kvscope.core.memory import require_address_space
 
 
 class Lazy(NamedTuple):
@@ -31,7 +32,8 @@ class Lazy(NamedTuple):
     summary: str
 
     def load(self) -> Callable[..., Any] | typer.Typer:
-        """Import the command."""
+        """Import the command. Raises OutOfMemoryError where its libraries cannot be loaded."""
+        require_address_space()
         module, _, attribute = self.place.partition(":")
         loaded: Callable[..., Any] = getattr(import_module(f"kvscope.cli.{module}"), attribute)
         return loaded

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from kvscope.core.errors import ExitCode, KvscopeError
+from kvscope.core.files import FULL
+from kvscope.core.memory import out_of_memory
 
 if TYPE_CHECKING:
     from kvscope.app.gates import Figures, Gate
@@ -152,7 +154,10 @@ def _ended(command: Callable[[], object]) -> ExitCode:
 
 
 def _failed(failure: Exception) -> ExitCode:
-    if isinstance(failure, KvscopeError):
+    if shortage := out_of_memory(failure):
+        code = shortage.exit_code
+        error(str(shortage))
+    elif isinstance(failure, KvscopeError):
         code = failure.exit_code
         show_log(getattr(failure, "log", ()))  # of a server that died
         error(str(failure))
@@ -162,6 +167,8 @@ def _failed(failure: Exception) -> ExitCode:
     elif isinstance(failure, OSError) and failure.strerror:  # the machine's: disk, permissions
         code = ExitCode.FAILED
         place = f"{failure.filename}: " if failure.filename is not None else ""
+        if not place and failure.errno in FULL:  # that of any other file names it
+            place = "standard output: "
         error(f"{place}{failure.strerror}")
     else:
         code = ExitCode.FAILED

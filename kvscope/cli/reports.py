@@ -141,7 +141,10 @@ def simulate(
         check_names(printing.section, report.SECTIONS)
         needed = kernels(request)
         with (
-            prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
+            prompts_to_replay(store, trace, needed, Terminal(), reading, request.setting) as (
+                stored,
+                prompts,
+            ),
             stoppable() as terminal,
         ):
             simulation = run_replays(store, stored, prompts, request, terminal)

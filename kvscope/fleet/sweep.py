@@ -10,6 +10,7 @@ from threading import Event
 
 import numpy as np
 
+from kvscope.core import memory
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engines import replay_engines
@@ -22,6 +23,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.footprint import fleet_bytes
 from kvscope.replay.sweep import cores, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.base import Router
@@ -110,6 +112,11 @@ class FleetSweep:
         self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
     ) -> FleetReplay:
         """Return what the fleet does with each request, on this engine or the sweep's."""
+        memory.require(
+            self._bytes(fleet),
+            f"{fleet.replicas:,} replicas",
+            "take fewer replicas, or more memory",
+        )
         if (engine := engine or self.engine) is not None:
             return self._on_engines(fleet, engine, seed)
         return replay_fleet(
@@ -175,13 +182,22 @@ class FleetSweep:
         def run(fleet: Fleet) -> FleetRun | None:
             return None if stop.is_set() else self.run(fleet)
 
-        pool = ThreadPoolExecutor(cores(), thread_name_prefix="fleet")
+        most = max(map(self._bytes, fleets), default=1)
+        threads = memory.at_once(most, cores())
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="fleet")
         try:
             for done in pool.map(run, fleets):
                 if done is not None:
                     yield done
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bytes(self, fleet: Fleet) -> int:
+        return fleet_bytes(
+            self.workload.traffic,
+            fleet.replicas,
+            router_counts_blocks=fleet.router.counts_blocks,
+        )
 
     def pooled(self, policy: Policy, replicas: int) -> FleetOutcome:
         """Return what one cache of all replicas' size and one queue for all of them give."""

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core import memory
 from kvscope.core.errors import InputError
+from kvscope.core.units import MIB
 from kvscope.ingest.formats.base import (
     BadLine,
     ReadOptions,
@@ -31,6 +33,8 @@ LONGEST_S = 1e12
 UNKNOWN_TYPE = "unknown"
 NONE = -1
 """Stands for no name, no request and nothing measured in columns of numbers."""
+_REQUEST_BYTES, _BLOCK_BYTES = 400, 40  # what linking and storing take on top, measured
+_SMALL_BYTES = 64 * MIB  # fits anywhere
 TOO_MANY_IDS = "more hash ids than the prompt has blocks"
 
 _TYPECODES = {
@@ -162,6 +166,7 @@ class Columns:
         self._settled_block_size = 0  # not yet
         self._fallback_block_size = options.block_size or default_block_size
         self._waited_s = 0.0  # all delays together
+        self._checked_bytes = _SMALL_BYTES
         self._rejects = rejects
 
     def __len__(self) -> int:
@@ -184,11 +189,20 @@ class Columns:
                 where=self._rejects.path,
                 remedy="split the trace, or take part of it",
             )
+        self._require_memory(len(self) + len(batch.requests))
         for line, reason in sorted(records.refused):
             self._rejects.reject(line, reason)
         self._rejects.accepted += len(records.lines)
         if batch.requests:
             self._append(batch)
+
+    def _require_memory(self, requests: int) -> None:
+        """Raise OutOfMemoryError where what is read so far is too much to be linked and stored."""
+        needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * self.trie.count
+        if needed > self._checked_bytes:
+            remedy = "take a part of the trace, or more memory"
+            memory.require(needed, f"storing {requests:,} requests and more", remedy)
+            self._checked_bytes = needed * 9 // 8  # not at every megabyte
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the columns, an entry per request in file order."""

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from kvscope.core import memory
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, TierOutcome
 from kvscope.policies.base import Policy, QueuePolicy
+from kvscope.replay.footprint import replay_bytes, tables_bytes
 from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve, summarize
 from kvscope.replay.misses import reasons
 from kvscope.replay.parameter_estimates import Estimates, bind
@@ -78,16 +80,23 @@ def sweep(
 ) -> Iterator[Run]:
     """Yield the run of every request, in the order in which they finish.
 
-    `workers` threads replay at once (default: one a core; kernels run without the interpreter
-    lock). Once `stop` is set no further run starts, and the sweep ends with those under way.
+    `workers` threads replay at once (default: one a core, or as many as fit into memory; kernels
+    run without the interpreter lock). Once `stop` is set no further run starts, and the sweep ends
+    with those under way. Raises OutOfMemoryError where not even one fits.
     """
     stop = stop or Event()
 
     def run(request: ReplayRequest) -> Run | None:
         return None if stop.is_set() else make_run(workload, request)
 
-    workload.prepare([request.policy for request in requests])
-    pool = ThreadPoolExecutor(workers or cores(), thread_name_prefix="replay")
+    policies = [request.policy for request in requests]
+    each_bytes = replay_bytes(workload.traffic)
+    if requests:
+        tables = tables_bytes(workload.traffic, policies)
+        memory.require(each_bytes + tables, f"a replay of {len(workload.traffic.leaf):,} requests")
+    workload.prepare(policies)
+    threads = workers or memory.at_once(each_bytes, cores())
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="replay")
     futures = [pool.submit(run, request) for request in requests]
     position = {future: number for number, future in enumerate(futures)}
     waiting = set(futures)

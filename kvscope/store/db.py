@@ -291,6 +291,12 @@ def _check_place(path: Path) -> None:
             raise InputError(
                 "its folder does not exist", where=str(path), remedy="make it, or name another"
             )
+        if Path(f"{path}.wal").exists():
+            raise InputError(
+                f"the store is gone, and {path}.wal is left of it",
+                where=str(path),
+                remedy="restore it or remove that file",
+            )
         return
     if not path.is_file():
         raise InputError("not a file", where=str(path), remedy=_REMEDY)

@@ -12,10 +12,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped
 from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
+from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, summarize
 from kvscope.replay.sweep import cores
 from kvscope.replay.workload import ReplayRequest, Workload
@@ -120,7 +122,7 @@ def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
 
 
 class Evaluator:
-    """Replays policies at capacities over one workload, on all cores.
+    """Replays policies at capacities over one workload, on all cores that memory suffices for.
 
     The workload's conversations are served by `replicas`, each with the capacity to itself.
     `trials` keeps every trial in the order of the first request for it. Once `stop` is set, replays
@@ -135,7 +137,8 @@ class Evaluator:
         self.trials: dict[object, Trial] = {}
         self._replicas = split_over(workload, replicas)
         self._stop = stop or Event()
-        self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="tune")
+        threads = memory.at_once(replay_bytes(workload.traffic), cores())
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tune")
 
     def over(self, *, replicas: int, workload: Workload | None = None) -> Evaluator:
         """Return an evaluator of other replicas or another workload; it closes with this one."""

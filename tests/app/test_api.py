@@ -44,8 +44,12 @@ RESULTS = {
         *("--slo", "200ms", "--capacity-blocks", "1000"),
         *("--router", "round-robin,session", "--replicas", "1..2"),
     ),
+    "tune --fleet": (
+        *("--slo", "10s", "--capacity-blocks", "1000,2000"),
+        *("--router", "round-robin,session", "--policies", "wa"),
+    ),
 }
-FUNCTIONS = {"fleet": "simulate_fleet"}
+FUNCTIONS = {"fleet": "simulate_fleet", "tune --fleet": "tune_fleet"}
 """Functions whose name is not their command's."""
 VARYING = {"created_at"}
 
@@ -77,7 +81,8 @@ def test_documents_are_those_of_the_command_line(
     result = getattr(kvscope, FUNCTIONS.get(command, command))(
         trace, **_arguments(RESULTS[command])
     )
-    assert run([command, SAMPLE, *RESULTS[command], "--db", ":memory:", "--json"]) == 0
+    options = (*RESULTS[command], "--db", ":memory:", "--json")
+    assert run([*command.split(), SAMPLE, *options]) == 0
     printed = json.loads(capsys.readouterr().out)
     # Sums over columns are taken in parallel, so their last digit may differ.
     assert list(differences(_without(result.to_dict()), _without(printed))) == []
@@ -124,6 +129,14 @@ def test_values_are_texts_or_numbers() -> None:
         (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, {"router"}),
         (kvscope.simulate_fleet, FleetOptions, set()),
+        (
+            kvscope.tune_fleet,
+            TuneOptions,
+            {
+                *("max_violations", "tpot_slo", "view", "capacity_range", "hbm", "rate_scale"),
+                *("outputs", "isolate", "warmup", "validation", "judge", "replicas"),
+            },
+        ),
     ],
 )
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
@@ -132,7 +145,7 @@ def test_arguments_are_the_options(function: Any, options: Any, missing: set[str
     names = {each.name: each.default for each in fields(options)}
     if arguments.pop("of", None):
         of, stated = api.DeploymentArguments, DeploymentOptions
-        if options is FleetOptions:
+        if function in {kvscope.simulate_fleet, kvscope.tune_fleet}:
             of, stated = api.ReplicaArguments, ReplicaOptions
         deployment = set(get_type_hints(of))
         assert deployment == {each.name for each in fields(stated)}

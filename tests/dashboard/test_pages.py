@@ -17,11 +17,13 @@ CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
 PATHS = ("/", "/reuse", "/time", "/space", "/capacity", "/lab", "/fleets", "/recommendation")
-LEAST_PLOT = 180  # pixels of a chart's plot on a phone
-# Whether two labels of an axis overlap.
+LEAST_PLOT = 160  # pixels of a chart's plot on a phone
+# Whether two upright labels of an axis overlap.
 OVERLAP = """() => [...document.querySelectorAll('.xaxislayer-above, .yaxislayer-above')]
     .some(axis => {
-        const boxes = [...axis.querySelectorAll('text')].map(each => each.getBoundingClientRect());
+        const boxes = [...axis.querySelectorAll('text')]
+            .filter(label => !/rotate\\((?!0)/.test(label.getAttribute('transform')))
+            .map(label => label.getBoundingClientRect());
         return boxes.some((a, i) => boxes.slice(i + 1).some(b => a.left < b.right - 1
             && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
     })"""
@@ -29,7 +31,7 @@ HEADINGS = "[...document.querySelectorAll('h1,h2,h3,h4')].map(each => Number(eac
 PLOTS = (
     "[...document.querySelectorAll('.nsewdrag')].map(each => each.getBoundingClientRect().width)"
 )
-DRAWN = """() => !document.querySelector('[class*=st-key-stop]')
+DRAWN = """() => !document.querySelector('[class*=st-key-stop], [data-testid=stSkeleton]')
     && [...document.querySelectorAll('.stPlotlyChart')]
         .every(chart => chart.querySelector('.main-svg'))"""
 Visit = Callable[..., Page]

@@ -43,8 +43,8 @@ def test_names_at_an_axis_have_room() -> None:
     chart = style.figure("Bars", "share", "")
     chart.add_bar(y=["a category with quite a long name", "b"], x=[1, 2], orientation="h")
     sent = _sent(chart)[1]
-    assert sent["data"][0]["y"] == ["a category with<br>quite a long name", "b"]
-    assert sent["layout"]["margin"]["l"] > 6 * len("quite a long name")
+    assert sent["data"][0]["y"] == ["a category<br>with quite a<br>long name", "b"]
+    assert sent["layout"]["margin"]["l"] > 6 * len("with quite a")
     chart.update_layout(xaxis2={"title": {"text": "other"}})
     axes = _sent(chart)[1]["layout"]
     assert axes["xaxis2"]["gridcolor"] == axes["xaxis"]["gridcolor"]

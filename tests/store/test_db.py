@@ -123,6 +123,11 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     empty.touch()
     with pytest.raises(InputError, match="an empty file, not a store; remove it"):
         open_store(str(empty))
+    log = tmp_path / "gone.duckdb.wal"
+    log.touch()
+    with pytest.raises(InputError, match=r"gone.duckdb.wal is left of it"):
+        open_store(str(tmp_path / "gone.duckdb"))
+    assert log.exists()
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="not a file"):
         open_store(str(tmp_path / "pipe"))

@@ -2,8 +2,9 @@
 
 `python -m tests.vllm_plugin.serving` starts one engine and then serves a scenario per line of
 stdin: a JSON document with `what`, `requests`, `blocks` and `environment`, the settings of the
-plugin as an operator gives them. It answers with one JSON line: what was served, in order, and what
-vLLM found in its cache. Every scenario gets a new KvscopeScheduler, which has an empty cache.
+plugin as an operator gives them; for `faults` also the arguments of `inject`. It answers with one
+JSON line: what was served, in order, and what vLLM found in its cache. Every scenario gets a new
+KvscopeScheduler, which has an empty cache.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tiny_llama import VOCABULARY, tiny_llama
+from tests.vllm_plugin.faults import inject
 
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
@@ -172,6 +174,8 @@ def answer(engine: Engine, scenario: dict[str, Any]) -> dict[str, Any]:
     for name in SETTINGS:
         os.environ.pop(name, None)
     os.environ |= scenario["environment"]
+    if scenario["what"] == "faults":
+        return {"faults": inject(engine, **scenario["faults"])}
     engine.new_scheduler(scenario["blocks"])
     before = engine.counted_hits()
     if scenario["what"] == "conversations":

@@ -78,14 +78,19 @@ class Vllm:
         )
 
     def serve(
-        self, what: str, blocks: int = BLOCKS, requests: int = 600, **environment: str
+        self,
+        what: str,
+        blocks: int = BLOCKS,
+        requests: int = 600,
+        faults: dict[str, object] | None = None,
+        **environment: str,
     ) -> dict[str, Any]:
         """Return what the engine answers to a scenario."""
         assert self._process.stdin
         assert self._process.stdout
-        sizes = {"blocks": blocks, "requests": requests}
+        more = {"blocks": blocks, "requests": requests, "faults": faults}
         print(
-            json.dumps({"what": what, "environment": environment} | sizes),
+            json.dumps({"what": what, "environment": environment} | more),
             file=self._process.stdin,
             flush=True,
         )
@@ -180,6 +185,42 @@ def test_ends_are_foreseen_as_the_simulator_has_them(vllm: Vllm, tmp_path: Path)
     measured = [one["hit_tokens"] for one in answer["served"]]
     assert measured == predicted(known, policy, fitted)
     assert measured not in [predicted(known, one) for one in (Lru(), TAIL, policy)]
+
+
+QUEUE = ("FreeBlocks", "LaneHeap", "Prefixes", "EvictionController", "Recording")
+ALL: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("name", "in_flight", "after", "among"),
+    [
+        ("tlru", 1, 0, ("FreeBlocks",)),
+        ("tlru", 16, 1, QUEUE),
+        *(
+            pytest.param(name, in_flight, after, ALL, marks=pytest.mark.long)
+            for name in ("tlru", "wa", "gittins")
+            for in_flight in (1, 16)
+            for after in (0, 1, 20)
+        ),
+    ],
+)
+def test_a_failure_anywhere_in_the_plugin_ends_in_lru(
+    vllm: Vllm, tmp_path: Path, name: str, in_flight: int, after: int, among: tuple[str, ...]
+) -> None:
+    """Every function that is called fails once: all requests are served, no block is lost."""
+    policy = next(policy for policy in POLICIES if policy.name == name)
+    path = recommended(tmp_path / "recommendation.toml", policy)
+    answer = vllm.serve(
+        "faults",
+        faults={"in_flight": in_flight, "after": after, "among": among},
+        KVSCOPE_RECOMMENDATION=str(path),
+        KVSCOPE_RECORD=str(tmp_path / "to"),
+    )
+    assert [fault for fault in answer["faults"] if fault[2]] == []
+    failed = {place for place, times, _ in answer["faults"] if times}
+    called = ("popleft_n", "remove", "append_n", "prepend_n", "get_all_free_blocks")
+    if after <= 1:
+        assert {f"FreeBlocks.{method}" for method in called} <= failed
 
 
 def test_five_sessions_that_take_turns(vllm: Vllm, tmp_path: Path) -> None:

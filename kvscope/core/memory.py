@@ -1,0 +1,141 @@
+"""Memory: how much this process may still take, and one line instead of a failed allocation."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kvscope.core.errors import KvscopeError
+from kvscope.core.units import GIB, format_size
+
+LEAST_ADDRESS_SPACE_BYTES = 2 * GIB
+"""Below it libraries end the process by themselves, at times while they are loaded."""
+
+_REMEDY = (
+    "take a part of the trace (simulate: --sample, --coarsen), fewer policies and capacities at"
+    " once, or more memory"
+)
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_KIB = 1024
+_RESERVED_BYTES = GIB // 4  # of the address space: a new thread takes some, and aborts without
+# What libraries raise when they get no memory, or no thread, which needs memory for its stack.
+_FAILED_ALLOCATION = re.compile(
+    r"can't start new thread|cannot allocate memory|failed to map segment|out of memory"
+    r"|failed to allocate|bad allocation",
+    re.IGNORECASE,
+)
+
+
+class OutOfMemoryError(KvscopeError):
+    """There is less memory than the work takes."""
+
+
+def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:
+    """Raise OutOfMemoryError, before it is taken, where `what` needs more than is available."""
+    available = available_bytes()
+    if available is None or needed_bytes <= available[0]:
+        return
+    raise OutOfMemoryError(
+        f"needs about {format_size(needed_bytes)} of memory, {format_size(available[0])}"
+        f" {available[1]}",
+        where=what,
+        remedy=remedy,
+    )
+
+
+def at_once(each_bytes: float, most: int) -> int:
+    """Return how many pieces of work of that size fit into memory together: 1 to `most`."""
+    available = available_bytes()
+    return most if available is None else max(1, min(most, int(available[0] / each_bytes)))
+
+
+def available_bytes() -> tuple[int, str] | None:
+    """Return what may still be taken, and in words why no more; None where that is unknown.
+
+    It is the least of what is free on the machine, in the container and below `ulimit -v`.
+    """
+    return min(_available(), default=None)
+
+
+def require_address_space() -> None:
+    """Raise OutOfMemoryError where `ulimit -v` is too low for the libraries to be loaded."""
+    limit = _address_space()
+    if limit is not None and limit < LEAST_ADDRESS_SPACE_BYTES:
+        raise OutOfMemoryError(
+            f"the address space is limited to {format_size(limit)}, and kvscope's libraries take"
+            f" {format_size(LEAST_ADDRESS_SPACE_BYTES)}",
+            where="ulimit -v",
+            remedy="raise the limit",
+        )
+
+
+def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
+    """Return an error of any library that means too little memory as one of kvscope's, or None.
+
+    An error that was raised from such a one means the same.
+    """
+    if isinstance(error, OutOfMemoryError):
+        return error
+    is_shortage = (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or _FAILED_ALLOCATION.search(str(error)) is not None
+    )
+    if not is_shortage:
+        return None if error.__cause__ is None else out_of_memory(error.__cause__)
+    available = available_bytes()
+    limit = "" if available is None else f": {format_size(available[0])} {available[1]}"
+    return OutOfMemoryError(f"out of memory{limit}", remedy=_REMEDY)
+
+
+def _available() -> Iterator[tuple[int, str]]:
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        fields = dict(
+            line.split(":", 1) for line in (_PROC / "meminfo").read_text().splitlines() if line
+        )
+        free = sum(int(fields[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+        yield free * _KIB, "are free"
+    with suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / "self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in {"", "memory"}:
+                yield from _left_in_groups(path, version=2 if not controllers else 1)
+    with suppress(OSError, ValueError, IndexError):
+        limit = _address_space()
+        if limit is not None:
+            pages = int((_PROC / "self/statm").read_text().split()[0])
+            left = limit - pages * os.sysconf("SC_PAGE_SIZE") - _RESERVED_BYTES
+            yield max(left, 0), "are left below `ulimit -v`"
+
+
+def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
+    """Yield what is left below the limit of a cgroup and of all around it.
+
+    In a container its own group may lie at the root. What caches files is left: it can be dropped.
+    """
+    root, limit, usage = (
+        (_CGROUPS, "memory.max", "memory.current")
+        if version == 2
+        else (_CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    cached_name = "inactive_file" if version == 2 else "total_inactive_file"
+    group = root / path.lstrip("/")
+    while group.is_relative_to(root):
+        with suppress(OSError, ValueError):  # "max": no limit
+            most = int((group / limit).read_text())
+            used = int((group / usage).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            left = most - used + int(stat.get(cached_name, 0))
+            yield max(left, 0), "are left in this container"
+        group = group.parent
+
+
+def _address_space() -> int | None:
+    """Return the limit of the address space, None if there is none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft

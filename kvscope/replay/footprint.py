@@ -1,0 +1,57 @@
+"""How much memory the work on a trace takes, estimated from its shape before any of it is taken.
+
+The coefficients are bytes an entry, fitted to peaks of resident memory (docs/reliability.md): of
+requests, of distinct blocks, and of accesses, which are the blocks of all prompts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvscope.core.trace import Trace
+from kvscope.policies.base import Policy
+from kvscope.replay.traffic import Traffic
+
+_LOADED = 300, 4  # the store's rows of a trace, and its prompts
+_SHARED = 150, 2, 4  # what all replays of a trace share: the order of touches
+_TABLES = 300  # what learners know of each request
+_REPLAY = 80, 10  # each replay's own
+
+
+def analysis_bytes(trace: Trace) -> int:
+    """Return what an analysis takes."""
+    return 450 * trace.requests + 16 * trace.distinct_blocks
+
+
+def replays_bytes(trace: Trace, sample_rate: float = 1.0, coarsen: int = 1) -> int:
+    """Return what the trace takes and what one replay does, of a sample or in larger blocks."""
+    requests, blocks, accesses = _SHARED
+    own_requests, own_blocks = _REPLAY
+    sampled_blocks = trace.distinct_blocks * sample_rate / coarsen
+    return int(
+        _LOADED[0] * trace.requests
+        + _LOADED[1] * trace.distinct_blocks
+        + (requests + own_requests) * trace.requests * sample_rate
+        + (blocks + own_blocks) * sampled_blocks
+        + accesses * trace.accesses * sample_rate / coarsen
+    )
+
+
+def tables_bytes(traffic: Traffic, policies: Sequence[Policy]) -> int:
+    """Return what the tables of these policies take, 0 if none learns."""
+    return _TABLES * len(traffic.leaf) if any(policy.learner for policy in policies) else 0
+
+
+def replay_bytes(traffic: Traffic) -> int:
+    """Return what one more replay takes while it runs."""
+    requests, blocks = _REPLAY
+    return requests * len(traffic.leaf) + blocks * len(traffic.block_parent)
+
+
+def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
+    """Return what a replay of so many replicas takes: each has the state of a whole cache.
+
+    Counted from the arrays of that state; peaks of whole fleets were not fitted.
+    """
+    blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
+    return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

@@ -1,0 +1,200 @@
+"""Too little memory ends in one line: before it is taken where that can be known, else after."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from kvscope.cli import diagnostics
+from kvscope.core import memory
+from kvscope.core.errors import ExitCode, InputError
+from kvscope.core.memory import OutOfMemoryError, available_bytes, out_of_memory, require
+from kvscope.core.units import GIB, MIB
+from kvscope.ingest.pipeline import ingest
+from kvscope.replay.footprint import analysis_bytes, replays_bytes
+from kvscope.store.db import open_store
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return a function that writes a file of a made-up machine: 8 GiB free, no limits."""
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_address_space", lambda: None)
+    write("proc/meminfo", "MemTotal: 99 kB\nMemAvailable: 7340032 kB\nSwapFree: 1048576 kB\n")
+    write("proc/self/cgroup", "0::/a/b\n")
+    return write
+
+
+def test_the_least_of_all_limits_is_available(machine: Callable[[str, str], None]) -> None:
+    """Free memory and swap; a container's limit without what caches files; `ulimit -v`."""
+    assert available_bytes() == (8 * GIB, "are free")
+    machine("cgroup/a/b/memory.max", "max\n")
+    machine("cgroup/a/memory.max", f"{4 * GIB}\n")
+    machine("cgroup/a/memory.current", f"{3 * GIB}\n")
+    machine("cgroup/a/memory.stat", f"anon 1\ninactive_file {GIB}\n")
+    assert available_bytes() == (2 * GIB, "are left in this container")
+    machine("cgroup/memory/x/memory.limit_in_bytes", f"{GIB}\n")
+    machine("cgroup/memory/x/memory.usage_in_bytes", "5\n")
+    machine("cgroup/memory/x/memory.stat", "total_inactive_file 2\n")
+    machine("proc/self/cgroup", "4:memory:/x\n0::/a/b\n")
+    assert available_bytes() == (GIB - 3, "are left in this container")
+    require(GIB - 3, "a replay")
+    with pytest.raises(OutOfMemoryError) as caught:
+        require(3 * GIB, "a replay", "take less")
+    line = "a replay: needs about 3 GiB of memory, 1 GiB are left in this container; take less"
+    assert str(caught.value) == line
+    assert caught.value.exit_code == ExitCode.FAILED
+    assert [memory.at_once(size, 4) for size in (1, GIB // 3, 3 * GIB)] == [4, 2, 1]
+
+
+def test_unknown_memory_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system tells nothing, nothing is refused."""
+    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    monkeypatch.setattr(memory, "_address_space", lambda: None)
+    assert available_bytes() is None
+    require(1e18, "a replay")
+    assert memory.at_once(1e18, 3) == 3
+
+
+def wrapped(cause: Exception) -> Exception:
+    """Return an error that was raised from another."""
+    error = InputError("cannot be opened")
+    error.__cause__ = cause
+    return error
+
+
+def numpy_error() -> Exception:
+    """Return what NumPy raises for an array that no machine holds."""
+    with pytest.raises(MemoryError) as caught:
+        np.empty(2**59)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        numpy_error(),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        RuntimeError("can't start new thread"),
+        ImportError("libx.so: failed to map segment from shared object"),
+        duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate 8 bytes"),
+        wrapped(duckdb.IOException("bad allocation")),
+    ],
+)
+def test_failed_allocations_end_in_one_line(
+    failure: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever library raises it: what is left, what to do, exit code 1, no traceback."""
+
+    def command() -> None:
+        raise failure
+
+    assert diagnostics.guarded(command) == ExitCode.FAILED
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: out of memory: ")
+    assert "; take a part of the trace (simulate: --sample, --coarsen)" in shown
+    assert shown.count("\n") == 1
+
+
+def test_other_errors_are_no_shortage() -> None:
+    """An error that only mentions memory stays what it is."""
+    assert out_of_memory(ValueError("memory")) is None
+    assert out_of_memory(wrapped(ValueError("bad"))) is None
+
+
+def run(arguments: list[str], limit_bytes: int | None = None) -> tuple[int, str, int]:
+    """Return the exit code, stderr and peak (bytes) of a kvscope below a limit of `ulimit -v`."""
+
+    def limited() -> None:
+        if limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvscope", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limited,  # noqa: PLW1509  (no threads here)
+    ) as process:
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, errors, usage.ru_maxrss * 1024
+
+
+def traces(folder: Path, count: int, blocks: int) -> Path:
+    """Write a trace of so many requests, with prompts of so many blocks, half of them shared."""
+    path = folder / f"{count}.jsonl"
+    half = blocks // 2
+    with path.open("w") as file:
+        for at in range(count):
+            first = at % 997 * half
+            ids = [*range(first, first + half), *range((1000 + at) * half, (1001 + at) * half)]
+            file.write(
+                f'{{"timestamp":{at},"input_length":{512 * 2 * half},"output_length":9,'
+                f'"hash_ids":{ids}}}\n'
+            )
+    return path
+
+
+@pytest.mark.slow
+def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
+    """Between traces of two sizes the measured peak grows as estimated: a third to 1.5 times.
+
+    Small traces fit into what loading the libraries took before, so their peaks grow more slowly.
+    """
+    db = str(tmp_path / "s.duckdb")
+    sizes = 40_000, 240_000
+    with open_store(db) as store:
+        stored = {count: ingest(store, str(traces(tmp_path, count, 4))).trace for count in sizes}
+    for estimate, command in (
+        (analysis_bytes, ["analyze"]),
+        (replays_bytes, ["simulate", "--policies", "lru", "--capacity-blocks", "5000"]),
+    ):
+        peaks = {}
+        for count in sizes:
+            code, errors, peaks[count] = run([*command, stored[count].name, "--db", db])
+            assert code == 0, errors
+        small, large = (estimate(stored[count]) for count in sizes)
+        ratio = (peaks[sizes[1]] - peaks[sizes[0]]) / (large - small)
+        assert 1 / 3 < ratio < 1.5, (command, ratio)
+
+
+@pytest.mark.slow
+def test_below_ulimit_every_command_ends_in_one_line(tmp_path: Path) -> None:
+    """Too low for the libraries, for the trace, or high enough: never a traceback or a signal."""
+    path = traces(tmp_path, 150_000, 6)
+    least = memory.LEAST_ADDRESS_SPACE_BYTES
+    code, errors, _ = run(["ingest", str(path), "--db", ":memory:"], 400 * MIB)
+    assert code == ExitCode.FAILED
+    assert errors.startswith("error: ulimit -v: the address space is limited to 0.391 GiB")
+    assert run(["--version"], 400 * MIB)[0] == 0
+    for command, limit in (
+        (["ingest"], least),
+        (["simulate", "--policies", "lru"], least + GIB // 16),
+    ):
+        code, errors, _ = run([*command, str(path), "--db", str(tmp_path / "s.duckdb")], limit)
+        assert "Traceback" not in errors
+        assert code in {ExitCode.DONE, ExitCode.FAILED}, errors
+        if code:
+            last = errors.splitlines()[-1]
+            assert last.startswith("error: ")
+            assert "memory" in last
