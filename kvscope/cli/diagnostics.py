@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from kvscope.core.errors import ExitCode, KvscopeError
+from kvscope.core.files import FULL
 from kvscope.core.memory import out_of_memory
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ def _failed(failure: Exception) -> ExitCode:
     elif isinstance(failure, OSError) and failure.strerror:  # the machine's: disk, permissions
         code = ExitCode.FAILED
         place = f"{failure.filename}: " if failure.filename is not None else ""
+        if not place and failure.errno in FULL:  # that of any other file names it
+            place = "standard output: "
         error(f"{place}{failure.strerror}")
     else:
         code = ExitCode.FAILED

@@ -135,12 +135,12 @@ def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
 def _missed(chains: BlockChains) -> str:
     """Return how much of the traffic may be absent or taken for something else."""
     share = chains.unknown / max(chains.stored, 1)
-    found = (
+    reports = (
         f"{chains.reported:,} requests reported what they found"
         if chains.reported
         else "no request reported what it found, so those found whole in the cache are absent"
     )
     return (
         f"{chains.unknown:,} of {chains.stored:,} blocks ({share:.1%}) behind unknown ones;"
-        f" at most {chains.unsure:,} turns of one block taken for output; {found}"
+        f" at most {chains.unsure:,} turns of one block taken for output; {reports}"
     )

@@ -185,7 +185,8 @@ def full_disk(path: Path, reason: str) -> DiskFullError:
     else:
         kind = "the disk quota is used up" if FULL[errno.EDQUOT] in reason else "the disk is full"
         with suppress(OSError):
-            kind += f" ({format_size(shutil.disk_usage(path.parent).free)} free)"
+            if not path.exists() or path.is_file():  # a device's folder is no place of its content
+                kind += f" ({format_size(shutil.disk_usage(path.parent).free)} free)"
         what, remedy = kind, "free some space, or name a file on another disk"
     return DiskFullError(what, where=str(path), remedy=f"nothing was written; {remedy}")
 

@@ -37,6 +37,8 @@ def test_taken(parse: Callable[[str], Any], text: str, value: object) -> None:
         (values.whole(1), "0", "'0' is not a whole number from 1 on"),
         (values.whole(0), "-1", "'-1' is not a whole number from 0 on"),
         (values.whole(0), "1.5", "'1.5' is not a whole number"),
+        (values.whole(1), "9" * 20, f"'{'9' * 20}' is too large; write at most 2147483647"),
+        (values.whole(1), "9" * 5000, f"'{'9' * 5000}' is too large"),
         (values.amount("blocks"), "0", "'0' is not a number of blocks; write for example 2000"),
         (values.amount("requests"), "x", "'x' is not a number of requests"),
         (values.positive(units.parse_size), "0GiB", "'0GiB' is not above zero"),

@@ -128,7 +128,10 @@ def test_a_full_disk() -> None:
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
         )
-    assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"error: standard output: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])

@@ -234,3 +234,16 @@ def test_lengths_tell_no_returns(capsys: pytest.CaptureFixture[str], tmp_path: P
     path.write_text(LENGTHS)
     assert run(["fit", str(path), "--db", ":memory:", "--returns"]) == 3
     assert "take a trace with hashes" in capsys.readouterr().err
+
+
+def test_all_requests_at_one_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to compare over time; the rest is fitted."""
+    trace = tmp_path / "burst.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 2048, "output_length": 8, "hash_ids": [1, 2, 3, at // 2]}
+        for at in range(200, 800)
+    ]
+    trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    document = fitted(capsys, str(trace))
+    assert document["models"]
+    assert document["windows"] is None

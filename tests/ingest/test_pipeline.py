@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -416,3 +418,22 @@ def test_an_interrupt_while_reading_stores_nothing(tmp_path: Path) -> None:
             ingest(store, path, advance=interrupted)
         assert not any(rows(store).values())
         assert ingest(store, path).trace.requests == 20_000
+
+
+def test_an_interrupt_while_kernels_run_is_not_kept_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conversations and reuse are found in another thread: Ctrl-C ends the wait for them."""
+    path = write(tmp_path / "a.jsonl", lines(20))
+    going_on = threading.Event()
+
+    def endless(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        going_on.wait(60)
+
+    monkeypatch.setattr("kvscope.ingest.pipeline.build", endless)
+    with open_store(MEMORY) as store:
+        with pytest.raises(KeyboardInterrupt):
+            ingest(store, path)
+        assert not any(rows(store).values())
+    going_on.set()
