@@ -28,7 +28,7 @@ def in_page_words(text: str) -> str:
     """Return a message with the page's controls for options, and uploads by their names alone."""
     folder = re.escape(str(Path(tempfile.gettempdir()) / _UPLOAD))
     text = re.sub(rf"{folder}[^/]+/", "", text)
-    return _OPTIONS.sub(lambda found: CONTROLS[found[0]], text)
+    return _OPTIONS.sub(lambda option: CONTROLS[option[0]], text)
 
 
 @contextmanager

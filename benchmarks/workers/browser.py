@@ -100,7 +100,7 @@ def _move(page: Any, name: str) -> float | None:
         return _timed(page, name, tabs.first.click)
     page.evaluate(_WATCH)
     if name in ("capacity", "lab"):
-        return _timed(page, name, lambda: page.get_by_role("slider").press("ArrowRight"))
+        return _timed(page, name, lambda: page.get_by_role("slider").press("ArrowLeft"))
     page.get_by_role("combobox", name="Model").click()
     model = page.get_by_role("option", name=OTHER_MODEL, exact=True)
     took = _timed(page, name, model.click)

@@ -49,6 +49,9 @@ def replay_bytes(traffic: Traffic) -> int:
 
 
 def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
-    """Return what a replay of so many replicas takes: each has the state of a whole cache."""
+    """Return what a replay of so many replicas takes: each has the state of a whole cache.
+
+    Counted from the arrays of that state; peaks of whole fleets were not fitted.
+    """
     blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
     return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

@@ -19,7 +19,7 @@ from kvscope.synth.base import (
 )
 
 
-class _Prefix(NamedTuple):
+class _SharedPrefix(NamedTuple):
     """What prompts begin with: full blocks, and tokens, which may reach into a further block."""
 
     blocks: list[int]
@@ -77,17 +77,19 @@ class Retrieval(Profile):
         moves = arrivals(rng, 1 / self.drift_s) if self.drift_s else iter(())
         next_move_s = next(moves, np.inf)
         system = ids.blocks(self.system_tokens // self.block_size)
-        prefixes: dict[tuple[int, ...], _Prefix] = {(): _Prefix([*system], self.system_tokens)}
+        prefixes: dict[tuple[int, ...], _SharedPrefix] = {
+            (): _SharedPrefix([*system], self.system_tokens)
+        }
 
         def rank() -> int:
             return int(np.searchsorted(upper, rng.random() * upper[-1]))
 
-        def prefix(passages: tuple[int, ...]) -> _Prefix:
+        def prefix(passages: tuple[int, ...]) -> _SharedPrefix:
             if passages not in prefixes:
                 before = prefix(passages[:-1])
                 tokens = before.tokens + lengths[passages[-1]]
                 more = ids.blocks(tokens // self.block_size - len(before.blocks))
-                prefixes[passages] = _Prefix([*before.blocks, *more], tokens)
+                prefixes[passages] = _SharedPrefix([*before.blocks, *more], tokens)
             return prefixes[passages]
 
         def serve(time_s: float, user_id: int) -> tuple[Record, list[tuple[float, int]]]:

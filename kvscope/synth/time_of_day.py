@@ -19,7 +19,7 @@ from kvscope.synth.base import (
     arrivals,
     in_order,
 )
-from kvscope.synth.to_b import Pending, Program, ProgramRun
+from kvscope.synth.to_b import LaterRequest, Program, ProgramRun
 
 CHATS = Chats(Skewed(1_500, 0.6, 8_000), Skewed(250), Skewed(300), 0.75, 120.0)
 JOBS = Program(
@@ -63,13 +63,13 @@ class TimeOfDay(Profile):
         chat_rng, job_rng = rng.spawn(2)
         ids, user_ids = Ids(), itertools.count()
 
-        def chats() -> Iterator[tuple[float, Thread | ProgramRun | Pending]]:
+        def chats() -> Iterator[tuple[float, Thread | ProgramRun | LaterRequest]]:
             for time_s in arrivals(
                 chat_rng, self.conversation_rate_per_s, daily_swing=self.daily_swing
             ):
                 yield time_s, Thread(next(user_ids), "chat", self.block_size, [], 0)
 
-        def jobs() -> Iterator[tuple[float, Thread | ProgramRun | Pending]]:
+        def jobs() -> Iterator[tuple[float, Thread | ProgramRun | LaterRequest]]:
             half_s = DAY_S / 2  # half a day on, the sine is below its mean
             for time_s in arrivals(
                 job_rng, self.jobs.run_rate_per_s, start_s=half_s, daily_swing=self.daily_swing
@@ -80,11 +80,11 @@ class TimeOfDay(Profile):
                 yield time_s - half_s, ProgramRun(self.jobs, next(user_ids), blocks, tokens, calls)
 
         def serve(
-            time_s: float, state: Thread | ProgramRun | Pending
-        ) -> tuple[Record | None, list[tuple[float, Thread | ProgramRun | Pending]]]:
+            time_s: float, state: Thread | ProgramRun | LaterRequest
+        ) -> tuple[Record | None, list[tuple[float, Thread | ProgramRun | LaterRequest]]]:
             if isinstance(state, ProgramRun):
                 return None, [*state.call(time_s, ids, rng, self.block_size)]
-            if isinstance(state, Pending):
+            if isinstance(state, LaterRequest):
                 output = state.output_tokens.draw(rng)
                 return state.thread.request(ids, time_s, state.new_tokens, output), []
             record, later = self.chats.turn(rng, ids, time_s, state)

@@ -112,7 +112,7 @@ DIALOGUE = Dialogue(
 
 
 @dataclass(slots=True)
-class Pending:
+class LaterRequest:
     """A future request and its later turns; `thread` holds what it shares with others."""
 
     thread: Thread
@@ -133,17 +133,17 @@ class ProgramRun:
 
     def call(
         self, time_s: float, ids: Ids, rng: Generator, block_size: int
-    ) -> list[tuple[float, "ProgramRun | Pending"]]:
+    ) -> list[tuple[float, "ProgramRun | LaterRequest"]]:
         """Return the requests of one call, which share prompt and document, and the next call."""
         program = self.program
-        later: list[tuple[float, ProgramRun | Pending]] = []
+        later: list[tuple[float, ProgramRun | LaterRequest]] = []
         tokens = self.system_tokens + program.document_tokens.draw(rng)
         shared = [*self.system_blocks, *ids.blocks(tokens // block_size - len(self.system_blocks))]
         request_s = time_s
         for _ in range(program.fan_out.draw(rng)):
             thread = Thread(self.user_id, "api", block_size, shared, tokens)
             own = program.own_tokens.draw(rng)
-            later.append((request_s, Pending(thread, own, program.output_tokens)))
+            later.append((request_s, LaterRequest(thread, own, program.output_tokens)))
             request_s += program.fan_out_gap_median_s * rng.lognormal(0, program.fan_out_gap_sigma)
         self.calls -= 1
         if self.calls:
@@ -193,22 +193,22 @@ class ToB(Profile):
             user_id, blocks, tokens = users[int(rng.integers(len(users)))]
             return ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
 
-        def talk() -> Pending:
+        def talk() -> LaterRequest:
             """Return a dialogue over the API before its first turn."""
             dialogue = self.dialogue
             thread = Thread(next(user_ids), "api", self.block_size, [], 0)
             first = dialogue.first_tokens.draw(rng)
-            return Pending(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
+            return LaterRequest(thread, first, dialogue.output_tokens, dialogue.turns.draw(rng))
 
-        def births() -> Iterator[tuple[float, ProgramRun | Pending]]:
+        def births() -> Iterator[tuple[float, ProgramRun | LaterRequest]]:
             for time_s in arrivals(rng, float(upper[-1]), start_s=-self.lead_in_s):
                 which = int(np.searchsorted(upper, rng.random() * upper[-1]))
                 is_program = which < len(self.programs)
                 yield time_s, run(self.programs[which], recent[which]) if is_program else talk()
 
         def serve(
-            time_s: float, state: ProgramRun | Pending
-        ) -> tuple[Record | None, list[tuple[float, ProgramRun | Pending]]]:
+            time_s: float, state: ProgramRun | LaterRequest
+        ) -> tuple[Record | None, list[tuple[float, ProgramRun | LaterRequest]]]:
             if isinstance(state, ProgramRun):
                 return None, state.call(time_s, ids, rng, self.block_size)
             if time_s < 0:

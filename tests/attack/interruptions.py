@@ -99,16 +99,11 @@ class Interruption(Attack):
             removed = name not in now and any(f"remove {name}" in line for line in lines)
             if not removed and now.get(name) != trace:
                 raise Harm(f"{lines}: trace {name} was {trace}, is {now.get(name)}")
-        _check_outputs(folder, *writers)
-
-
-def _check_outputs(folder: Path, *writers: Writer) -> None:
-    whole = {OLD, *(writer.content for writer in writers)}
-    for writer in writers:
-        path = folder / writer.output
-        if writer.output and path.exists() and path.read_bytes() not in whole:
-            line = " ".join(writer.words)
-            raise Harm(f"{line}: half a file, {path.stat().st_size} bytes of {writer.output}")
+        whole = {OLD, *(writer.content for writer in writers)}
+        for writer, line in zip(writers, lines, strict=True):
+            path = folder / writer.output
+            if writer.output and path.exists() and path.read_bytes() not in whole:
+                raise Harm(f"{line}: half a file, {path.stat().st_size} bytes")
 
 
 def _stored(folder: Path) -> dict[str, Any]:
@@ -159,10 +154,12 @@ class FullDisk(Interruption):
         with _little_room(folder, room) as place:
             with contextlib.chdir(place):
                 command(*writer.words).check(DONE, ExitCode.FAILED)
-            _check_outputs(place, writer)
             left = [path.name for path in place.glob(".*") if path.is_file()]
             if left:
                 raise Harm(f"{' '.join(writer.words)}: {left} left behind")
+            after = case.folder / "after"
+            shutil.copytree(place, after)
+        self.check(after, writer)
         return 1
 
 
@@ -191,7 +188,7 @@ def _check_busy(outcome: Outcome) -> None:
     if outcome.code and "no stored trace" in outcome.err:  # which the other one removed
         return
     outcome.check(DONE, ExitCode.FAILED)
-    if outcome.code and "has this store open" not in outcome.err:
+    if outcome.code and "is using the store" not in outcome.err:
         raise Harm(f"kvscope {' '.join(outcome.words)}: {outcome.err}")
 
 

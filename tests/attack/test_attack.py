@@ -12,18 +12,8 @@ from tests.attack.attack import Attack, Case, Harm, Tally, attempt_all
 from tests.attack.commands import DONE, Outcome
 from tests.attack.mutations import NAMES, as_json, mutated_bytes, mutated_document
 
-OPEN = {"stores", "full-disk"}
-"""Attacks whose findings are not all mended."""
 
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.xfail(strict=False) if kind.name in OPEN else ())
-        for kind in ATTACKS
-    ],
-    ids=lambda kind: kind.name,
-)
+@pytest.mark.parametrize("kind", ATTACKS, ids=lambda kind: kind.name)
 def test_it_finds_nothing(kind: type[Attack], tmp_path: Path) -> None:
     """The first cases of seed 0; a finding's folder has its input and the command for it."""
     home, kept, tally = tmp_path / "home", tmp_path / "kept", Tally()

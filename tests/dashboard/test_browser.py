@@ -79,7 +79,7 @@ def move_the_slider(page: Page) -> None:
     """By the keyboard; the numbers and the address follow."""
     visit(page, "Capacity")
     before = page.get_by_test_id("stMetricValue").nth(1).inner_text()
-    page.get_by_role("slider").press("ArrowRight")
+    page.get_by_role("slider").press("ArrowLeft")
     page.wait_for_function(
         "before => document.querySelectorAll('[data-testid=stMetricValue]')[1].innerText != before",
         arg=before,

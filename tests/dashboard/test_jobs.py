@@ -137,13 +137,13 @@ def test_side_by_side(
     app = shown(db, monkeypatch, "compare", left_trace="chats", right_trace="half")
     for _ in range(2):  # one analysis after the other
         app = drawn(app.run())
-    facts = table_with(app, "chats", "half", "change").set_index(" ")
+    facts = table_with(app, "chats", "half", "change").set_index("figure")
     assert list(facts.loc["requests"]) == ["600", "300", "-50.0%"]
     assert facts.loc["ideal hit rate", "change"][0] in "+-0"
     for policy in ("lru", "belady"):  # run 1, run 2
         told(capsys, "simulate", "chats", "--db", db, "--policies", policy, *BLOCKS)
     app = shown(db, monkeypatch, "compare", compare="Runs", left_run="1", right_run="2")
-    facts = table_with(app, "lru, run 1", "belady, run 2").set_index(" ")
+    facts = table_with(app, "lru, run 1", "belady, run 2").set_index("figure")
     assert facts.loc["hit rate", "change"].startswith("+")
     assert facts.loc["TTFT p95", "change"][0] in "+-0"
     assert not app.exception

@@ -55,7 +55,7 @@ def test_a_job_without_its_tab(visit: Visit) -> None:
     other.close()
 
 
-def test_beside_a_command_line(
+def test_alongside_a_command_line(
     visit: Visit, served: Served, tmp_path: Path, capsys: Streams
 ) -> None:
     """What it stores appears by itself, opens, and compares, on a telephone in the dark too."""

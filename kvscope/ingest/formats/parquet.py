@@ -5,6 +5,8 @@ DuckDB reads them, not polars: on a damaged file polars may abort the whole proc
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ _MAGIC = b"PAR1"
 _MANDATORY = ("input_tokens", "output_tokens")
 _PATTERN_CHARACTERS = frozenset("*?[")
 _ROWS_AT_ONCE = 2_048
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 # What a damaged file ends in; the last two where a name or text in it is no UTF-8.
 _DAMAGE = (duckdb.Error, OSError, RuntimeError, UnicodeDecodeError)
@@ -169,7 +172,12 @@ class ParquetExport(Exporter):
                 yield pl.DataFrame(_columns(chunk, trace), schema=schema)
                 advance(len(chunk))
 
-        register_io_source(frames, schema=schema).sink_parquet(stream, compression="zstd")
+        try:
+            register_io_source(frames, schema=schema).sink_parquet(stream, compression="zstd")
+        except pl.exceptions.ComputeError as error:  # as which polars reports a full disk
+            if (number := _OS_ERROR.search(str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def _columns(chunk: list[Row], trace: Trace) -> dict[str, list[object]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.base import Request
@@ -259,3 +259,16 @@ def test_milliseconds_are_whole_where_they_can_be(ms: int) -> None:
 def test_milliseconds_are_exact_to_the_last_place(seconds: float) -> None:
     """Other times lose at most a float's last place."""
     assert milliseconds(seconds) / 1000 == pytest.approx(seconds, rel=2**-52, abs=0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("to", [exporter.name for exporter in EXPORTERS])
+def test_a_full_disk(store: Store, tmp_path: Path, to: str) -> None:
+    """It is the system's error, whichever library writes."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 900, "output_length": 3, "hash_ids": [1, 2]}\n'
+    )
+    trace = ingest(store, str(path)).trace
+    with pytest.raises(KvscopeError, match=r"^/dev/full: the disk is full"):
+        export(store, trace, to, "/dev/full")
