@@ -188,7 +188,7 @@ def _check_busy(outcome: Outcome) -> None:
     if outcome.code and "no stored trace" in outcome.err:  # which the other one removed
         return
     outcome.check(DONE, ExitCode.FAILED)
-    if outcome.code and "has this store open" not in outcome.err:
+    if outcome.code and "is using the store" not in outcome.err:
         raise Harm(f"kvscope {' '.join(outcome.words)}: {outcome.err}")
 
 
