@@ -203,7 +203,10 @@ def mark(chart: Figure, x: float, text: str, *, at: float = 1.0) -> None:
 def level(chart: Figure, y: float, text: str) -> Figure:
     """Draw a horizontal line at `y`, its text above its left end; return the chart."""
     look = {"annotation_text": text, "annotation_position": "top left"}
-    return chart.add_hline(y=y, line_dash="dot", line_color=GREY, **look)  # seen on any ground
+    chart.add_hline(y=y, line_dash="dot", line_color=GREY, **look)  # seen on any ground
+    if chart.layout.yaxis.type == "log":
+        chart.layout.annotations[-1].y = log10(y)  # an exponent, as in `mark`
+    return chart
 
 
 def slo_level(chart: Figure, slo_s: float | None) -> Figure:

@@ -63,3 +63,13 @@ def test_the_menu_wraps_and_tables_print_whole() -> None:
     page = html.page("t", "l", [Section("one"), Section("two")])
     assert "nav { margin: 1rem 0; display: flex; flex-wrap: wrap" in page
     assert ".scroll { overflow: visible; }" in page.split("@media print")[1]
+
+
+@pytest.mark.parametrize(("log", "place"), [("", 100.0), ("y", 2.0)])
+def test_the_text_of_a_level_stands_at_its_line(log: str, place: float) -> None:
+    """On a logarithmic axis an annotation's place is an exponent, a line's is not."""
+    curve = style.Series("lru", [1, 2], [10.0, 1_000.0])
+    chart = style.lines("TTFT", "replicas", "s", [curve], log=log)
+    style.level(chart, 100.0, "SLO")
+    assert chart.layout.shapes[-1].y0 == 100.0
+    assert chart.layout.annotations[-1].y == pytest.approx(place)
