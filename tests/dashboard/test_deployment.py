@@ -55,13 +55,19 @@ def deployed(db: str, monkeypatch: pytest.MonkeyPatch, page: str = "", **address
 def test_overview_begins_with_the_pool(
     db: str, monkeypatch: pytest.MonkeyPatch, traffic: Any
 ) -> None:
-    """Its first sentences are those of `analyze` for the same deployment."""
+    """It begins with what the pool gives, and has all that `analyze` says of the deployment."""
     app = deployed(db, monkeypatch, traffic=traffic)
     with open_store(db, read_only=True) as store:
         request = analyze_request(AnalyzeOptions(**TWO, traffic=traffic))
         analysis = analyze(store, traces.find(store, None), request)
-    first, *_ = (one.value.replace("\\", "") for one in app.main.markdown)
-    assert first.split("  \n") == list(overview.headline(analysis).sentences)
+    texts = [each.value.replace("\\", "").split("  \n") for each in app.main.markdown]
+    answers = overview.answers(analysis)
+    assert answers is not None
+    titles = ("**Now**", "**Possible**", "**Next**")
+    assert texts[:3] == [list(each) for each in zip(titles, answers, strict=True)]
+    sentences = [sentence for text in texts for sentence in text]
+    assert set(overview.headline(analysis).sentences) <= set(sentences)
+    first = " ".join(answers)
     assert request.deployment is not None
     pool, each = request.deployment.pool, 2 if traffic == "fleet" else 1
     assert f"({units.format_count(pool.blocks * each)} blocks)" in first
