@@ -46,19 +46,21 @@ WindowName = Literal["choosing", "judged"]
 class RouterSize:
     """A router with LRU: the fewest replicas that meet the SLO on the choosing window.
 
-    `run` is that fleet; the most that were tried where `replicas` is None. `runs` are all that were
-    tried, by their number of replicas.
+    `run` is that fleet; the most that were tried where `replicas` is None. `compared` is what ranks
+    it among routers with as many replicas: `run`, or two replicas where one is enough, since behind
+    any router one is the same. `runs` are all that were tried, by their number of replicas.
     """
 
     router: Router
     replicas: int | None
     run: FleetRun
+    compared: FleetRun
     runs: tuple[FleetRun, ...]
 
     @property
     def rank(self) -> tuple[float, float, float]:
         """The sort key of fleets, best first: replicas, attainment, the SLO's percentile."""
-        return _rank(self.run)
+        return _rank(self.run)[0], *_rank(self.compared)[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,8 @@ def _routers(window: FleetWindow, routers: Sequence[Router], most: int) -> tuple
     def sized(router: Router) -> RouterSize:
         fewest = window.fewest(router, LRU, most)
         run = window.at(router, LRU, fewest or doubled(most)[-1])
-        return RouterSize(router, fewest, run, window.tried(router, LRU))
+        compared = window.at(router, LRU, 2) if fewest == 1 and most > 1 else run
+        return RouterSize(router, fewest, run, compared, window.tried(router, LRU))
 
     return tuple(sorted(map(sized, routers), key=lambda each: each.rank))
 

@@ -125,6 +125,17 @@ def test_the_choice_is_the_best_of_all() -> None:
             assert tuning.chosen is not trial.run
 
 
+def test_where_one_replica_is_enough_two_rank_the_routers() -> None:
+    """Behind one replica all routers are alike; what a fleet grows to, on engines, is not."""
+    trace, slo = a_trace(600.0), Slo(20.0, 0.9)
+    tuning = tune_fleet(replace(plan(trace, slo), routers=ROUTERS[::-1]), Event())
+    sweep = swept(first_requests(trace, 360, "given"), 120.5 / 360, slo)
+    assert {each.replicas for each in tuning.routers} == {1}
+    best = min((sweep.run(Fleet(router, Lru(), 2)) for router in ROUTERS), key=rank)
+    assert best.fleet.router.name == "round-robin"  # the last in the order of the plan
+    assert tuning.routers[0].router.name == "round-robin"
+
+
 def test_the_judged_window_is_not_seen_by_the_choice() -> None:
     """Later requests that come at once change the judgement, not the choice."""
     trace = a_trace()
@@ -195,7 +206,9 @@ def test_a_number_that_meets_the_slo_alone_is_luck(
 def test_an_answer_that_engines_do_not_hold_is_not_recommended() -> None:
     """One request at a time, decoding included, takes more replicas than prefills in a queue do."""
     trace = a_trace()
-    large = replace(plan(trace), capacities=(10_000,), routers=ROUTERS[:1], variants=())
+    large = replace(
+        plan(trace, Slo(0.6, 0.9)), capacities=(10_000,), routers=ROUTERS[:1], variants=()
+    )
     usual, serial = EngineSettings(1), EngineSettings.one_at_a_time(1)  # blocks: the capacity
     relaxed = replace(large, prompts=a_trace(600.0), slo=Slo(3.0, 0.9), engine=usual)
     held = tune_fleet(relaxed, Event())
