@@ -61,7 +61,8 @@ def test_the_answer(capsys: Streams, trace: str) -> None:
         params = [
             text
             for name, value in made_fleet["router_params"].items()
-            for text in ("--param", f"{made_fleet['router']}.{name}={value:g}")
+            for unit in ["s" if name.endswith("_s") else ""]
+            for text in ("--param", f"{made_fleet['router']}.{name}={value:g}{unit}")
         ]
         args = ("--router", made_fleet["router"], *params, "--policy", made_fleet["policy"])
         args = (*args, "--replicas", str(made_fleet["replicas"]), "--time-model", model)
