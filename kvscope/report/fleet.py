@@ -204,8 +204,7 @@ def _reached(study: FleetStudy, run: FleetRun) -> str:
 
 def _failure(study: FleetStudy, run: FleetRun) -> str:
     """Return what a fleet that misses the SLO breaks."""
-    missed = [each for each in run.outcomes if not each.meets]
-    outcome = run.outcome if run.outcome in missed else missed[0]
+    outcome = next(each for each in (run.outcome, *run.outcomes) if not each.meets)
     within = f"{share(outcome.latencies.attainment)} of the requests are within the SLO"
     if outcome.latencies.overloaded:
         return f"queues grow without end: {within}"

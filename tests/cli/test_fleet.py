@@ -134,6 +134,18 @@ def test_an_answer_that_engines_do_not_hold(capsys: Streams, tmp_path: Path) -> 
     assert misses["on_engines"] is None  # what queues miss is not replayed again
 
 
+def test_the_seeds_of_an_answer_that_misses(capsys: Streams, tmp_path: Path) -> None:
+    """A router that draws at random has an outcome a seed; the median one says what is missed."""
+    short = tmp_path / "short.jsonl"
+    with gzip.open(SAMPLE, "rt") as lines:
+        short.write_text("".join(islice(lines, 300)))
+    asked = ("fleet", str(short), *COMMON, "--router", "dynamo-approx", "--replicas", "2,3")
+    assert run([*asked, "--slo", "1ms"]) == ExitCode.DONE
+    assert "No fleet of up to 3 replicas meets p95 TTFT" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
     """A queue that grows is called so: it has no percentile, and fails conditions on one."""
     profile = tmp_path / "latency.toml"
