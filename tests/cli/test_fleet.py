@@ -139,11 +139,11 @@ def test_the_seeds_of_an_answer_that_misses(capsys: Streams, tmp_path: Path) -> 
     short = tmp_path / "short.jsonl"
     with gzip.open(SAMPLE, "rt") as lines:
         short.write_text("".join(islice(lines, 300)))
-    asked = ("fleet", str(short), *COMMON, "--router", "dynamo-approx", "--replicas", "2,3")
-    assert run([*asked, "--slo", "1ms"]) == ExitCode.DONE
-    assert "No fleet of up to 3 replicas meets p95 TTFT" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    where = ("--db", ":memory:", "--capacity-blocks", "3000", "--slo", "1ms")
+    routed = ("--router", "dynamo-approx", "--replicas", "2,3")
+    assert run(["fleet", str(short), *where, *routed]) == ExitCode.DONE
+    text = " ".join(capsys.readouterr().out.split())
+    assert "No fleet of up to 3 replicas meets p95 TTFT" in text
 
 
 def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
