@@ -139,11 +139,11 @@ def test_the_seeds_of_an_answer_that_misses(capsys: Streams, tmp_path: Path) -> 
     short = tmp_path / "short.jsonl"
     with gzip.open(SAMPLE, "rt") as lines:
         short.write_text("".join(islice(lines, 300)))
-    where = ("--db", ":memory:", "--capacity-blocks", "3000", "--slo", "1ms")
-    routed = ("--router", "dynamo-approx", "--replicas", "2,3")
+    where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
+    routed = ("--router", "llm-d-precise", "--replicas", "2", "--time-model", "engine")
     assert run(["fleet", str(short), *where, *routed]) == ExitCode.DONE
     text = " ".join(capsys.readouterr().out.split())
-    assert "No fleet of up to 3 replicas meets p95 TTFT" in text
+    assert "No fleet of up to 2 replicas meets p95 TTFT" in text
 
 
 def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
