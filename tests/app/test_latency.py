@@ -130,7 +130,8 @@ def test_other_gpus_than_the_traces_keep_their_roofline(
 def test_sessions_without_a_common_clock_are_refused(traces: Path) -> None:
     """Where sessions were placed by kvscope, it is not known which requests waited."""
     with kvscope.open_trace(traces / "half.jsonl") as trace:
-        prompts = load_prompts(trace.store, trace.facts)
+        with trace.store.reading() as store:
+            prompts = load_prompts(store, trace.facts)
         assert fit_to(trace.facts, prompts).stated == len(prompts.arrival_s)
         sessions = replace(prompts, clock=prompts.conversation)
         with pytest.raises(InputError, match="no common clock"):

@@ -112,7 +112,7 @@ def _known(document: dict[str, Any]) -> set[str]:
         elif leaf == "hours":
             texts.add(units.duration_in_words(value * 3600))
         elif leaf.endswith("_blocks"):
-            texts.add(f"{value:,} blocks")
+            texts.add(f"{value:,} blocks" if value != 1 else "1 block")
             if model is not None:
                 size = value * per_block * model["bytes_per_token"]
                 texts.add(units.format_size(size))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvscope.app import simulate
 from kvscope.cli.app import run
 from kvscope.core.runs import Run
 from kvscope.replay import run_cache as kept
@@ -67,6 +68,7 @@ def test_ctrl_c_keeps_what_is_finished(
     monkeypatch.setattr(sweep, "make_run", held_back)
     monkeypatch.setattr(results, "add_run", interrupting)
     monkeypatch.setattr(sweep, "cores", lambda: 1)
+    monkeypatch.setattr(simulate, "STORE_EVERY_S", -1.0)  # each run as it ends
     before = signal.getsignal(signal.SIGINT)
     asked = ["simulate", trace, *options, "--policies", "lru", "--json"]
     assert run([*asked, "--capacity-blocks", "1,2,3,4,5,6"]) == 130
