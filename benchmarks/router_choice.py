@@ -1,13 +1,15 @@
-"""Which router for which traffic: routers on every sample, at the same load and pressure."""
+"""Which router for which traffic: routers on every trace, at the same load and pressure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import held_out
 from benchmarks.processes import note
 from benchmarks.table import Table
 from kvscope.characterize.windows import Windows
@@ -42,10 +44,12 @@ _SETTING = (
 
 
 def samples() -> Table:
-    """Return the hit rate and the p95 TTFT of each router on each sample."""
-    paths = sorted(data_folder("sample_traces").glob("*.jsonl.gz"))
+    """Return the hit rate and the p95 TTFT of each router on each sample and published trace."""
     routers = [router() for router in ROUTERS]
-    runs = {_name(path): _runs(path, routers) for path in paths}
+    runs = {
+        trace.name.removeprefix("Sample "): _runs(trace.name, trace.prompts, routers)
+        for trace in chain(held_out.samples(), held_out.published())
+    }
     rows = []
     for number, router in enumerate(routers):
         star = "\\*" if router.reference else ""
@@ -55,7 +59,7 @@ def samples() -> Table:
         f"{_SETTING} Bold: the lowest p95 TTFT of a router that can be run (references have a"
         " star); overloaded: the queue grows."
     )
-    return Table("Routers on the samples", description, ("router", *runs), rows)
+    return Table("Routers on samples and published traces", description, ("router", *runs), rows)
 
 
 def event_lag(mooncake: Path) -> Table:
@@ -63,7 +67,7 @@ def event_lag(mooncake: Path) -> Table:
     paths = [mooncake, *sorted(data_folder("sample_traces").glob("*.jsonl.gz"))]
     kinds: tuple[type[Router], ...] = (LlmDPrecise, Dynamo)
     routers = [kind({"event_lag_s": lag_s}) for kind in kinds for lag_s in LAGS_S]
-    runs = {_name(path): _runs(path, routers) for path in paths}
+    runs = {_name(path): _runs(path.name, _prompts(path), routers) for path in paths}
     rows = []
     for number, router in enumerate(routers):
         cells = [_figures(of_trace[number]) for of_trace in runs.values()]
@@ -76,11 +80,14 @@ def _name(path: Path) -> str:
     return path.name.removesuffix(".jsonl.gz")
 
 
-def _runs(path: Path, routers: Sequence[Router]) -> list[FleetRun]:
-    """Return the run of each router on one trace."""
-    note(f"routers: {path.name}")
+def _prompts(path: Path) -> Prompts:
     with open_store(MEMORY) as store:
-        prompts = load_prompts(store, ingest(store, str(path)).trace)
+        return load_prompts(store, ingest(store, str(path)).trace)
+
+
+def _runs(name: str, prompts: Prompts, routers: Sequence[Router]) -> list[FleetRun]:
+    """Return the run of each router on one trace."""
+    note(f"routers: {name}")
     setting = run_setting(standard(), LATENCY)
     workload = Workload(_at_load(prompts), setting, Windows(1.0, 1))
     curve = workload.curve
