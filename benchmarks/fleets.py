@@ -3,7 +3,7 @@
 `dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
 same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
 `dynosim-lag`: the same with KV events that come late.
-`samples`: every router on every sample and published trace. `event-lag`: routers whose KV events come late.
+`samples`: every router on every sample and published trace. `event-lag`: KV events that come late.
 `speed`: CPU seconds of a replay. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
 the four schedulers of llm-d's benchmark.
 KVSCOPE_TRACES names the folder of the Mooncake trace. `--record` writes the tables into
