@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from threading import Thread, get_ident
 from types import FunctionType
@@ -208,11 +209,14 @@ class KernelCache(NullCache):  # type: ignore[misc]
         and crash once that has moved.
         """
         _described(result.signature.return_type, None)
-        if result.library.has_dynamic_globals:  # it holds memory addresses
+        if _HOLDS_ADDRESSES(result):
             return
         buffer = io.BytesIO()
         _Pickler(buffer, self._digest.tuple_classes).dump(result._reduce())
         _files.write(self.name(signature, result.target_context), buffer.getvalue())
+
+
+_HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid here alone
 
 
 def _described(argument: Any, digest: SourceDigest | None) -> Tree:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -34,6 +34,24 @@ READY = "[data-testid=stApp][data-test-script-state=notRunning]"
 def chromium() -> str | None:
     """Return the path of Debian's Chromium, None without one."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def tabs() -> Iterator[Callable[[int, str], Page]]:
+    """Start Chromium; yield what opens an empty tab of a width and a colour scheme."""
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
+
+        def open_tab(width: int, scheme: str) -> Page:
+            size = {"width": width, "height": 900}
+            tab = browser.new_page(viewport=size, color_scheme=scheme)
+            tab.set_default_timeout(PATIENCE_MS)
+            return tab
+
+        yield open_tab
+        browser.close()
 
 
 _WATCH = """

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.dashboard.browsing import FLAGS, PATIENCE_MS, READY, Page, Served, chromium, outside
+from tests.dashboard.browsing import READY, Page, Served, chromium, outside, tabs
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
@@ -40,13 +40,10 @@ Visit = Callable[..., Page]
 @pytest.fixture(scope="module")
 def visit(served: Served) -> Iterator[Visit]:
     """Return what opens a path in a tab of its own and waits until it is drawn."""
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with tabs() as new_tab:
 
         def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
-            size = {"width": width, "height": 900}
-            tab = browser.new_page(viewport=size, color_scheme=scheme)
-            tab.set_default_timeout(PATIENCE_MS)
+            tab = new_tab(width, scheme)
             tab.wrong = []
             tab.on("response", lambda one: one.status >= 400 and tab.wrong.append(one.url))
             tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
@@ -56,7 +53,6 @@ def visit(served: Served) -> Iterator[Visit]:
             return tab
 
         yield open_tab
-        browser.close()
 
 
 def wrong(tab: Page, url: str) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.shell import Streams
-from tests.dashboard.browsing import FLAGS, PATIENCE_MS, READY, Page, Served, chromium
+from tests.dashboard.browsing import READY, Page, Served, chromium, tabs
 from tests.dashboard.test_trouble import HOLDS
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
@@ -24,18 +24,14 @@ Visit = Callable[..., Page]
 @pytest.fixture(scope="module")
 def visit(served: Served) -> Iterator[Visit]:
     """Return what opens a path in a tab of its own, of this width and scheme."""
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with tabs() as new_tab:
 
         def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
-            size = {"width": width, "height": 900}
-            tab = browser.new_page(viewport=size, color_scheme=scheme)
-            tab.set_default_timeout(PATIENCE_MS)
+            tab = new_tab(width, scheme)
             tab.goto(served.address + path)
             return tab
 
         yield open_tab
-        browser.close()
 
 
 def test_a_job_without_its_tab(visit: Visit) -> None:
