@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Trace
-from kvscope.ingest.formats.base import Request
+from kvscope.ingest.formats.base import ROOT, Request
 from kvscope.ingest.time_range import ingest_range
 from kvscope.store import traces
 from kvscope.store.db import MEMORY, Store, open_store
@@ -37,14 +38,44 @@ def _columns(store: Store, trace: Trace) -> dict[str, list[object]]:
     return named | {name: getattr(prompts, name).tolist() for name in names}
 
 
+def _known_as(whole: Trace, request: Request) -> Request:
+    """Return the request with its parent if the whole trace's parents count, else without."""
+    if whole.lineage != "given":
+        return replace(request, chat_id=None, parent_chat_id=None)
+    parent = request.parent_chat_id
+    return replace(request, parent_chat_id=ROOT if parent is None else parent)
+
+
+def _request(number: int, at: float, parent: int | None = None, *hash_ids: int) -> Request:
+    return Request(
+        input_tokens=len(hash_ids) * SIZE or 1,
+        output_tokens=0,
+        arrival_s=at,
+        hash_ids=list(hash_ids),
+        chat_id=number,
+        parent_chat_id=parent,
+    )
+
+
 @settings(deadline=None, max_examples=50)
+# A parent where no request has hashes, and none where one has: inferred, and so in the range.
+@example(requests=[_request(0, 0.0), _request(1, 0.0, 0), _request(2, 1.0, None, 7)], ends=(0, 0))
+# No parent in the range, which shares a prefix: given, and so no parent.
+@example(
+    requests=[_request(0, 0.0, None, 7), _request(1, 0.0, None, 7, 8), _request(2, 1.0, 0, 7, 9)],
+    ends=(0, 0),
+)
 @given(requests=small_traces.requests(SIZE, most=20, chats=True), ends=st.tuples(_TIMES, _TIMES))
 def test_as_if_only_they_had_arrived(requests: list[Request], ends: tuple[int, int]) -> None:
-    """The range's trace is the one that a file with those requests alone would give."""
+    """The range's trace is that of a file with those requests alone, conversations known alike.
+
+    Whether conversations are given is decided by the whole trace: a range of few requests, or of
+    requests without hashes, would decide otherwise.
+    """
     first, last = sorted(ends)
-    inside = [each for each in requests if first <= (each.arrival_s or 0) <= last]
     store = _store()
     whole = small_traces.stored(store, requests, SIZE)
+    inside = [_known_as(whole, each) for each in requests if first <= (each.arrival_s or 0) <= last]
     if not inside:
         with pytest.raises(UsageError, match="no request arrives then"):
             ingest_range(store, whole, first, last + 1)
