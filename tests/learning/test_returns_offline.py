@@ -2,53 +2,113 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
-from kvscope.learning.offline.refits import WindowCells, refits_of
-from kvscope.learning.returns.formulas import CLASSES, ages_of, began_s
-from kvscope.learning.returns.offline import ReturnsOffline, count_returns, request_features
-from kvscope.policies.gittins import AGES, WINDOW_REFITS, Gittins
+from kvscope.learning.offline.refits import refits_of
+from kvscope.learning.returns.formulas import CLASSES, STEPS
+from kvscope.learning.returns.offline import (
+    Returns,
+    ReturnsOffline,
+    Touches,
+    fit_windows,
+    request_features,
+    request_touches,
+)
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.state import idle_machine
 from tests.golden.samples import sample
+from tests.oracles import returns as oracle
 from tests.oracles.replay import left_behind
 from tests.policies.traffics import traffics
 
-REFIT_S, WINDOW = 1.5, WINDOW_REFITS
+REFIT_S = 1.5
+
+
+@st.composite
+def touch_streams(draw: st.DrawFn, classes: int) -> tuple[Touches, Returns]:
+    """Draw touches, some at the same time, at a refit's, or long after; and their returns."""
+    steps_s = (0.0, 0.0, 0.25, 1.0, REFIT_S, 7 * REFIT_S, 40 * REFIT_S)
+    gaps_s = draw(st.lists(st.sampled_from(steps_s), min_size=1, max_size=15))
+    arrival_s = np.cumsum(gaps_s)
+    kind = draw(st.lists(st.integers(0, classes - 1), min_size=len(gaps_s), max_size=len(gaps_s)))
+    blocks = np.array([draw(st.integers(0, 9)) for _ in gaps_s])
+    left, rows = blocks.copy(), list[tuple[int, int, int]]()
+    for number in range(1, len(gaps_s)):
+        touch = draw(st.integers(0, number - 1))
+        count = draw(st.integers(0, int(left[touch])))
+        left[touch] -= count
+        rows.append((touch, number, count))
+    touch, by, count = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    bins = (arrival_s // REFIT_S).astype(np.int64)
+    return (
+        Touches(arrival_s, bins, np.array(kind, dtype=np.int32), blocks),
+        Returns(touch, arrival_s[by], bins[by], count),
+    )
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_every_refit_fits_what_single_blocks_did(
+    steps: tuple[int, ...], data: st.DataObject
+) -> None:
+    """Every refit, every touch in its window: how long until the return, or until the refit."""
+    classes = math.prod(steps)
+    touches, returns = data.draw(touch_streams(classes))
+    refits = np.unique(np.append(touches.bin, touches.bin[-1] + np.array([1, 5, 36, 37])))
+    fits = fit_windows(touches, returns, refits, REFIT_S, steps)
+    for row, refit in zip(fits.rows, refits.tolist(), strict=True):
+        counts = oracle.count_window(touches, returns, refit, REFIT_S, classes)
+        expected = oracle.index_of(counts, steps)
+        np.testing.assert_allclose(fits.values[row], expected, rtol=1e-11)
 
 
 @settings(deadline=None, max_examples=40)
-@given(traffics(), st.randoms(use_true_random=False))
-def test_counts_are_those_of_single_blocks(of: Traffic, draw: object) -> None:
-    """Every refit, every touch in its window: how long until the next, or until the refit."""
-    assert hasattr(draw, "randrange")
-    kind = np.array([draw.randrange(CLASSES) for _ in of.leaf], dtype=np.int32)
-    refits = refits_of(of, REFIT_S)
-    found = count_returns(of, last_touch_segments(of), WindowCells(refits, kind, CLASSES), REFIT_S)
+@given(traffics())
+def test_requests_touch_and_return(of: Traffic) -> None:
+    """One touch a request, and a return wherever an earlier request left the block."""
+    bins = refits_of(of, REFIT_S).bin
+    touches, returns = request_touches(of, last_touch_segments(of), bins, of.category)
     blocks = left_behind(of)
-    for row, number in enumerate(refits.number.tolist()):
-        returned, waiting, seconds = np.zeros((3, CLASSES, AGES))
-        inside = [r for r in range(len(of.leaf)) if number - WINDOW <= refits.bin[r] < number]
-        for at in inside:
-            for block in blocks[at]:
-                later = [r for r in range(at + 1, len(of.leaf)) if block in blocks[r]]
-                came = bool(later) and refits.bin[later[0]] < number
-                end_s = of.arrival_s[later[0]] if came else number * REFIT_S
-                wait_s = np.array(end_s - of.arrival_s[at])
-                age = int(ages_of(wait_s))
-                (returned if came else waiting)[kind[at], age] += 1
-                seconds[kind[at], age] += wait_s - began_s(np.array(age))
-        assert found.requests[row] == len(inside)
-        assert found.returned[row] == pytest.approx(returned)
-        assert found.waiting[row] == pytest.approx(waiting)
-        assert found.seconds[row] == pytest.approx(seconds, abs=1e-9)
+    assert touches.blocks.tolist() == [len(left) for left in blocks]
+    expected: dict[tuple[int, float], int] = {}
+    for at, left in enumerate(blocks):
+        for block in left:
+            earlier = [r for r in range(at) if block in blocks[r]]
+            if earlier:
+                by = earlier[-1], float(of.arrival_s[at])
+                expected[by] = expected.get(by, 0) + 1
+    found: dict[tuple[int, float], int] = {}
+    for touch, at_s, count in zip(
+        returns.touch.tolist(), returns.arrival_s.tolist(), returns.blocks.tolist(), strict=True
+    ):
+        found[touch, at_s] = found.get((touch, at_s), 0) + count
+    assert found == expected
+    assert np.all(np.diff(returns.arrival_s) >= 0)
+
+
+def test_the_fit_grows_with_touches_not_with_time() -> None:
+    """Between far touches nothing is counted, and classes without touches have no rows."""
+    steps, number = STEPS[1], np.arange(500)
+    kind = (number % math.prod(steps)).astype(np.int32)
+    for refits_between in (40, 4_000):
+        bins = number * refits_between
+        touches = Touches((bins + 0.5) * REFIT_S, bins, kind, np.full(len(number), 3))
+        returns = Returns(number[:-1], touches.arrival_s[1:], bins[1:], touches.blocks[1:])
+        fits = fit_windows(touches, returns, bins + 1, REFIT_S, steps)
+        assert fits.rows.shape == (len(number), math.prod(steps))
+        assert len(fits.values) == len(number) * (1 + len(steps))
+        assert fits.values.base is None
 
 
 def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffic:

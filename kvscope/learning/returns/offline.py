@@ -5,27 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
 from kvscope.learning.offline.prefix_features import chained, prefix_features
-from kvscope.learning.offline.refits import Refits, WindowCells, refits_of
+from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
+    BEGINS_S,
     FIRST,
     GUARD,
     STEPS,
     WORTHS,
+    FitMemory,
     RequestFeatures,
     ReturnCounts,
     ages_of,
-    began_s,
     classes_of,
-    return_table,
+    fit_memory,
+    fit_rows,
 )
 from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import AGES, REFIT_OFTEN, WINDOW_REFITS
@@ -153,9 +157,10 @@ def class_set_tables(
     segments, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
     candidates = []
     for steps, classes in zip(STEPS, _classes(traffic, segments, refit_s), strict=True):
-        window = WindowCells(refits, classes, math.prod(steps))
-        counts = count_returns(traffic, segments, window, refit_s)
-        candidates.append(Candidate(refits.since, return_table(counts, steps), classes))
+        touches, returns = request_touches(traffic, segments, refits.bin, classes)
+        fits = fit_windows(touches, returns, refits.number, refit_s, steps)
+        values = np.repeat(fits.values[fits.rows], 2, axis=1)
+        candidates.append(Candidate(refits.since, values, classes))
     return tuple(candidates)
 
 
@@ -168,13 +173,12 @@ def fit_at_end(
     ends = math.ceil(end_s / refit_s)  # as late as a refit is: intervals are all that counts
     traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
-    at_end = Refits(bins, np.array([ends]), np.array([len(bins)]))
-    steps, segments = STEPS[class_set], last_touch_segments(traffic)
+    segments = last_touch_segments(traffic)
     classes = _classes(traffic, segments, refit_s)[class_set]
-    window = WindowCells(at_end, classes, math.prod(steps))
-    counts = count_returns(traffic, segments, window, refit_s)
-    index = return_table(counts, steps)[0, ::2]
-    return FittedReturns(class_set, index, WINDOW_REFITS * refit_s, int(counts.requests[0]))
+    touches, returns = request_touches(traffic, segments, bins, classes)
+    fits = fit_windows(touches, returns, np.array([ends]), refit_s, STEPS[class_set])
+    requests = int(np.sum(bins >= ends - WINDOW_REFITS))
+    return FittedReturns(class_set, fits.values[fits.rows[0]], WINDOW_REFITS * refit_s, requests)
 
 
 def _classes(traffic: Traffic, segments: Segments, refit_s: float) -> tuple[Int32s, ...]:
@@ -192,38 +196,164 @@ def request_features(traffic: Traffic, segments: Segments, memory_s: float) -> R
     )
 
 
-def count_returns(
-    traffic: Traffic, segments: Segments, window: WindowCells, refit_s: float
-) -> ReturnCounts:
-    """Return the counts of every refit's window, by (refits, classes, AGES).
+class Touches(NamedTuple):
+    """N touches of so many `blocks` each, ascending in time.
 
-    A touch is in the windows of the next `WINDOW_REFITS` refits.
+    `bin` is the number of the latest refit before a touch, `kind` its class.
     """
-    refits = window.refits
-    previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
-    blocks = (segments.end - segments.start).astype(np.float64)
-    gap_s = traffic.arrival_s[request] - traffic.arrival_s[previous]
-    touched = (traffic.length + traffic.anonymous).astype(np.float64)
-    everyone = np.arange(len(touched))
-    requests = np.zeros(len(refits.number))
-    returned, waiting, seconds = np.zeros((3, window.size(AGES)))
 
-    def add(sums: Floats, of: Int64s, ahead: int, wait_s: Floats, count: Floats) -> None:
-        age = ages_of(wait_s)
-        cells = window.cells(of, ahead, age, AGES)
-        sums += cells.sums(count)
-        np.add(seconds, cells.sums(count * (wait_s - began_s(age))), out=seconds)
+    arrival_s: Floats
+    bin: Int64s
+    kind: Int32s
+    blocks: Int64s
 
-    for ahead in range(1, WINDOW_REFITS + 1):
-        age_s = np.maximum((refits.bin + ahead) * refit_s - traffic.arrival_s, 0.0)
-        requests += window.rows(everyone, ahead).sums(np.ones(len(everyone)))
-        add(waiting, everyone, ahead, age_s, touched)
-        in_time = refits.bin[request] < refits.bin[previous] + ahead
-        returning, count = previous[in_time], blocks[in_time]
-        add(waiting, returning, ahead, age_s[returning], -count)
-        add(returned, returning, ahead, gap_s[in_time], count)
-    shape = len(refits.number), window.classes, AGES
-    returned, waiting, seconds = (
-        np.maximum(sums, 0.0).reshape(shape) for sums in (returned, waiting, seconds)
+
+class Returns(NamedTuple):
+    """M returns of `blocks` that `touch` had touched last, ascending in time."""
+
+    touch: Int64s
+    arrival_s: Floats
+    bin: Int64s
+    blocks: Int64s
+
+
+class IndexRows(NamedTuple):
+    """The index of each class at K refits: `values[rows[k, c]]` (AGES), of class c at refit k.
+
+    `values` have a row for each class of a refit with touches, and a row for all other classes of a
+    coarser one: as many as the touches in the refits' windows at the most.
+    """
+
+    values: Floats
+    rows: Int32s
+
+
+def request_touches(
+    traffic: Traffic, segments: Segments, bins: Int64s, classes: Int32s
+) -> tuple[Touches, Returns]:
+    """Return one touch a request, of the class of the request, and when its blocks returned."""
+    arrival_s, request = traffic.arrival_s, segments.request
+    blocks = traffic.length.astype(np.int64) + traffic.anonymous
+    returned = (segments.end - segments.start).astype(np.int64)
+    previous = segments.previous.astype(np.int64)
+    return (
+        Touches(arrival_s, bins, classes, blocks),
+        Returns(previous, arrival_s[request], bins[request], returned),
     )
-    return ReturnCounts(returned, waiting, seconds, requests)
+
+
+def fit_windows(
+    touches: Touches, returns: Returns, refits: Int64s, refit_s: float, steps: tuple[int, ...]
+) -> IndexRows:
+    """Fit the index to the window before each of the `refits`, by ascending number.
+
+    A touch is in the windows of the next `WINDOW_REFITS` refits. Time and memory grow with the
+    touches and returns in windows, whatever the time between them.
+    """
+    window = _window_ranges(touches.bin, returns.bin, refits)
+    classes = math.prod(steps)
+    most_rows = np.minimum(classes, len(steps) * (window.touch_end - window.first_touch) + 1)
+    values = np.empty((int(most_rows.sum()), AGES))  # where it is not written it takes no memory
+    rows = np.empty((len(refits), classes), dtype=np.int32)
+    returned, waiting, seconds = np.empty((3, classes, AGES))
+    wait_s = returns.arrival_s - touches.arrival_s[returns.touch]
+    used = _fill_rows(
+        touches,
+        _Waits(returns.touch, ages_of(wait_s), wait_s, returns.blocks),
+        window,
+        (refits * refit_s).astype(np.float64),
+        ReturnCounts(returned, waiting, seconds, 0.0),
+        np.empty(len(touches.blocks), dtype=np.int64),
+        fit_memory(steps),
+        values,
+        rows,
+    )
+    values.resize((used, AGES), refcheck=False)  # in place
+    return IndexRows(values, rows)
+
+
+class _WindowRanges(NamedTuple):
+    """The touches and the returns that each of K refits may count, as ranges of their numbers."""
+
+    first_touch: Int64s
+    touch_end: Int64s
+    first_return: Int64s
+    return_end: Int64s
+
+
+def _window_ranges(touch_bin: Int64s, return_bin: Int64s, refits: Int64s) -> _WindowRanges:
+    return _WindowRanges(
+        *(
+            np.searchsorted(bins, refits - ahead)
+            for bins in (touch_bin, return_bin)
+            for ahead in (WINDOW_REFITS, 0)
+        )
+    )
+
+
+class _Waits(NamedTuple):
+    """`Returns` by the time since the touch, and its age."""
+
+    touch: Int64s
+    age: Int64s
+    wait_s: Floats
+    blocks: Int64s
+
+
+@kernel
+def _fill_rows(
+    touches: Touches,
+    waits: _Waits,
+    window: _WindowRanges,
+    refits_s: Floats,
+    counts: ReturnCounts,
+    waiting: Int64s,
+    memory: FitMemory,
+    values: Floats,
+    rows: Int32s,
+) -> int:
+    """Fill `values` and `rows`, refit by refit; return the rows of `values` used."""
+    used = 0
+    for refit in range(len(refits_s)):
+        count_window(touches, waits, window, refit, refits_s[refit], counts, waiting)
+        count = float(window.touch_end[refit] - window.first_touch[refit])
+        of_window = ReturnCounts(counts.returned, counts.waiting, counts.seconds, count)
+        used = fit_rows(of_window, memory, values, used, rows[refit])
+    return used
+
+
+@callable_in_kernels
+def count_window(
+    touches: Touches,
+    waits: _Waits,
+    window: _WindowRanges,
+    refit: int,
+    refit_s: float,
+    counts: ReturnCounts,
+    waiting: Int64s,
+) -> None:
+    """Set the counts of the window before one refit, at `refit_s`.
+
+    `waiting` becomes the blocks of each touch in the window that have not returned by then.
+    """
+    first, end = window.first_touch[refit], window.touch_end[refit]
+    counts.returned[:] = 0.0
+    counts.waiting[:] = 0.0
+    counts.seconds[:] = 0.0
+    for touch in range(first, end):
+        waiting[touch] = touches.blocks[touch]
+    for at in range(window.first_return[refit], window.return_end[refit]):
+        touch = waits.touch[at]
+        if touch >= first:
+            kind, age, blocks = touches.kind[touch], waits.age[at], waits.blocks[at]
+            waiting[touch] -= blocks
+            counts.returned[kind, age] += blocks
+            counts.seconds[kind, age] += blocks * (waits.wait_s[at] - BEGINS_S[age])
+    age = AGES - 1
+    for touch in range(first, end):
+        wait_s = max(refit_s - touches.arrival_s[touch], 0.0)
+        while wait_s < BEGINS_S[age]:
+            age -= 1
+        kind, blocks = touches.kind[touch], waiting[touch]
+        counts.waiting[kind, age] += blocks
+        counts.seconds[kind, age] += blocks * (wait_s - BEGINS_S[age])

@@ -131,7 +131,7 @@ class ReturnEstimator:
         returned, seconds = sum(self._bins.values(), np.zeros((2, self._classes, AGES)))
         waiting, more, requests = self._count_waiting(since)
         self.requests = requests
-        counts = ReturnCounts(returned, waiting, seconds + more, np.array(float(requests)))
+        counts = ReturnCounts(returned, waiting, seconds + more, float(requests))
         return return_table(counts, self._steps)
 
     def _count_waiting(self, since: int) -> tuple[Floats, Floats, int]:
