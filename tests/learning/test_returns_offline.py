@@ -14,7 +14,7 @@ from kvscope.learning.returns.offline import ReturnsOffline, count_returns, requ
 from kvscope.policies.gittins import AGES, WINDOW_REFITS, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import replay
-from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.traffic import Traffic, traffic, uncut
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.state import idle_machine
 from tests.golden.samples import sample
@@ -68,6 +68,7 @@ def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffi
         category=nothing,
         parent=np.full(requests, -1, dtype=np.int32),
         next_prompt_tokens=nothing.astype(np.int64),
+        cuts=uncut(len(length)),
     )
 
 

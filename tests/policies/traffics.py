@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import ENDS
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 CATEGORIES = 3
 
@@ -69,6 +69,7 @@ def _columns(
         category=category.astype(np.int32),
         parent=np.full(len(rows), -1, dtype=np.int32),
         next_prompt_tokens=added.copy(),
+        cuts=uncut(len(leaf)),
     )
 
 

@@ -31,7 +31,7 @@ from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import AGES, REFIT_OFTEN, WINDOW_REFITS
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 
 class ClassSetShadows(ShadowReplays):
@@ -43,7 +43,7 @@ class ClassSetShadows(ShadowReplays):
         """`class_sets` have the same refits."""
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
         simple = [
-            Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing)
+            Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing, uncut(len(nothing)))
             for worth in WORTHS
         ]
         super().__init__(traffic, refit_s, [*simple, *class_sets])
@@ -52,7 +52,8 @@ class ClassSetShadows(ShadowReplays):
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, those of the first class set."""
         values = np.concatenate([candidate.values for candidate in self._class_sets], axis=1)
-        return Tables(self._refits.since, values, self._class_sets[0].classes, self.choose)
+        first = self._class_sets[0]
+        return Tables(self._refits.since, values, first.classes, first.cuts, self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the tables of the candidates in force, each from its time on.
@@ -77,7 +78,7 @@ class ClassSetShadows(ShadowReplays):
         values = self.tables().values[_row(self._refits.since, since)]
         for candidate, worth in enumerate(WORTHS):
             values[now == candidate] = worth
-        return Tables(since, values, in_force.astype(np.int32))
+        return Tables(since, values, in_force.astype(np.int32), self._class_sets[0].cuts)
 
 
 def _row(since: Int64s, requests: Int64s) -> Int64s:
@@ -155,7 +156,7 @@ def class_set_tables(
     for steps, classes in zip(STEPS, _classes(traffic, segments, refit_s), strict=True):
         window = WindowCells(refits, classes, math.prod(steps))
         counts = count_returns(traffic, segments, window, refit_s)
-        candidates.append(Candidate(refits.since, return_table(counts, steps), classes))
+        candidates.append(Candidate(refits.since, return_table(counts, steps), classes, uncut(len(classes))))
     return tuple(candidates)
 
 
