@@ -110,11 +110,11 @@ class OnlineGuard:
     """Replays what an engine serves for every candidate, and goes by the one that `rule` takes.
 
     `kinds_of` (match, prompt and output tokens) is a request's class and cuts for each candidate.
-    `tables` are theirs, until `use`. Time is judged by intervals of `look_s`. An engine serves many requests
-    at a time, a shadow one after the other in order of arrival: requests wait here until they and
-    all before them have ended. The first of more than 1,024 requests at a time, and one that has
-    been served for longer than from one refit to the next, counts without output, so that others
-    need not wait for it.
+    `tables` are theirs, until `use`. Time is judged by intervals of `look_s`. An engine serves many
+    requests at a time, a shadow one after the other in order of arrival: requests wait here until
+    they and all before them have ended. The first of more than 1,024 requests at a time, and one
+    that has been served for longer than from one refit to the next, counts without output, so that
+    others need not wait for it.
     """
 
     def __init__(

@@ -45,10 +45,10 @@ class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
     `score` returns the worth of a lane's oldest block after so many idle seconds. Before a request
-    frees its blocks, `plan` (in tokens) names their lanes; without one they go where they are `assigned`, or to
-    the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is cached; then
-    `forget` is called for each block that is taken, at once. `next_step_s` is a `stepwise`
-    policy's. Errors leave it in any state: `GuardedQueue` drops it then.
+    frees its blocks, `plan` (in tokens) names their lanes; without one they go where they are
+    `assigned`, or to the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is
+    cached; then `forget` is called for each block that is taken, at once. `next_step_s` is a
+    `stepwise` policy's. Errors leave it in any state: `GuardedQueue` drops it then.
     """
 
     def __init__(

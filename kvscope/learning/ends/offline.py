@@ -136,7 +136,9 @@ class EndPredictor:
 
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, no conversation ends."""
-        return Tables(*taken_to_end(np.zeros(len(self.traffic.leaf), dtype=np.bool_)), choose=self.choose)
+        return Tables(
+            *taken_to_end(np.zeros(len(self.traffic.leaf), dtype=np.bool_)), choose=self.choose
+        )
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the classes of all requests by the thresholds that a guard takes for a cache."""
