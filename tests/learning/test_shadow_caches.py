@@ -88,7 +88,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     return expected
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=120)
 @given(traffics(), st.integers(1, 30), st.sampled_from(sorted(POLICIES)), st.integers(0, 99))
 def test_small_tries(of: Traffic, capacity: int, name: str, seed: int) -> None:
     """Branches, repeats, ties, classes and tables of any kind."""
@@ -119,7 +119,7 @@ def test_runs_are_forgotten_in_little_memory() -> None:
     assert max(lanes) <= 2 * 64 + 64
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(traffics(), st.integers(1, 30), st.randoms(use_true_random=False), st.integers(0, 99))
 def test_what_does_not_fit_does_no_harm(
     of: Traffic, capacity: int, draw: object, seed: int
