@@ -17,6 +17,7 @@ from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, NEED, ROWS
 from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
+from kvscope.replay.derived_traces import select
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
@@ -57,7 +58,8 @@ def test_a_tripped_guard_is_lru(of: Traffic, capacity: int, xi: int) -> None:
 @pytest.mark.parametrize(("name", "blocks"), [("agent", 4_000), ("regime-change", 600)])
 def test_a_tripped_guard_is_lru_in_an_engine(name: str, blocks: int) -> None:
     """There too, with requests side by side."""
-    prompts: Prompts = sample(name)
+    whole: Prompts = sample(name)
+    prompts = select(whole, np.arange(min(len(whole.leaf), 2_000)))
     cost, size = StepCost(base_s=0.05), EngineSettings(blocks)
     tables = tripped(traffic(prompts, standard()))
     done = replay_engine(prompts, Gittins({"xi_tokens": 8192}), size, cost, tables=tables)
