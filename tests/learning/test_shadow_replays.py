@@ -13,7 +13,7 @@ from kvscope.core.trace import Prompts
 from kvscope.learning.offline import shadow_replays as shadows
 from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.offline.shadow_replays import first_turns
-from kvscope.learning.returns.formulas import CLASSES, FIRST, GUARD, LRU, NEED
+from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, NEED, ROWS
 from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
@@ -126,7 +126,7 @@ def test_classes_follow_the_set_in_force() -> None:
     judge = ClassSetShadows(of, 300.0, class_set_tables(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
     assert tables.classes is not None
-    assert tables.values.shape[1] == 2 * CLASSES
+    assert tables.values.shape[1] == 2 * ROWS
     looks = refits_of(of, 300.0 / GUARD.looks)
     taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
     in_force = taken[np.searchsorted(looks.number, looks.bin)]  # when each request came
@@ -150,6 +150,6 @@ def test_drift_costs_less_with_a_guard() -> None:
 
     lru = computed(replay(of, Lru(), capacity).hit_blocks)
     guarded = computed(replay(of, policy, capacity, tables=tables).hit_blocks)
-    bare = Tables(tables.since, tables.values, tables.classes)
+    bare = Tables(tables.since, tables.values, tables.classes, tables.cuts)
     unguarded = computed(replay(of, policy, capacity, tables=bare).hit_blocks)
     assert guarded < 1.02 * lru < unguarded
