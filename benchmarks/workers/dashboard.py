@@ -43,7 +43,7 @@ def main() -> None:
         sys.argv = ["app.py", "--db", db]
         pages = _scripts()
         for page, seconds in browser_times(db).items():
-            pages[page] |= seconds
+            pages.setdefault(page, {}).update(seconds)
     print(json.dumps({"trace": trace, "pages": pages}))
 
 
@@ -117,16 +117,11 @@ def _ready(page: str, app: Any) -> None:
 def _changed(page: str, app: Any) -> float:
     """Return the seconds of moving the page's slider or choosing another model."""
     if page == "capacity":
-        return _moved(app, "capacity")
+        return _timed(app.select_slider(key="capacity").set_value(1).run)
     if page == "lab":
-        return _moved(app, "at")
+        at = app.select_slider(key="at")
+        return _timed(at.set_value(int(at.options[1].replace(",", ""))).run)
     return _timed(app.selectbox(key="model").set_value("qwen2-7b").run)
-
-
-def _moved(app: Any, key: str) -> float:
-    """Move a slider to its second step."""
-    slider = app.select_slider(key=key)
-    return _timed(slider.set_value(int(slider.options[1].replace(",", ""))).run)
 
 
 def _timed(work: Callable[[], Any]) -> float:

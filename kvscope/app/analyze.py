@@ -15,7 +15,7 @@ from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.app.traces import load_range, load_trace, replayable
 from kvscope.characterize.distributions import Summary
-from kvscope.characterize.summary import Characterization, Step, characterize
+from kvscope.characterize.summary import Characterization, Step, start_characterization
 from kvscope.core import memory
 from kvscope.core.background import in_background
 from kvscope.core.hits import HitDefinition, side_by_side, standard
@@ -168,13 +168,14 @@ def analyze(
                 "take a part of it with --from and --until, or more memory",
             )
             started = StartedCaching(load_prompts(store, trace), request)
-        characterization = characterize(store, trace, started.paths if started else None, step=step)
+        paths = started.paths if started else None
+        characterization = start_characterization(store, trace, paths, step=step)
     request = started.request if started else request or AnalyzeRequest()
     return Analysis(
         trace=trace,
         model=request.model,
         hbm_bytes=request.hbm_bytes,
-        characterization=_sized(characterization, request),
+        characterization=_sized(characterization(), request),
         caching=started.caching.result() if started else None,
         layouts=tuple(_layouts(stores, trace, request.definition)),
         deployment=_timed(stores, trace, request.deployment),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
 from kvscope.characterize.traffic import read_summary, turns_label
 from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.background import in_background
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptPaths, Trace
@@ -55,17 +57,30 @@ def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spa
     cache, so offset + stride beyond 100 % equals 100 %. None without hashes.
     Source: ATC'25, section 3, Figure 16.
     """
+    return start_spatial(store, trace, paths).result()
+
+
+def start_spatial(
+    store: Store, trace: Trace, paths: PromptPaths | None = None
+) -> Future[Spatial | None]:
+    """Read what `spatial` needs, and return the future of its result, which needs no store."""
     if not trace.has_hashes:
-        return None
+        return in_background(lambda: None)
     paths = paths or load_prompts(store, trace)
     multi_turn = store.columns("characterize/multi_turn", trace_id=trace.trace_id)["multi_turn"]
+    return in_background(_spatial, paths, multi_turn.astype(np.bool_), prefix_depth(store, trace))
+
+
+def _spatial(
+    paths: PromptPaths, multi_turn: Bools, depths: tuple[PrefixDepth, ...]
+) -> Spatial | None:
     counts = decile_histogram(
         paths.block_parent,
         paths.leaf,
         paths.blocks,
         paths.full_blocks,
         (paths.input_tokens - 1) // paths.block_size,
-        multi_turn.astype(np.bool_),
+        multi_turn,
     )
     return Spatial(
         offsets=tuple(decile / DECILES for decile in range(DECILES)),
@@ -73,7 +88,7 @@ def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spa
         overall=heat_map(counts.sum(axis=0)),
         single_turn=heat_map(counts[0]),
         multi_turn=heat_map(counts[1]),
-        prefix_depth=prefix_depth(store, trace),
+        prefix_depth=depths,
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
 from kvscope.characterize.sources import Skew, Sources, skew, sources
-from kvscope.characterize.spatial import Spatial, spatial
+from kvscope.characterize.spatial import Spatial, start_spatial
 from kvscope.characterize.stability import Stability, stability
 from kvscope.characterize.traffic import (
     Contribution,
@@ -75,13 +75,21 @@ Step = Callable[[str], None]
 T = TypeVar("T")
 
 
-def characterize(
-    store: Store, trace: Trace, paths: PromptPaths | None = None, *, step: Step | None = None
-) -> Characterization:
+def characterize(store: Store, trace: Trace) -> Characterization:
     """Characterize a trace: traffic, turns, reuse gaps, lifetimes, sources, prefixes, stability.
 
+    A length-only trace has only the facts of lengths.
+    """
+    return start_characterization(store, trace)()
+
+
+def start_characterization(
+    store: Store, trace: Trace, paths: PromptPaths | None = None, *, step: Step | None = None
+) -> Callable[[], Characterization]:
+    """Read what `characterize` needs; return what waits for its result and needs no store.
+
     `paths` are loaded unless given. `step` is called with the name of each of `STEPS` steps before
-    it; what it raises ends the work. A length-only trace has only the facts of lengths.
+    it; what it raises ends the work.
     """
 
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
@@ -90,32 +98,42 @@ def characterize(
         return compute(store, trace, *arguments)
 
     history = run("touches", load_history)
-    # Facts of the history alone are computed meanwhile: they leave the store to the others.
+    # Computed meanwhile: these leave the store to the others.
     of_history = in_background(_of_history, store, trace, history)
+    places = run("places in the prompt", start_spatial, paths)
     following = run("next turns", next_turns)
-    places = run("places in the prompt", spatial, paths)
     changes = run("stability", stability, history)
     reuse_sources = run("sources of reuse", sources)
     reuse_skew = run("skew", skew)
-    gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())
-    return Characterization(
-        trace=trace,
-        lengths=run("lengths", lengths),
-        request_sizes=run("sizes", request_sizes),
-        over_time=run("traffic over time", over_time),
-        contribution=run("contributions", contribution),
-        categories=run("categories", _categories, gaps, lives, following),
-        turns=run("turns", turns),
-        next_turns=following,
-        sources=reuse_sources,
-        skew=reuse_skew,
-        reuse_gaps=gaps,
-        reuse_hazard=hazard,
-        lifetimes=lives,
-        spatial=places,
-        working_set=alive,
-        stability=changes,
-    )
+    token_lengths = run("lengths", lengths)
+    sizes = run("sizes", request_sizes)
+    traffic = run("traffic over time", over_time)
+    contributions = run("contributions", contribution)
+    of_category = run("categories", _category_rows)
+    conversations = run("turns", turns)
+
+    def finish() -> Characterization:
+        gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())
+        return Characterization(
+            trace=trace,
+            lengths=token_lengths,
+            request_sizes=sizes,
+            over_time=traffic,
+            contribution=contributions,
+            categories=_categories(of_category, gaps, lives, following),
+            turns=conversations,
+            next_turns=following,
+            sources=reuse_sources,
+            skew=reuse_skew,
+            reuse_gaps=gaps,
+            reuse_hazard=hazard,
+            lifetimes=lives,
+            spatial=places.result(),
+            working_set=alive,
+            stability=changes,
+        )
+
+    return finish
 
 
 def _of_history(
@@ -129,9 +147,12 @@ def _of_history(
     )
 
 
+def _category_rows(store: Store, trace: Trace) -> list[dict[str, Any]]:
+    return store.rows("characterize/categories", trace_id=trace.trace_id)
+
+
 def _categories(
-    store: Store,
-    trace: Trace,
+    rows: Sequence[dict[str, Any]],
     gaps: ReuseGaps | None,
     lives: Lifetimes | None,
     following: NextTurns | None,
@@ -142,7 +163,6 @@ def _categories(
     that touched it first. `next_turn_probability` is the settled one where there is one. A category
     is one of first or of later turns, so its `multi_turn_share` is 0 or 1.
     """
-    rows = store.rows("characterize/categories", trace_id=trace.trace_id)
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)
     gap_of = {g.category: g.gap_s.quantiles for g in gaps.by_category} if gaps else {}

@@ -48,13 +48,16 @@ class Tables:
     """What a policy has learned of the traffic's categories, and from which request on.
 
     `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
-    entries) take the place of the traffic's categories for policies with classes of their own.
+    entries) take the place of the traffic's categories for policies with classes of their own, and
+    `cuts` (R x P) of its cuts for those that tell parts of a path apart: each class then has P + 1
+    categories, one for each part, from the head on.
     `choose` gives the tables for one policy and capacity, where they depend on that.
     """
 
     since: Int64s
     values: Float64s
     classes: Int32s | None = None
+    cuts: Int32s | None = None
     choose: Callable[[Policy, int], Tables] | None = None
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
@@ -68,7 +71,10 @@ class Tables:
         """
         if self.classes is not None:
             traffic = traffic._replace(category=self.classes[: len(traffic.category)])
-        if policy.learner and self.values.shape[1] <= traffic.category.max(initial=0):
+        if self.cuts is not None:
+            traffic = traffic._replace(cuts=self.cuts[: len(traffic.cuts)])
+        categories = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
+        if policy.learner and self.values.shape[1] < categories:
             raise ValueError(f"{policy.name} needs a row of its table for every category")
         return traffic
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from kvscope.characterize.summary import Characterization, characterize
+from kvscope.characterize.summary import Characterization, characterize, start_characterization
 from kvscope.core.percentiles import Quantiles
 from kvscope.store.traces import load_prompts
 from tests.characterize.tiny import (
@@ -41,7 +41,7 @@ def test_everything_at_once() -> None:
     """One call fills every part, and prompts at hand change nothing."""
     with tiny_store() as (store, trace):
         found = characterize(store, trace)
-        assert characterize(store, trace, load_prompts(store, trace)) == found
+        assert start_characterization(store, trace, load_prompts(store, trace))() == found
     assert [
         field.name for field in dataclasses.fields(found) if getattr(found, field.name) is None
     ] == []

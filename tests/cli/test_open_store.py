@@ -19,6 +19,9 @@ CAPACITY = ("--capacity-blocks", "9")
 # What a command computes with once it has read the trace, and the command.
 COMPUTES = {
     "kvscope.app.analyze:_layouts": ("analyze", "trace"),
+    "kvscope.app.analyze:caching": ("analyze", "trace"),
+    "kvscope.characterize.summary:_of_history": ("analyze", "trace"),
+    "kvscope.characterize.spatial:decile_histogram": ("analyze", "trace"),
     "kvscope.reuse_models.fit:fit_to": ("fit", "trace"),
     "kvscope.app.simulate:sweep": ("simulate", "trace", *CAPACITY),
     "kvscope.app.tune:tune": ("tune", "trace", "--slo", "1s", "--output", "-", *CAPACITY),
@@ -34,12 +37,15 @@ class Computing(KvscopeError):
 def test_the_store_is_closed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
-    """While it computes, the store can be opened for writing, and lists its traces."""
+    """While it computes, the store can be opened for writing, and lists its traces.
+
+    What it computes in a second thread may begin before the command has read everything.
+    """
     path = str(tmp_path / "store.duckdb")
     assert run(["ingest", TRACE, "--db", path]) == ExitCode.DONE
 
     def compute(*_: Any, **__: Any) -> Any:
-        with open_store(path, waiting=Waiting(patience_s=0.0)) as store:
+        with open_store(path, waiting=Waiting(patience_s=5.0)) as store:
             assert [trace.name for trace in traces.all_traces(store)] == ["trace"]
         raise Computing("reached")
 

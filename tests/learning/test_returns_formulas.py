@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvscope.learning.returns.formulas import (
-    CLASSES,
+    PARTS,
+    ROWS,
     STEPS,
     RequestFeatures,
     ReturnCounts,
     ages_of,
     began_s,
+    by_class,
     classes_of,
-    gittins_index,
-    hazards,
+    fit_memory,
+    fit_rows,
     return_table,
+    set_gittins_index,
 )
 from kvscope.policies.gittins import AGES
 
@@ -38,8 +41,14 @@ def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> ReturnCounts:
         for into, some in ((returned, lasted <= end_s[one]), (waiting, lasted > end_s[one])):
             np.add.at(into[one], ages_of(cut[some]), 1.0)
         np.add.at(spent[one], ages_of(cut), cut - began_s(ages_of(cut)))
-    requests = np.array(float(sum(map(len, seconds.values()))))
-    return ReturnCounts(returned, waiting, spent, requests)
+    return ReturnCounts(returned, waiting, spent, float(sum(map(len, seconds.values()))))
+
+
+def gittins_index(hazard: Floats) -> Floats:
+    """Return the index at each age of one class with this hazard (AGES)."""
+    index = np.empty(AGES)
+    set_gittins_index(hazard, fit_memory(PACE), index)
+    return index
 
 
 def test_ages_are_thirds_of_octaves() -> None:
@@ -49,12 +58,10 @@ def test_ages_are_thirds_of_octaves() -> None:
     assert ages_of(inner).tolist() == AGE.tolist()
 
 
-def test_a_constant_hazard_is_its_own_index() -> None:
+@pytest.mark.parametrize("rate", [0.5, 0.01])
+def test_a_constant_hazard_is_its_own_index(rate: float) -> None:
     """Without memory no horizon is better than another."""
-    rate = np.array([[0.5], [0.01]])
-    assert gittins_index(np.broadcast_to(rate, (2, AGES))) == pytest.approx(
-        np.broadcast_to(rate, (2, AGES))
-    )
+    assert gittins_index(np.full(AGES, rate)) == pytest.approx(np.full(AGES, rate))
 
 
 def test_a_falling_hazard_is_its_own_index() -> None:
@@ -88,23 +95,34 @@ def test_the_index_is_the_best_rate_of_returns(drawn: list[float], age: int) -> 
 def test_hazards_are_recovered_from_censored_waits() -> None:
     """200,000 exponential waits of 20 s, most cut off at 10 s: 0.05 a second up to there."""
     draw = np.random.default_rng(1)
-    one = CLASSES_OF_PACE - 1
-    found = hazards(waits({one: draw.exponential(20.0, 200_000)}, {one: 10.0}), PACE)
+    last = CLASSES_OF_PACE - 1
+    memory, index = fit_memory(PACE), np.empty((CLASSES_OF_PACE, AGES))
+    rows = np.empty(CLASSES_OF_PACE, dtype=np.int32)
+    counts = waits({last: draw.exponential(20.0, 200_000)}, {last: 10.0})
+    fit_rows(counts, memory, index, 0, rows)
+    hazard = memory.hazard[memory.level[-1]]
     seen = (began_s(AGE) >= 0.5) & (began_s(AGE) < 8.0)
-    assert found[one, seen] == pytest.approx(np.full(seen.sum(), 0.05), rel=0.05)
+    assert hazard[seen] == pytest.approx(np.full(seen.sum(), 0.05), rel=0.05)
 
 
 def test_a_class_without_waits_is_like_its_coarser_one() -> None:
-    """Outputs of another length: the same pair's; another time since: near that of its size."""
+    """Outputs of another length: near the pair's; another time since: near that of its size.
+
+    Classes without waits have one row of the coarser class together.
+    """
     draw = np.random.default_rng(2)
     pair = 5
     one = pair * OUTPUTS
-    found = hazards(waits({one: draw.exponential(3.0, 5_000)}, {one: 100.0}), PACE)
+    counts = waits({one: draw.exponential(3.0, 5_000)}, {one: 100.0})
+    index, rows = np.empty((CLASSES_OF_PACE, AGES)), np.empty(CLASSES_OF_PACE, dtype=np.int32)
+    used = fit_rows(counts, fit_memory(PACE), index, 0, rows)
     at = (began_s(AGE) >= 0.5) & (began_s(AGE) < 8.0)
-    assert found[one + 1, at] == pytest.approx(found[one, at], rel=0.02)
+    assert index[rows[one + 1], at] == pytest.approx(index[rows[one], at], rel=0.02)
     sibling = (pair - 1) * OUTPUTS
     assert sibling // (PACE[1] * OUTPUTS) == one // (PACE[1] * OUTPUTS)
-    assert found[sibling, at] == pytest.approx(found[one, at], rel=0.05)
+    assert index[rows[sibling], at] == pytest.approx(index[rows[one], at], rel=0.05)
+    assert rows[one + 1] == rows[one + 2] != rows[one]
+    assert used == len(set(rows.tolist())) == 1 + len(PACE)  # its own, and one of each coarser
 
 
 def test_what_returns_sooner_is_worth_more() -> None:
@@ -120,8 +138,9 @@ def test_what_returns_sooner_is_worth_more() -> None:
     assert index.shape == (2 * CLASSES_OF_PACE, AGES)
     assert np.array_equal(index[::2], index[1::2])
     seen = began_s(AGE) < 10.0
-    assert np.all(index[2 * soon, seen] > index[2 * late, seen])
-    assert np.all(index[2 * late, seen] > index[2 * never, seen])
+    place = 2 * np.argsort(by_class(np.arange(CLASSES_OF_PACE)))
+    assert np.all(index[place[soon], seen] > index[place[late], seen])
+    assert np.all(index[place[late], seen] > index[place[never], seen])
 
 
 def test_before_anything_is_seen_the_index_falls_with_age() -> None:
@@ -132,14 +151,13 @@ def test_before_anything_is_seen_the_index_falls_with_age() -> None:
 
 
 def test_classes_go_from_coarse_to_fine() -> None:
-    """By new tokens, then turns; by new tokens, time since, then output; all within the table."""
+    """By new tokens, then turns; by new tokens, then output; all within the table."""
     of = RequestFeatures(
         new_tokens=np.array([0, 511, 512, 2048, 8192, 10**6]),
         turns=np.array([0, 1, 0, 2, 3, 99]),
-        since_s=np.array([0.0, 29.0, 30.0, 120.0, 1e6, 5.0]),
         output_tokens=np.array([0, 255, 256, 511, 512, 10**6]),
     )
-    by_turns, by_pace = classes_of(of)
+    by_turns, by_output = classes_of(of)
     assert by_turns.tolist() == [0, 1, 3, 7, 11, 11]
-    assert by_pace.tolist() == [0, 0, 9 + 3 + 1, 18 + 6 + 1, 27 + 6 + 2, 27 + 2]
-    assert CLASSES == 12 + 36
+    assert by_output.tolist() == [0, 0, 3 + 1, 6 + 1, 9 + 2, 9 + 2]
+    assert ROWS == (12 + 12) * PARTS

@@ -14,7 +14,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.replay import replay, touch_history
 from kvscope.replay.tel_bound import tel_tokens_at_least
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles.optimum import best
 from tests.policies import drawn
 from tests.policies.chats import conversations
@@ -182,4 +182,5 @@ def _traffic(*prompts: str) -> Traffic:
         category=nothing,
         parent=nothing - np.int32(1),
         next_prompt_tokens=np.full(len(prompts), ENDS, dtype=np.int64),
+        cuts=uncut(len(prompts)),
     )

@@ -64,17 +64,12 @@ class WindowCells(NamedTuple):
         """Return the number of cells."""
         return len(self.refits.number) * self.classes * slots
 
-    def rows(self, requests: Int64s, ahead: int) -> Cells:
-        """Return the refits that see `requests` when they are `ahead` refits old."""
+    def cells(self, requests: Int64s, ahead: int, slot: Int64s | int = 0, slots: int = 1) -> Cells:
+        """Return the cells of `requests`, with these slots, when they are `ahead` refits old."""
         number = self.refits.bin[requests] + ahead
         refits = self.refits.number
         row = np.minimum(np.searchsorted(refits, number), len(refits) - 1)
         inside = refits[row] == number
-        return Cells(row[inside], inside, len(refits))
-
-    def cells(self, requests: Int64s, ahead: int, slot: Int64s | int = 0, slots: int = 1) -> Cells:
-        """Return the cells of `requests`, with these slots, when they are `ahead` refits old."""
-        row, inside, _ = self.rows(requests, ahead)
         own = slot if isinstance(slot, int) else slot[inside]
-        at = (row * self.classes + self.class_of[requests[inside]]) * slots + own
+        at = (row[inside] * self.classes + self.class_of[requests[inside]]) * slots + own
         return Cells(at, inside, self.size(slots))

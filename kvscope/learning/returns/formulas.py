@@ -7,35 +7,38 @@ an engine's plugin from the requests that it serves.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.jit import callable_in_kernels
 from kvscope.learning.guard import Rule
 from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S
 
 NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
 TURNS = (1, 3)  # requests before it, the prompt of each the whole beginning of the next one's
-SINCE_S = (30.0, 120.0)  # since the deepest of its blocks touched before
 OUTPUT_TOKENS = (256, 512)
 CLASS_SETS = (
     (("new_tokens", NEW_TOKENS), ("turns", TURNS)),
-    (("new_tokens", NEW_TOKENS), ("since_s", SINCE_S), ("output_tokens", OUTPUT_TOKENS)),
+    (("new_tokens", NEW_TOKENS), ("output_tokens", OUTPUT_TOKENS)),
 )
 """Ways to tell requests apart, each by edges of a few `RequestFeatures`, the coarsest first."""
-STEPS = tuple(tuple(len(edges) + 1 for _, edges in features) for features in CLASS_SETS)
-CLASSES = sum(math.prod(steps) for steps in STEPS)
+GAPS_S = (4.0, 32.0, 256.0)
+"""Edges between the parts of a prompt: how long blocks had waited when it touched them."""
+PARTS = len(GAPS_S) + 2  # the last one is new; each class of requests has a row for each part
+STEPS = tuple((PARTS, *(len(edges) + 1 for _, edges in features)) for features in CLASS_SETS)
+ROWS = sum(math.prod(steps) for steps in STEPS)
 
 LRU, NEED, FIRST = 0, 1, 2  # the guard's candidates: two know nothing; class sets from FIRST on
 WORTHS = (0.0, 1.0)  # of every block: under LRU; by need alone
 GUARD = Rule(begins_with=FIRST, looks=5, evidence=30, late=15, margin=0.02)
 
-_BEGINS_S = np.concatenate(([0.0], LEAST_S * 2.0 ** (np.arange(AGES - 1) / AGES_AN_OCTAVE)))
-_LASTS_S = np.append(np.diff(_BEGINS_S), _BEGINS_S[-1])  # the last one is taken to double
-_PRIOR = 1.0 / (30.0 + _BEGINS_S + _LASTS_S / 2)  # up to a factor: returns a second at each age
-_PRIOR_RETURNS = 1.0  # of one request's blocks: drawn from the coarser class at each age
+BEGINS_S = np.concatenate(([0.0], LEAST_S * 2.0 ** (np.arange(AGES - 1) / AGES_AN_OCTAVE)))
+_LASTS_S = np.append(np.diff(BEGINS_S), BEGINS_S[-1])  # the last one is taken to double
+_PRIOR = 1.0 / (30.0 + BEGINS_S + _LASTS_S / 2)  # up to a factor: returns a second at each age
+_PRIOR_RETURNS = 0.2  # of one touch's blocks: drawn from the coarser class at each age
 _ROOT_RETURNS = 0.2
 
 
@@ -43,13 +46,11 @@ class RequestFeatures(NamedTuple):
     """What is known of R requests when they have been served; every array has R entries.
 
     `new_tokens` lie in full blocks never touched before; `turns` is how many requests came before,
-    the prompt of each the whole beginning of the next one's; `since_s` is how long the deepest
-    block touched before had waited, 0 where there was none.
+    the prompt of each the whole beginning of the next one's.
     """
 
     new_tokens: Int64s
     turns: Int64s
-    since_s: Floats
     output_tokens: Int64s
 
 
@@ -74,22 +75,67 @@ def ages_of(idle_s: Floats) -> Int64s:
 
 def began_s(ages: Int64s) -> Floats:
     """Return the seconds since the touch at which each age begins."""
-    began: Floats = _BEGINS_S[ages]
+    began: Floats = BEGINS_S[ages]
     return began
 
 
 class ReturnCounts(NamedTuple):
-    """Blocks touched in a window, by class and age (..., classes, AGES).
+    """Blocks touched in a window, by class and age (classes x AGES).
 
     `returned` counts those touched again at that age, `waiting` those that had reached it unused
-    when the window ended; `seconds` (of both together) the time that they spent in it. `requests`
-    (...) touched them.
+    when the window ended; `seconds` (of both together) the time that they spent in it. So many
+    `touches` they were.
     """
 
     returned: Floats
     waiting: Floats
     seconds: Floats
-    requests: Floats
+    touches: float
+
+
+class FitMemory(NamedTuple):
+    """What a fit of one class set reads and overwrites, besides counts.
+
+    Read: `sizes`, the classes in a group of each level, all of them at level 0, one at the last;
+    `lasts_s`, the seconds that each age lasts, and `prior`, the shape of the hazard by age.
+    Overwritten: `blocks` and `at_risk` by class (and age); `returned` and `risk` of one group by
+    age; `hazard`, `level` and `row` by level (and age); `alive`, `spent_s` and `after` by age.
+    """
+
+    sizes: Int64s
+    lasts_s: Floats
+    prior: Floats
+    blocks: Floats
+    at_risk: Floats
+    returned: Floats
+    risk: Floats
+    hazard: Floats
+    level: Int64s
+    row: Int64s
+    alive: Floats
+    spent_s: Floats
+    after: Int64s
+
+
+def fit_memory(steps: tuple[int, ...]) -> FitMemory:
+    """Return the memory for fits of a class set; `steps` are those of the set, one of `STEPS`."""
+    sizes = [math.prod(steps[known:]) for known in range(len(steps) + 1)]
+    classes, levels = sizes[0], len(sizes)
+    return FitMemory(
+        sizes=np.array(sizes),
+        lasts_s=_LASTS_S,
+        prior=_PRIOR,
+        blocks=np.zeros(classes),
+        at_risk=np.zeros((classes, AGES)),
+        returned=np.zeros(AGES),
+        risk=np.zeros(AGES),
+        hazard=np.zeros((levels, AGES)),
+        level=np.zeros(levels, dtype=np.int64),
+        row=np.zeros(levels, dtype=np.int64),
+        alive=np.zeros(AGES),
+        spent_s=np.zeros(AGES),
+        after=np.zeros(AGES, dtype=np.int64),
+    )
 
 
 def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
@@ -97,59 +143,150 @@ def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
 
     `steps` are those of the class set, one of `STEPS`.
     """
-    index = gittins_index(hazards(counts, steps))
-    values: Floats = np.repeat(index, 2, axis=-2)
+    # As lists: without a kernel, single numbers of arrays take four times as long.
+    counted: Any = counts._replace(
+        returned=counts.returned.tolist(),
+        waiting=counts.waiting.tolist(),
+        seconds=counts.seconds.tolist(),
+    )
+    memory: Any = FitMemory(*(array.tolist() for array in fit_memory(steps)))
+    index: Any = np.zeros((math.prod(steps), AGES)).tolist()
+    rows: Any = [0] * math.prod(steps)
+    fit_rows(counted, memory, index, 0, rows)
+    values: Floats = np.repeat(np.array(index)[by_class(np.array(rows))], 2, axis=0)
     return values
 
 
-def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
-    """Return the returns a second at each age, of each class (..., classes, AGES).
+def by_class(rows: Int32s) -> Int32s:
+    """Return the rows (..., of all parts of all classes) ordered by class, then part, as in tables.
 
-    The piecewise constant hazard of right-censored waits: returns over time at risk, in units of a
-    request's mean number of blocks, since those return together. Each class is drawn to a coarser
+    Fits order them by part, then class: what is shared by all classes of a part says more about one
+    of them than what is shared by all parts of a class.
+    """
+    by_part = rows.reshape(*rows.shape[:-1], PARTS, -1)
+    return by_part.swapaxes(-1, -2).reshape(rows.shape)
+
+
+@callable_in_kernels
+def fit_rows(counts: ReturnCounts, memory: FitMemory, index: Floats, row: int, rows: Int32s) -> int:
+    """Write the index by age of each class of a window to `index`; return its next free row.
+
+    Rows from `row` on are used. `rows[c]` becomes the row of class c: one of its own where blocks
+    of the class were touched, else that of the coarser classes with the same hazard.
+
+    Hazards are piecewise constant, of right-censored waits: returns over time at risk, in units of
+    a touch's mean number of blocks, since those return together. Each class is drawn to a coarser
     one by one return more at each age: to that of any last feature, that one to any of the last
     two, and so on to all together; and those to a hazard that falls with 1 / (30 s + age), scaled
     to the returns counted.
     Source: Kalbfleisch and Prentice, The Statistical Analysis of Failure Time Data, section 4.2
     (piecewise exponential); the prior's form is our own.
     """
-    left = counts.returned + counts.waiting
-    later = left[..., ::-1].cumsum(axis=-1)[..., ::-1] - left
-    blocks = left.sum(axis=(-2, -1))
-    unit = np.where(blocks > 0, counts.requests / np.where(blocks > 0, blocks, 1.0), 0.0)
-    unit = unit[..., None, None]
-    returned, at_risk = counts.returned * unit, (counts.seconds + later * _LASTS_S) * unit
-    every, risk = returned.sum(axis=-2), at_risk.sum(axis=-2)
-    height = (every.sum(axis=-1) + 1.0) / ((risk * _PRIOR).sum(axis=-1) + 1.0)
-    prior = _PRIOR * np.minimum(height, 1.0)[..., None]
-    hazard: Floats = ((every + _ROOT_RETURNS) / (risk + _ROOT_RETURNS / prior))[..., None, :]
-    classes = np.arange(math.prod(steps))
-    for known in range(1, len(steps) + 1):
-        hazard = _finer(hazard, returned, at_risk, classes // math.prod(steps[known:]))
-    return hazard
+    level, row_of, last = memory.level, memory.row, len(memory.sizes) - 1
+    unit = touches_a_block(counts, memory)
+    set_root_hazard(counts, unit, memory)
+    level[0], row_of[0] = 0, -1
+    for number in range(len(rows)):
+        for known in range(1, last + 1):
+            if number % memory.sizes[known] == 0:
+                level[known] = level[known - 1]
+                if set_hazard(counts, unit, number, known, memory):
+                    level[known], row_of[known] = known, -1
+        deepest = level[last]
+        if row_of[deepest] < 0:
+            set_gittins_index(memory.hazard[deepest], memory, index[row])
+            row_of[deepest] = row
+            row += 1
+        rows[number] = row_of[deepest]
+    return row
 
 
-def _finer(coarse: Floats, returned: Floats, at_risk: Floats, group: Int64s) -> Floats:
-    """Return the hazards of groups of classes, an entry a class, drawn to those of `coarse`."""
-    starts = np.flatnonzero(np.diff(group, prepend=-1))
-    events = np.add.reduceat(returned, starts, axis=-2)[..., group, :]
-    risk = np.add.reduceat(at_risk, starts, axis=-2)[..., group, :]
-    hazard: Floats = (events + _PRIOR_RETURNS) / (risk + _PRIOR_RETURNS / coarse)
-    return hazard
+@callable_in_kernels
+def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
+    """Return touches over blocks touched, 0 without any; set each class's blocks and time at risk.
+
+    That is in blocks times seconds, by age.
+    """
+    total = 0.0
+    for number in range(len(memory.blocks)):
+        returned, waiting = counts.returned[number], counts.waiting[number]
+        seconds, at_risk = counts.seconds[number], memory.at_risk[number]
+        later = 0.0
+        for age in range(AGES - 1, -1, -1):
+            at_risk[age] = seconds[age] + later * memory.lasts_s[age]
+            later += returned[age] + waiting[age]
+        memory.blocks[number] = later
+        total += later
+    return counts.touches / total if total > 0 else 0.0
 
 
-def gittins_index(hazard: Floats) -> Floats:
-    """Return the index at the beginning of each age: the best rate of returns over all horizons.
+@callable_in_kernels
+def set_root_hazard(counts: ReturnCounts, unit: float, memory: FitMemory) -> None:
+    """Set the hazard of all classes together, drawn to the prior."""
+    hazard, returned, risk = memory.hazard[0], memory.returned, memory.risk
+    sum_group(counts, unit, 0, 0, memory)
+    every, weight = 1.0, 1.0
+    for age in range(AGES):
+        every += returned[age]
+        weight += risk[age] * memory.prior[age]
+    height = min(every / weight, 1.0)
+    for age in range(AGES):
+        prior = memory.prior[age] * height
+        hazard[age] = (returned[age] + _ROOT_RETURNS) / (risk[age] + _ROOT_RETURNS / prior)
+
+
+@callable_in_kernels
+def set_hazard(
+    counts: ReturnCounts, unit: float, first: int, known: int, memory: FitMemory
+) -> bool:
+    """Set the hazard of the group from class `first` on, by `known` features, drawn to a coarser.
+
+    Return False, and set nothing, where no block of the group was touched.
+    """
+    if not sum_group(counts, unit, first, known, memory):
+        return False
+    coarse, hazard = memory.hazard[memory.level[known - 1]], memory.hazard[known]
+    for age in range(AGES):
+        returned, risk = memory.returned[age], memory.risk[age]
+        hazard[age] = (returned + _PRIOR_RETURNS) / (risk + _PRIOR_RETURNS / coarse[age])
+    return True
+
+
+@callable_in_kernels
+def sum_group(counts: ReturnCounts, unit: float, first: int, known: int, memory: FitMemory) -> bool:
+    """Sum the returns and the time at risk of a group; return whether any block was touched."""
+    returned, risk, touched = memory.returned, memory.risk, False
+    for age in range(AGES):
+        returned[age] = risk[age] = 0.0
+    for number in range(first, first + memory.sizes[known]):
+        if memory.blocks[number] > 0:
+            own_returned, own_risk = counts.returned[number], memory.at_risk[number]
+            touched = True
+            for age in range(AGES):
+                returned[age] += own_returned[age] * unit
+                risk[age] += own_risk[age] * unit
+    return touched
+
+
+@callable_in_kernels
+def set_gittins_index(hazard: Floats, memory: FitMemory, index: Floats) -> None:
+    """Write the index at the beginning of each age: the best rate of returns over all horizons.
 
     max over later ends e of (S(a) - S(e)) / (integral of S from a to e), S the survival function of
-    the piecewise constant `hazard` (..., AGES).
+    the piecewise constant `hazard` (AGES). From the last age backwards, an age is joined with the
+    stretch after it while that has a higher rate: the best horizon is the end of the last one.
+    Source: Barlow et al., Statistical Inference under Order Restrictions, section 1.2 (slopes of
+    the least concave majorant, by pooling adjacent violators).
     """
-    start = np.zeros((*hazard.shape[:-1], 1))
-    cumulative = np.concatenate((start, (hazard * _LASTS_S).cumsum(-1)), -1)
-    index = np.zeros_like(hazard)
-    for age in range(AGES):
-        alive = np.exp(cumulative[..., age, None] - cumulative[..., age:])
-        returned = 1.0 - alive[..., 1:]
-        spent = ((alive[..., :-1] - alive[..., 1:]) / hazard[..., age:]).cumsum(axis=-1)
-        index[..., age] = (returned / spent).max(axis=-1)
-    return index
+    alive, spent_s, after = memory.alive, memory.spent_s, memory.after
+    for age in range(AGES - 1, -1, -1):
+        risk, end = hazard[age] * memory.lasts_s[age], age + 1
+        survival, returned = math.exp(-risk), -math.expm1(-risk)
+        spent = returned / hazard[age]
+        while end < AGES and index[end] * spent > returned:
+            returned += survival * index[end] * spent_s[end]
+            spent += survival * spent_s[end]
+            survival *= alive[end]
+            end = after[end]
+        alive[age], spent_s[age], after[age] = survival, spent, end
+        index[age] = returned / spent
