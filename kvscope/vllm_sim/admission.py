@@ -132,11 +132,13 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
         blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
         slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
         part = len(cuts) if finished else 0
+        while not finished and part < len(cuts) and cuts[part] <= 0:
+            part += 1  # the first that has blocks
         turn = turn_of(machine, request, part)
         depth, deep, shallow = place(turn, state.block_size, machine.p)
         begin = cuts[part - 1] if part > 0 else 0
         if not finished:
-            depth = allocated
+            depth, begin = allocated, 0
         elif not admits(turn, machine.p):
             for at in range(record.hits, record.hashed):
                 block = machine.table[slot, at]
