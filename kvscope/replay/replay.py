@@ -48,13 +48,16 @@ class Tables:
     """What a policy has learned of the traffic's categories, and from which request on.
 
     `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
-    entries) take the place of the traffic's categories for policies with classes of their own.
+    entries) take the place of the traffic's categories for policies with classes of their own, and
+    `cuts` (R x P) of its cuts for those that tell parts of a path apart: each class then has P + 1
+    categories, one for each part, from the head on.
     `choose` gives the tables for one policy and capacity, where they depend on that.
     """
 
     since: Int64s
     values: Float64s
     classes: Int32s | None = None
+    cuts: Int32s | None = None
     choose: Callable[[Policy, int], Tables] | None = None
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
@@ -68,7 +71,10 @@ class Tables:
         """
         if self.classes is not None:
             traffic = traffic._replace(category=self.classes[: len(traffic.category)])
-        if policy.learner and self.values.shape[1] <= traffic.category.max(initial=0):
+        if self.cuts is not None:
+            traffic = traffic._replace(cuts=self.cuts[: len(traffic.cuts)])
+        categories = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
+        if policy.learner and self.values.shape[1] < categories:
             raise ValueError(f"{policy.name} needs a row of its table for every category")
         return traffic
 
@@ -87,7 +93,7 @@ def touch_history(traffic: Traffic) -> TouchHistory:
     segments = last_touch_segments(traffic)
     return TouchHistory(
         segments,
-        next_touches(segments, traffic.look),
+        next_touches(segments),
         paths(traffic.block_parent, traffic.leaf, traffic.length),
     )
 
@@ -141,7 +147,8 @@ def _empty_state(
         lanes = tables.values.shape[1] if policy.by_category else policy.lanes
         return empty_lanes(traffic, lanes, leaf)
     if isinstance(policy, NextUsePolicy):
-        return empty_next_uses(traffic, policy.lanes, history.next_touches)
+        needed = policy.needed(traffic.input_tokens, traffic.look, traffic.block_size)
+        return empty_next_uses(traffic, needed, history.next_touches)
     if isinstance(policy, KeyPolicy):
         return empty_keys(type(policy), traffic, history.segments, history.paths, leaf)
     raise TypeError(f"{policy.name} is of no known shape")
@@ -154,7 +161,7 @@ def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
     if issubclass(policy, LanePolicy):
         return lanes_kernel(policy, leaf)
     if issubclass(policy, NextUsePolicy):
-        return next_uses_kernel(policy)
+        return next_uses_kernel()
     if issubclass(policy, KeyPolicy):
         return keys_kernel(policy, leaf)
     raise TypeError(f"{policy.name} is of no known shape")

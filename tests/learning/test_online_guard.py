@@ -54,7 +54,10 @@ def watched(
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
     refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / GUARD.looks)
-    kinds = [one.classes.tolist() for one in candidates]
+    kinds = [
+        list(zip(one.classes.tolist(), map(tuple, one.cuts.tolist()), strict=True))
+        for one in candidates
+    ]
     tables = [[Scores(values) for values in one.values] for one in candidates]
     familiar = RecentBlocks(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
     made = OnlineGuard(

@@ -12,7 +12,7 @@ from kvscope.core.trace import Prompts
 from kvscope.learning.ends.offline import EndsOffline
 from kvscope.learning.next_prompts.offline import NextPromptsOffline, conversation_parameters
 from kvscope.learning.offline.learners import OfflineLearner, tables_for
-from kvscope.learning.returns.formulas import CLASSES
+from kvscope.learning.returns.formulas import ROWS
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.policies.etlru import Etlru
@@ -135,5 +135,5 @@ def test_tables_for_who_reads_them() -> None:
     assert tables_for(of, Lru) is NO_TABLES
     assert tables_for(of, Wa).values.shape[2] == 4
     assert tables_for(of, Etlru).values.shape[2] == 16
-    assert tables_for(of, Gittins).values.shape[1:] == (2 * CLASSES, AGES)
+    assert tables_for(of, Gittins).values.shape[1:] == (2 * ROWS, AGES)
     assert len(tables_for(of, Wa, 60.0).since) > len(tables_for(of, Wa).since)

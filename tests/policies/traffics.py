@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import ENDS
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 CATEGORIES = 3
 # Each part of a request is one choice of Hypothesis: choices take most of a small test's time.
@@ -81,6 +81,7 @@ def _columns(
         category=category.astype(np.int32),
         parent=np.full(len(rows), -1, dtype=np.int32),
         next_prompt_tokens=added.copy(),
+        cuts=uncut(len(leaf)),
     )
 
 

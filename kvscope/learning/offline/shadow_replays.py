@@ -29,11 +29,12 @@ NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
 
 class Candidate(NamedTuple):
-    """Tables that a policy may go by, as in `Tables`, and the class of each request in them."""
+    """Tables that a policy may go by, and each request's class and cuts in them, as in `Tables`."""
 
     since: Int64s
     values: Floats
     classes: Int32s
+    cuts: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class ShadowReplays:
         row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, candidate in enumerate(self.candidates):
             since = np.searchsorted(sample.requests, candidate.since)
-            tables = Tables(since, candidate.values, candidate.classes[sample.requests])
+            classes, cuts = candidate.classes[sample.requests], candidate.cuts[sample.requests]
+            tables = Tables(since, candidate.values, classes, cuts)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
             hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
             computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]

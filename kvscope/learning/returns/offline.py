@@ -13,20 +13,23 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
-from kvscope.learning.offline.prefix_features import chained, prefix_features
+from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
 from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
     BEGINS_S,
     FIRST,
+    GAPS_S,
     GUARD,
+    PARTS,
     STEPS,
     WORTHS,
     FitMemory,
     RequestFeatures,
     ReturnCounts,
     ages_of,
+    by_class,
     classes_of,
     fit_memory,
     fit_rows,
@@ -46,8 +49,9 @@ class ClassSetShadows(ShadowReplays):
     def __init__(self, traffic: Traffic, refit_s: float, class_sets: Sequence[Candidate]) -> None:
         """`class_sets` have the same refits."""
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
+        uncut = traffic.cuts[:, :0]
         simple = [
-            Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing)
+            Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing, uncut)
             for worth in WORTHS
         ]
         super().__init__(traffic, refit_s, [*simple, *class_sets])
@@ -56,7 +60,8 @@ class ClassSetShadows(ShadowReplays):
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, those of the first class set."""
         values = np.concatenate([candidate.values for candidate in self._class_sets], axis=1)
-        return Tables(self._refits.since, values, self._class_sets[0].classes, self.choose)
+        first = self._class_sets[0]
+        return Tables(self._refits.since, values, first.classes, first.cuts, self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the tables of the candidates in force, each from its time on.
@@ -68,7 +73,9 @@ class ClassSetShadows(ShadowReplays):
         changed = np.flatnonzero(np.diff(taken, prepend=-1))
         since = np.unique(np.concatenate((self._refits.since, self._looks.since[changed])))
         now = taken[_row(self._looks.since, since)]
-        begins = np.cumsum([0, *(of_set.values.shape[1] // 2 for of_set in self._class_sets)])
+        begins = np.cumsum(
+            [0, *(of_set.values.shape[1] // (2 * PARTS) for of_set in self._class_sets)]
+        )
         classes = np.stack(
             [of_set.classes + at for of_set, at in zip(self._class_sets, begins, strict=False)]
         )
@@ -81,7 +88,7 @@ class ClassSetShadows(ShadowReplays):
         values = self.tables().values[_row(self._refits.since, since)]
         for candidate, worth in enumerate(WORTHS):
             values[now == candidate] = worth
-        return Tables(since, values, in_force.astype(np.int32))
+        return Tables(since, values, in_force.astype(np.int32), self._class_sets[0].cuts)
 
 
 def _row(since: Int64s, requests: Int64s) -> Int64s:
@@ -131,8 +138,8 @@ class ReturnsOffline(OfflineLearner):
         if not fitted.refits:
             since = refits_of(traffic, refit_s).since
             values = np.repeat(fitted.values[None], len(since), axis=0)
-            classes = _classes(traffic, last_touch_segments(traffic), refit_s)[fitted.class_set]
-            only = Candidate(since, values, classes)
+            classes, cuts = _sorted(traffic, last_touch_segments(traffic), refit_s)
+            only = Candidate(since, values, classes[fitted.class_set], cuts)
             return ClassSetShadows(traffic, refit_s, [only]).tables()
         candidates = list(class_set_tables(traffic, refit_s))
         first = candidates.pop(fitted.class_set)
@@ -155,12 +162,13 @@ def class_set_tables(
     touched for as long are forgotten: they count as new, as in an engine that remembers no more.
     """
     segments, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
+    class_sets, cuts = _sorted(traffic, segments, refit_s)
+    parts = touch_parts(traffic, segments, refits.bin, cuts)
     candidates = []
-    for steps, classes in zip(STEPS, _classes(traffic, segments, refit_s), strict=True):
-        touches, returns = request_touches(traffic, segments, refits.bin, classes)
-        fits = fit_windows(touches, returns, refits.number, refit_s, steps)
+    for steps, classes in zip(STEPS, class_sets, strict=True):
+        fits = fit_windows(parts.of_classes(classes, steps), refits.number, refit_s, steps)
         values = np.repeat(fits.values[fits.rows], 2, axis=1)
-        candidates.append(Candidate(refits.since, values, classes))
+        candidates.append(Candidate(refits.since, values, classes, cuts))
     return tuple(candidates)
 
 
@@ -174,26 +182,40 @@ def fit_at_end(
     traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
     segments = last_touch_segments(traffic)
-    classes = _classes(traffic, segments, refit_s)[class_set]
-    touches, returns = request_touches(traffic, segments, bins, classes)
-    fits = fit_windows(touches, returns, np.array([ends]), refit_s, STEPS[class_set])
+    class_sets, cuts = _sorted(traffic, segments, refit_s)
+    parts, steps = touch_parts(traffic, segments, bins, cuts), STEPS[class_set]
+    touches = parts.of_classes(class_sets[class_set], steps)
+    fits = fit_windows(touches, np.array([ends]), refit_s, steps)
     requests = int(np.sum(bins >= ends - WINDOW_REFITS))
     return FittedReturns(class_set, fits.values[fits.rows[0]], WINDOW_REFITS * refit_s, requests)
 
 
-def _classes(traffic: Traffic, segments: Segments, refit_s: float) -> tuple[Int32s, ...]:
-    return classes_of(request_features(traffic, segments, WINDOW_REFITS * refit_s))
+def _sorted(
+    traffic: Traffic, segments: Segments, refit_s: float
+) -> tuple[tuple[Int32s, ...], Int32s]:
+    """Return the class of each request in each class set, and the cuts of its path (R x P)."""
+    prefixes = prefix_features(traffic, segments, WINDOW_REFITS * refit_s)
+    return classes_of(request_features(traffic, prefixes)), path_cuts(prefixes)
 
 
-def request_features(traffic: Traffic, segments: Segments, memory_s: float) -> RequestFeatures:
-    """Return what is known of each request, by its blocks that were touched within `memory_s`."""
-    prefixes = prefix_features(traffic, segments, memory_s)
+def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatures:
+    """Return what is known of each request, by its blocks that were touched before."""
     turns, _ = chained(prefixes.before(prefixes.whole))
     new_tokens = (prefixes.full - prefixes.known()) * traffic.block_size
-    output_tokens = traffic.history_tokens - traffic.input_tokens
-    return RequestFeatures(
-        new_tokens, turns, prefixes.of_deepest(prefixes.wait_s, 0.0), output_tokens
-    )
+    return RequestFeatures(new_tokens, turns, traffic.history_tokens - traffic.input_tokens)
+
+
+def path_cuts(prefixes: PrefixFeatures) -> Int32s:
+    """Return the depths that cut each path into `PARTS`, by how long its blocks had waited (R x P).
+
+    The deeper a block lies, the longer it had waited: what touches it touches all before it.
+    """
+    cuts = np.zeros((len(prefixes.full), PARTS - 1), dtype=np.int32)
+    known = np.flatnonzero(prefixes.recent)
+    part = np.searchsorted(GAPS_S, prefixes.wait_s[known], side="right")
+    np.maximum.at(cuts, (prefixes.request[known], part), prefixes.end[known])
+    reached: Int32s = np.maximum.accumulate(cuts, axis=1)
+    return reached
 
 
 class Touches(NamedTuple):
@@ -217,6 +239,22 @@ class Returns(NamedTuple):
     blocks: Int64s
 
 
+class TouchedParts(NamedTuple):
+    """One touch for each part of a path that has blocks, and its returns.
+
+    `touches.kind` is the part, `request` the request of each touch.
+    """
+
+    touches: Touches
+    returns: Returns
+    request: Int64s
+
+    def of_classes(self, classes: Int32s, steps: tuple[int, ...]) -> tuple[Touches, Returns]:
+        """Return touches and returns by part and class; requests have `classes`, of a class set."""
+        kind = self.touches.kind * math.prod(steps[1:]) + classes[self.request]
+        return self.touches._replace(kind=kind.astype(np.int32)), self.returns
+
+
 class IndexRows(NamedTuple):
     """The index of each class at K refits: `values[rows[k, c]]` (AGES), of class c at refit k.
 
@@ -228,28 +266,49 @@ class IndexRows(NamedTuple):
     rows: Int32s
 
 
-def request_touches(
-    traffic: Traffic, segments: Segments, bins: Int64s, classes: Int32s
-) -> tuple[Touches, Returns]:
-    """Return one touch a request, of the class of the request, and when its blocks returned."""
-    arrival_s, request = traffic.arrival_s, segments.request
+def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
+    """Return the touches of the parts that `cuts` make, and when their blocks returned.
+
+    `bins` (R) number the latest refit before each request.
+    """
     blocks = traffic.length.astype(np.int64) + traffic.anonymous
-    returned = (segments.end - segments.start).astype(np.int64)
-    previous = segments.previous.astype(np.int64)
-    return (
-        Touches(arrival_s, bins, classes, blocks),
-        Returns(previous, arrival_s[request], bins[request], returned),
+    begin = np.concatenate((np.zeros_like(cuts[:, :1]), cuts), axis=1)
+    end = np.concatenate((cuts, blocks[:, None]), axis=1)
+    request, part = np.nonzero(end > begin)
+    number = np.full(end.shape, -1, dtype=np.int64)
+    number[request, part] = np.arange(len(request))
+    previous = segments.previous
+    # Of each segment, what lies in each part of the request that touched it last.
+    deepest = np.minimum(segments.end[:, None], end[previous])
+    shared = deepest - np.maximum(segments.start[:, None], begin[previous])
+    segment, returning = np.nonzero(shared > 0)
+    again = segments.request[segment]
+    return TouchedParts(
+        Touches(
+            traffic.arrival_s[request],
+            bins[request],
+            part.astype(np.int32),
+            (end - begin)[request, part].astype(np.int64),
+        ),
+        Returns(
+            number[previous[segment], returning],
+            traffic.arrival_s[again],
+            bins[again],
+            shared[segment, returning].astype(np.int64),
+        ),
+        request,
     )
 
 
 def fit_windows(
-    touches: Touches, returns: Returns, refits: Int64s, refit_s: float, steps: tuple[int, ...]
+    touched: tuple[Touches, Returns], refits: Int64s, refit_s: float, steps: tuple[int, ...]
 ) -> IndexRows:
     """Fit the index to the window before each of the `refits`, by ascending number.
 
     A touch is in the windows of the next `WINDOW_REFITS` refits. Time and memory grow with the
     touches and returns in windows, whatever the time between them.
     """
+    touches, returns = touched
     window = _window_ranges(touches.bin, returns.bin, refits)
     classes = math.prod(steps)
     most_rows = np.minimum(classes, len(steps) * (window.touch_end - window.first_touch) + 1)
@@ -269,7 +328,7 @@ def fit_windows(
         rows,
     )
     values.resize((used, AGES), refcheck=False)  # in place
-    return IndexRows(values, rows)
+    return IndexRows(values, by_class(rows))
 
 
 class _WindowRanges(NamedTuple):
