@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
@@ -131,9 +133,7 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
     def release(machine: Machine, request: int, finished: bool) -> None:
         blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
         slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
-        part = len(cuts) if finished else 0
-        while not finished and part < len(cuts) and cuts[part] <= 0:
-            part += 1  # the first that has blocks
+        part = int(np.searchsorted(cuts, allocated - 1 if finished else 0, side="right"))
         turn = turn_of(machine, request, part)
         depth, deep, shallow = place(turn, state.block_size, machine.p)
         begin = cuts[part - 1] if part > 0 else 0
