@@ -45,7 +45,7 @@ POLICIES: dict[str, LanePolicy] = {
     "tlru-learned ttl": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60, "ttl_s": 90}),
 }
 KINDS = 5
-TABLE = Tables(
+TABLE = Tables.of(
     np.zeros(1, dtype=np.int64),
     reuse_rows(
         np.array([[0.9, 0.2, 0.6, 0.6, 0.0]]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ def check_split(
         members = np.flatnonzero(done.replica == replica)
         since = np.searchsorted(members, told.since)
         part = replay(
-            sub_traffic(traffic, members), policy, capacity, tables=Tables(since, told.values)
+            sub_traffic(traffic, members), policy, capacity, tables=replace(told, since=since)
         )
         assert done.hit_blocks[members].tolist() == part.hit_blocks.tolist()
         evictions.append(part.evictions)

@@ -30,7 +30,7 @@ XI = st.integers(0, 16)
 
 def ended(ends: NDArray[np.bool_]) -> Tables:
     """Tables by which these requests' conversations end."""
-    return Tables(*taken_to_end(ends))
+    return taken_to_end(ends)
 
 
 @QUICK
@@ -124,7 +124,7 @@ def test_thresholds_are_chosen_by_what_the_past_computed() -> None:
     found = ends.tables().chosen(policy, 4_278)
     assert found.classes is not None
     for row, threshold in enumerate(np.array(THRESHOLDS)[taken]):
-        ends_now = found.values[row, found.classes, 0] == 0.0  # also those that came before
+        ends_now = found.at(row)[found.classes, 0] == 0.0  # also those that came before
         assert np.array_equal(ends_now, chance < threshold)
     level = np.full_like(costs, 1000.0)
     level[3] = 975.0  # better than T-LRU, by less than the margin
@@ -171,4 +171,4 @@ def test_little_traffic_is_never_learned_from() -> None:
         few = first(of, requests)
         tables = EndsOffline().tables(few).chosen(TLruLearned(), 100)
         assert tables.classes is not None
-        assert np.all(tables.values[:, tables.classes] == 1.0)
+        assert np.all(tables.values[tables.rows[:, tables.classes]] == 1.0)

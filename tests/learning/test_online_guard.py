@@ -18,7 +18,6 @@ from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_replays import Candidate
 from kvscope.learning.recent_blocks import RecentBlocks
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, STEPS
@@ -45,7 +44,7 @@ def watched(
     of: Traffic,
     policy: LanePolicy,
     capacity: int,
-    candidates: tuple[Candidate, ...],
+    candidates: tuple[Tables, ...],
     every: int = 1,
 ) -> tuple[NDArray[np.float64], list[int]]:
     """Return what an engine's guard counts in each interval, and the candidates in force.
@@ -53,8 +52,8 @@ def watched(
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
     refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / GUARD.looks)
-    kinds = [one.classes.tolist() for one in candidates]
-    tables = [[Scores(values) for values in one.values] for one in candidates]
+    kinds = [one.category(of).tolist() for one in candidates]
+    tables = [[Scores(one.at(at)) for at in range(len(one.since))] for one in candidates]
     familiar = RecentBlocks(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
     made = OnlineGuard(
         policy,
@@ -136,7 +135,7 @@ def first_half(policy: Gittins) -> FittedReturns:
 def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
     """Return the tables of a replay that goes by one fit for good, without a guard."""
     classes = class_set_tables(of, REFIT_S)[fitted.class_set].classes
-    return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
+    return Tables.of(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
 
 
 @pytest.mark.parametrize("refits", [None, False, True])

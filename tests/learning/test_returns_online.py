@@ -54,7 +54,7 @@ def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> Non
     found = Served(of, class_set)
     assert found.classes == expected.classes.tolist()
     assert found.since == expected.since.tolist()
-    for told_now, table in zip(found.tables[1:], expected.values[1:], strict=True):
+    for told_now, table in zip(found.tables[1:], expected.values[expected.rows[1:]], strict=True):
         np.testing.assert_allclose(told_now, table, rtol=1e-9, atol=1e-15)
 
 

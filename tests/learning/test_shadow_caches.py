@@ -74,7 +74,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     for which, shadow in enumerate(shadows.each):
         sound(shadow)
         since, of_kinds = np.zeros(1, dtype=np.int64), kinds[which].astype(np.int32)
-        tables = Tables(since, values[which][None], of_kinds)
+        tables = Tables.of(since, values[which][None], of_kinds)
         expected = replay(of, policy, capacity, tables=tables).hit_blocks
         assert np.minimum([each[which] for each in found], of.look).tolist() == expected.tolist()
     return expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
 from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
+from kvscope.learning.offline.shadow_replays import ShadowReplays
 from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
 from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON
@@ -136,7 +137,8 @@ class EndPredictor:
 
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, no conversation ends."""
-        return Tables(*taken_to_end(np.zeros(len(self.traffic.leaf), dtype=np.bool_)), self.choose)
+        goes_on = taken_to_end(np.zeros(len(self.traffic.leaf), dtype=np.bool_))
+        return replace(goes_on, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the classes of all requests by the thresholds that a guard takes for a cache."""
@@ -224,15 +226,15 @@ class ThresholdShadows(ShadowReplays):
         ends while that one is in force, or a later one.
         """
         goes_on = np.arange(len(THRESHOLDS) + 1) > taken[:, None]
-        return Tables(self._looks.since, goes_on[:, :, None].astype(np.float64), self._between)
+        return Tables.of(self._looks.since, goes_on[:, :, None].astype(np.float64), self._between)
 
 
-def taken_to_end(ends: Bools) -> Candidate:
+def taken_to_end(ends: Bools) -> Tables:
     """Return the tables of a replay in which these requests' conversations end, others go on."""
     values = np.zeros((1, 2, 1))
     values[0, GOES_ON] = 1.0
     classes = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)
-    return Candidate(np.zeros(1, dtype=np.int64), values, classes)
+    return Tables.of(np.zeros(1, dtype=np.int64), values, classes)
 
 
 class EndsOffline(OfflineLearner):
@@ -267,7 +269,7 @@ class EndsOffline(OfflineLearner):
         if not isinstance(fitted, FittedEnds):
             return super().plugin_tables(traffic, policy, fitted)
         turns = turn_features(traffic, last_touch_segments(traffic), fitted.window_s)
-        return Tables(*taken_to_end(chances(fitted.trees, turns.known) < fitted.threshold))
+        return taken_to_end(chances(fitted.trees, turns.known) < fitted.threshold)
 
 
 LEARNER = EndsOffline()

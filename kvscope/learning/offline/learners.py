@@ -105,7 +105,7 @@ def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:
     since = np.flatnonzero(served)[tables.since]
     since[:1] = 0
     classes = np.zeros(len(served), dtype=np.int32)
-    classes[served] = some.category if tables.classes is None else tables.classes
+    classes[served] = tables.category(some)
     choose = tables.choose
     if choose is None:
         return replace(tables, since=since, classes=classes)
