@@ -75,7 +75,9 @@ test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, i
 	$(ROUTERS)/bin/python -m pytest -q --noconftest -m router $(PYTEST) \
 		tests/conformance/test_routers.py
 
-test-long: $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
+test-long: setup $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \
+		$(PYTEST)
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
 
 $(ENGINE)/bin/python:

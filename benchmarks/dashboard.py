@@ -10,6 +10,7 @@ from functools import partial
 from benchmarks.processes import ProcessRun, interleaved, measure, median_of, note, worker
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
+from benchmarks.workers.browser import FIRST_OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ COLUMNS = (
     *("page", "first visit", "all of it", "another visit", "a change"),
     *("in Chromium", "again there", "a change there", "target"),
 )
+FIRST_OPEN_S = 3.0
 KINDS = ("first_s", "whole_s", "again_s", "change_s", "opened_s", "seen_s", "moved_s")
 
 
@@ -45,7 +47,7 @@ def _table(name: str, runs: list[ProcessRun]) -> Table:
         [
             page,
             *(_seconds(runs, page, kind) for kind in KINDS),
-            f"{target.within_s:g} s",
+            f"{FIRST_OPEN_S if page == FIRST_OPEN else target.within_s:g} s",
         ]
         for page in runs[0].document["pages"]
     ]
@@ -53,8 +55,8 @@ def _table(name: str, runs: list[ProcessRun]) -> Table:
         f"{trace['requests']:,} requests, {trace['accesses']:,} accesses. Seconds of the page's"
         " script: first visit with nothing analyzed (the page then shows progress), until complete,"
         f" second visit, change of a widget. In Chromium{browser}, from click to last chart: first"
-        " visit in a fresh dashboard, second visit, change of a slider, tab or model. Replays and"
-        " fits are excluded."
+        " visit in a fresh dashboard, second visit, change of a slider, tab or model. First open:"
+        " from the address to the Overview's first answer. Replays and fits are excluded."
     )
     return Table(f"Dashboard, {target.name}", description, COLUMNS, rows)
 

@@ -17,7 +17,7 @@ from benchmarks.table import Table
 from kvscope.ingest.trie import Trie
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import replay
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 SEEDS, LONGEST = 6, 300
 FOLLOW_UPS = 0.8  # share of requests that are a follow-up turn
@@ -117,6 +117,7 @@ def _simulated(prompts: Sequence[list[int]], capacity: int, policy: str) -> Any:
         category=nothing,
         parent=nothing - 1,
         next_prompt_tokens=nothing.astype(np.int64) - 1,
+        cuts=uncut(len(leaf)),
     )
     values, _ = POLICIES[policy]
     # SGLang evicts before it inserts.

@@ -36,7 +36,7 @@ h2 {font-size: 1.4rem !important}
 .stPlotlyChart .main-svg {background: transparent !important}
 </style>"""
 DARK = """<style>
-:is(button[kind=primary], [data-tag], [data-tag] button) * {color: #0b0b0b !important}
+:is(button[kind=primary]:enabled, [data-tag], [data-tag] button) * {color: #0b0b0b !important}
 </style>"""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 import streamlit as st
 
@@ -139,33 +140,51 @@ def _at_one_xi(simulation: Simulation) -> None:
         ranks = sidebar.PERCENTILES
         rank = st.segmented_control("Percentile", ranks, key="rank", required=True) or "p95"
     baseline = next(run for run in simulation.runs if run.policy == BASELINE)
-    _readings(baseline, runs[at])
+    with st.container(horizontal=True):  # wraps where it is narrow
+        _readings(baseline, runs[at])
     render.show([xi.section(simulation, rank, at)], within="xi")
+
+
+def _reading(label: str, value: str, change: str, *, worse_above: bool, about: str) -> None:
+    """Draw a number with its change; one without a sign is none and has no colour."""
+    changed = change[0] in "+-"
+    direction: Literal["inverse", "normal"] = "inverse" if worse_above else "normal"
+    st.metric(
+        label,
+        value,
+        change if changed else "unchanged",
+        delta_color=direction if changed else "off",
+        delta_arrow="auto" if changed else "off",
+        help=about,
+        width=render.METRIC_PX,
+    )
 
 
 def _readings(baseline: Run, run: Run) -> None:
     now, then = baseline.outcome, run.outcome
-    columns = st.columns(len(sidebar.PERCENTILES) + 2)
-    for column, rank in zip(columns, sidebar.PERCENTILES, strict=False):
+    for rank in sidebar.PERCENTILES:
         ttft_ms, lru_ms = (getattr(outcome.ttft_ms, rank) for outcome in (then, now))
-        column.metric(
+        _reading(
             f"TTFT {rank}",
             ms_in_words(ttft_ms),
             difference(ttft_ms - lru_ms, ms_in_words),
-            delta_color="inverse",
-            help="On an idle engine, nearest rank; below, the change against lru.",
+            worse_above=True,
+            about="On an idle engine, nearest rank; below, the change against lru.",
         )
-    columns[-2].metric(
+    _reading(
         "Hit rate",
         units.format_share(then.token_hit_rate),
-        units.format_pp(then.token_hit_rate - now.token_hit_rate),
-        help="Token-weighted; below, the change against lru.",
+        difference(
+            then.token_hit_rate - now.token_hit_rate, lambda size: units.format_pp(size)[1:]
+        ),
+        worse_above=False,
+        about="Token-weighted; below, the change against lru.",
     )
     violations, before = then.violations or 0, now.violations or 0
-    columns[-1].metric(
+    _reading(
         "Over SLO",
         units.format_count(violations),
-        violations - before,
-        delta_color="inverse",
-        help="Requests whose TTFT exceeds the SLO; below, the change against lru.",
+        difference(violations - before, lambda count: units.format_count(round(count))),
+        worse_above=True,
+        about="Requests whose TTFT exceeds the SLO; below, the change against lru.",
     )

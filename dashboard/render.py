@@ -16,9 +16,10 @@ from dashboard.plotly_figure import ReadyFigure, ready
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
-_WIDTH = 170  # of a number, in pixels: two of them fit on a phone
+METRIC_PX = 170  # of a number, in pixels: two of them fit on a phone
 _MOST_CACHED = 64  # sections with their charts
 _MOST_UNSCROLLED = 20  # rows of a table
+_LONG, _CHARACTER_PX, _WIDEST = 20, 7, 640  # of cells, which a narrower column cuts
 _MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
 
 
@@ -47,7 +48,7 @@ def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) ->
     """Draw numbers side by side: of each its label, its value, and what it means."""
     with st.container(horizontal=True):  # wraps where it is narrow
         for label, value, about in numbers:
-            st.metric(label, value, help=about, border=border, width=_WIDTH)
+            st.metric(label, value, help=about, border=border, width=METRIC_PX)
 
 
 @st.fragment
@@ -120,6 +121,12 @@ def _tabs(kind: str, key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     return query_params.tabs(name, [escape(title) for title in titles])
 
 
+def _width(cells: Sequence[str]) -> int | None:
+    """Return the width in pixels of a column of long texts; of others the browser chooses it."""
+    longest = max(map(len, cells), default=0)
+    return min(_CHARACTER_PX * longest + 20, _WIDEST) if longest > _LONG else None
+
+
 def _table(table: Table, key: str) -> None:
     names: dict[str, int] = {}  # to the column's number
     for number, title in enumerate(table.columns):
@@ -129,15 +136,16 @@ def _table(table: Table, key: str) -> None:
         while name in names:  # blanks tell columns of one title apart
             name += " "
         names[name] = number
+    cells = {name: [row[number] for row in table.rows] for name, number in names.items()}
     configuration = {
         name: st.column_config.TextColumn(
+            width=_width(cells[name]),
             alignment="left" if number == 0 or number in table.words else "right",
             help=meaning(table.columns[number]),
         )
         for name, number in names.items()
         if name.strip()
     }
-    cells = {name: [row[number] for row in table.rows] for name, number in names.items()}
     height: Literal["content", "auto"] = "auto"
     if len(table.rows) <= _MOST_UNSCROLLED:
         height = "content"

@@ -7,6 +7,6 @@ from typing import Any
 import pytest
 
 
-def long(value: object) -> Any:
-    """Return a parameter of `pytest.mark.parametrize` whose tests are marked `long`."""
-    return pytest.param(value, marks=pytest.mark.long)
+def long(*values: object) -> Any:
+    """Return parameters of `pytest.mark.parametrize` whose tests are marked `long`."""
+    return pytest.param(*values, marks=pytest.mark.long)

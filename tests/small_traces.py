@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,6 +18,16 @@ from kvscope.store import traces
 from kvscope.store.db import Store
 
 SIZES = st.integers(1, 4)
+# Each part of a request is one choice of Hypothesis: choices take most of a small test's time.
+_NEW_IDS = st.sampled_from(
+    [
+        list(ids)
+        for length in range(4)
+        for ids in product(range(3), repeat=length)
+        for _ in range(3 ** (3 - length))
+    ]
+)  # as many of each length
+_UNHASHED = st.sampled_from([0, 0, 0, 0, 1, 2])
 
 
 @st.composite
@@ -29,11 +40,14 @@ def requests(
     """
     trace: list[Request] = []
     for number in range(draw(st.integers(1, most))):
-        base = draw(st.one_of(st.none(), st.sampled_from(trace))) if trace else None
+        chosen = draw(st.integers(0, 2 * number))  # the upper half: a request to branch off
+        base = trace[chosen - number - 1] if chosen > number else None
         head = list(base.hash_ids or ()) if base else []
-        ids = head[: draw(st.integers(0, len(head)))] if draw(st.booleans()) else head
-        ids = ids + draw(st.lists(st.integers(0, 2), min_size=int(whole and not ids), max_size=3))
-        unhashed = 0 if whole else draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+        kept = draw(st.integers(0, 2 * len(head)))  # more than there are: all
+        ids = head[:kept] + draw(_NEW_IDS)
+        if whole and not ids:
+            ids = [0]
+        unhashed = 0 if whole else draw(_UNHASHED)
         request = Request(
             input_tokens=(max(len(ids), 1) - 1 + unhashed) * size + draw(st.integers(1, size)),
             output_tokens=draw(st.integers(0, 3 * size)),

@@ -6,6 +6,8 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -34,6 +36,13 @@ def distributions(requirements: list[Requirement]) -> set[str]:
     return {canonicalize_name(requirement.name) for requirement in requirements}
 
 
+@cache
+def providers() -> Mapping[str, list[str]]:
+    """Return the distributions of every top-level module that is installed."""
+    return packages_distributions()
+
+
+@cache
 def imported(folder: Path) -> set[str]:
     """Return the top-level modules that the folder's sources import, also inside functions."""
     modules: set[str] = set()
@@ -52,7 +61,7 @@ def imported(folder: Path) -> set[str]:
 def test_every_import_is_declared(folder: str) -> None:
     """Each module comes from a distribution that pyproject.toml names, not from a neighbour's."""
     declared = distributions(sum((EXTRAS[extra] for extra in OPTIONAL[folder]), DEPENDENCIES))
-    known = {"zmq": ["pyzmq"]} | dict(packages_distributions())
+    known = {"zmq": ["pyzmq"]} | dict(providers())
     undeclared = {
         module
         for module in imported(ROOT / folder)
@@ -63,7 +72,7 @@ def test_every_import_is_declared(folder: str) -> None:
 
 def test_every_dependency_is_used() -> None:
     """Nothing is installed for nothing."""
-    known = packages_distributions()
+    known = providers()
     used = {
         canonicalize_name(name)
         for module in imported(ROOT / "kvscope")

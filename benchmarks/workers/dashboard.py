@@ -43,7 +43,7 @@ def main() -> None:
         sys.argv = ["app.py", "--db", db]
         pages = _scripts()
         for page, seconds in browser_times(db).items():
-            pages[page] |= seconds
+            pages.setdefault(page, {}).update(seconds)
     print(json.dumps({"trace": trace, "pages": pages}))
 
 

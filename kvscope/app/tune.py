@@ -268,7 +268,7 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
         )
     of = MODELS.get(tuned.profile.name)
     if of and tuned.model and tuned.model.name != of:
-        remedy = "name --gpu, or a profile of yours with --latency"
+        remedy = "name the GPU, or a latency profile measured on it"
         if tuned.deployment is not None:
             remedy = "leave out --latency, or measure it with kvscope calibrate"
         yield (f"TTFT is that of {of} ({tuned.profile.name}), not of {tuned.model.name}: {remedy}.")

@@ -242,13 +242,16 @@ class ListByDefault(TyperGroup):
 
 runs_app = typer.Typer(
     cls=ListByDefault,
-    help="The runs that `kvscope simulate` stored: list and compare them, or remove some.",
+    help="Stored runs of `simulate` and reports of `tune` and `fleet`: list or remove some.",
 )
 
 Policies = Annotated[
     str | None, Option("Only runs of these policies.", "NAME,...", flags=("--policy",))
 ]
 All = Annotated[bool, Option("All runs of the trace.", flags=("--all",))]
+Reports = Annotated[
+    bool, Option("All reports of `tune` and `fleet` over the trace.", flags=("--reports",))
+]
 
 
 @runs_app.command("list")
@@ -262,10 +265,12 @@ def list_runs(
 ) -> None:
     """List the stored runs of a trace, those with the same definition and latency together.
 
+    Without `--policy`, also the stored reports of `tune` and `fleet`, which the dashboard opens.
     `list` may be left out: `kvscope runs TRACE`.
     """
     from kvscope.app.requests import kv_model
     from kvscope.app.traces import load_trace
+    from kvscope.report.stored import all_reports
     from kvscope.store import results
     from kvscope.store.file import StoreFile
 
@@ -277,14 +282,18 @@ def list_runs(
             every = results.all_runs(store, stored)
             chosen = [each for each in every if names is None or each.run.policy in names]
             runs = [each.run for each in (results.with_parts(store, chosen) if as_json else chosen)]
+            every_report = () if names is not None else all_reports(store)
+            reports = [each for each in every_report if each.trace == stored.name]
     if as_json:
         from kvscope.app.documents.runs import runs_document
 
-        output.emit_json(runs_document(stored, runs, kv))
-    elif runs:
+        output.emit_json(runs_document(stored, runs, kv, reports))
+    elif runs or reports:
         from kvscope.report.policies import stored as stored_sections
+        from kvscope.report.stored import section
 
-        output.show_sections(stored_sections(stored, runs, kv))
+        sections = stored_sections(stored, runs, kv)
+        output.show_sections([*sections, section(reports)] if reports else sections)
     else:
         note(f"the store has no such runs of {stored.name!r}; make some with `kvscope simulate`")
 
@@ -295,24 +304,31 @@ def remove_runs(
     db: Db = DEFAULT_DB,
     policies: Policies = None,
     every: All = False,
+    reports: Reports = False,
 ) -> None:
-    """Remove stored runs of a trace: those of some policies, or all."""
+    """Remove stored runs of a trace, those of some policies or all, or its stored reports."""
     from kvscope.app.traces import load_trace
+    from kvscope.report.words import counted
     from kvscope.store import results
     from kvscope.store.file import StoreFile
 
     names = _names(policies)
-    if (names is None) != every:
+    if (names is not None) + every + reports != 1:
         raise UsageError(
-            "not clear which runs", where="kvscope runs remove", remedy="give --policy or --all"
+            "not clear what to remove",
+            where="kvscope runs remove",
+            remedy="give --policy, --all or --reports",
         )
     with StoreFile(db, note) as stores:
         stored = load_trace(stores, trace, Terminal())
         with stores.writing() as store:
-            count = results.remove_runs(
-                store, stored, lambda run: names is None or run.policy in names
-            )
-    note(f"removed {count:,} runs of {stored.name!r}")
+            if reports:
+                count = results.remove_reports(store, stored)
+            else:
+                count = results.remove_runs(
+                    store, stored, lambda run: names is None or run.policy in names
+                )
+    note(f"removed {counted(count, 'report' if reports else 'run')} of {stored.name!r}")
 
 
 def _names(policies: str | None) -> frozenset[str] | None:

@@ -118,7 +118,7 @@ class _Engines:
     """
 
     def __init__(self, known: Machine, replicas: int, policy: Policy, lag_s: float) -> None:
-        self._requests = known.requests
+        self._requests, self._cuts = known.requests, known.cuts
         self._run = stepper(lane_class(policy), policy.evicts == "leaf")
         self._lag_s = lag_s
         self.replicas = [_idle_replica(known) for _ in range(replicas)]
@@ -133,6 +133,7 @@ class _Engines:
     def _queue(self, engine: _Replica, request: int, now_s: float, uncached_tokens: int) -> int:
         place = len(engine.sent)
         engine.machine.requests[place] = self._requests[request]
+        engine.machine.cuts[place] = self._cuts[request]
         engine.machine.requests[place].arrival_s = now_s
         engine.sent.append(request)
         engine.uncached_tokens.append(uncached_tokens)

@@ -127,6 +127,8 @@ def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: flo
     served.history_tokens[at] = trace.history_tokens[request]
     served.category[at] = trace.category[request]
     served.next_prompt_tokens[at] = trace.next_prompt_tokens[request]
+    for cut in range(trace.cuts.shape[1]):
+        served.cuts[at, cut] = trace.cuts[request, cut]
 
 
 @callable_in_kernels

@@ -12,6 +12,7 @@ from kvscope.core.units import MIB
 MAX_LINE_BYTES = 64 * MIB  # a session with thousands of requests takes some MiB
 MAX_TOKENS = 1 << 24  # of a request, input and output together: models take up to 10 million
 MAX_HASH_IDS = 1 << 20  # of a request: MAX_TOKENS in blocks of 16
+MAX_NESTING = 100  # JSON objects and arrays in one another; a sub-agent takes two
 
 # Of a file.
 MAX_ENDLESS_BYTES = 256 * MIB  # without a line feed: no line

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, TouchedSegments
-from kvscope.learning.shadow_cache import ShadowCaches, ShadowRequest
+from kvscope.learning.shadow_cache import Kind, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 
 FALLBACK = 0  # the candidate in force where the present one does worse than it
@@ -109,12 +109,12 @@ class _Waiting:
 class OnlineGuard:
     """Replays what an engine serves for every candidate, and goes by the one that `rule` takes.
 
-    `kinds_of` (match, prompt and output tokens) is a request's class for each candidate. `tables`
-    are theirs, until `use`. Time is judged by intervals of `look_s`. An engine serves many requests
-    at a time, a shadow one after the other in order of arrival: requests wait here until they and
-    all before them have ended. The first of more than 1,024 requests at a time, and one that has
-    been served for longer than from one refit to the next, counts without output, so that others
-    need not wait for it.
+    `kinds_of` (match, prompt and output tokens) is a request's class and cuts for each candidate.
+    `tables` are theirs, until `use`. Time is judged by intervals of `look_s`. An engine serves many
+    requests at a time, a shadow one after the other in order of arrival: requests wait here until
+    they and all before them have ended. The first of more than 1,024 requests at a time, and one
+    that has been served for longer than from one refit to the next, counts without output, so that
+    others need not wait for it.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class OnlineGuard:
         block_size: int,
         capacity_blocks: int,
         tables: Sequence[Scores],
-        kinds_of: Callable[[PrefixMatch, int, int], Sequence[int]],
+        kinds_of: Callable[[PrefixMatch, int, int], Sequence[Kind]],
         rule: Rule,
         look_s: float,
         *,

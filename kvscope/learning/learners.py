@@ -9,7 +9,7 @@ engine's own process; its `offline` module the object that learns from a whole t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Self
 
@@ -60,7 +60,14 @@ class OnlineLearner:
 
     @abstractmethod
     def category(self, request: Request, memo: Any) -> int:
-        """Return the row of a request that is about to free its blocks."""
+        """Return the class of a request that is about to free its blocks."""
+
+    def cuts(self, memo: Any) -> Sequence[int]:
+        """Return the depths, ascending, at which its path is cut into parts with rows of their own.
+
+        Without a cut the class is its row; else they are as in `kvscope.replay.replay.Tables`.
+        """
+        return ()
 
     @abstractmethod
     def end(self, request: Request, memo: Any) -> None:

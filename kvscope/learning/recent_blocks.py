@@ -8,7 +8,9 @@ all of it at the time of its arrival.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from kvscope.learning.conversations import remember
@@ -27,7 +29,8 @@ class PrefixMatch(NamedTuple):
     `known_blocks` of its prompt were touched before, the deepest of them `since_s` ago by request
     `previous` (0 and -1: none were). `turns` requests came before it in its conversation. It
     touches `followed` blocks, and `segments` say which request touched them before; blocks that are
-    not followed are not counted.
+    not followed are not counted. `cuts` are the depths in front of which blocks had waited for at
+    most each of the gaps that `RecentBlocks` tells apart; the last one is `known_blocks`.
     """
 
     number: int
@@ -36,6 +39,7 @@ class PrefixMatch(NamedTuple):
     since_s: float
     followed: int
     segments: TouchedSegments
+    cuts: tuple[int, ...] = ()
     previous: int = -1
 
 
@@ -44,13 +48,19 @@ class RecentBlocks:
 
     Of more than `most_keys` blocks every second is forgotten and no longer followed, by its hash;
     ends of prompts are always known. The latest `most_requests` are remembered for that time.
+    `gaps_s` are edges between waits that matches tell apart.
     """
 
     def __init__(
-        self, memory_s: float, most_keys: int = MOST_KEYS, most_requests: int = MOST_REQUESTS
+        self,
+        memory_s: float,
+        most_keys: int = MOST_KEYS,
+        most_requests: int = MOST_REQUESTS,
+        gaps_s: Sequence[float] = (),
     ) -> None:
         self.every = 1  # of so many blocks one is followed
         self._memory_s, self._most_keys, self._slots = memory_s, most_keys, most_requests
+        self._gaps_s = gaps_s
         self._young: dict[Key, int] = {}
         self._old: dict[Key, int] = {}  # touched before `_turned_s`
         self._turned_s = 0.0
@@ -75,9 +85,11 @@ class RecentBlocks:
         number, self._next = self._next, self._next + 1
         at = number % self._slots
         self._arrival_s[at], self._full[at] = arrival_s, len(keys)
-        known, previous, followed, segments = self._touch(keys, number, arrival_s)
+        cuts, previous, followed, segments = self._touch(keys, number, arrival_s)
+        known = cuts[-1]
         if self.every > 1:
             known, previous = self._deeper(keys, known, previous, arrival_s)
+            cuts = (*cuts[:-1], known)
         turns, since_s = 0, 0.0
         if previous >= 0:
             since_s = arrival_s - self._arrival_s[previous % self._slots]
@@ -86,7 +98,7 @@ class RecentBlocks:
         self._turns[at] = turns
         if keys:
             remember(self._ends, keys[-1], number)
-        return PrefixMatch(number, known, turns, since_s, followed, segments, previous)
+        return PrefixMatch(number, known, turns, since_s, followed, segments, cuts, previous)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:
         """Touch the full blocks of a request's output; return the number followed, and segments."""
@@ -103,12 +115,13 @@ class RecentBlocks:
 
     def _touch(
         self, keys: Sequence[Key], number: int, arrival_s: float
-    ) -> tuple[int, int, int, TouchedSegments]:
-        """Touch blocks; return known blocks, previous request, followed blocks and segments."""
+    ) -> tuple[tuple[int, ...], int, int, TouchedSegments]:
+        """Touch blocks; return cuts, previous request, followed blocks and segments."""
         young, old, mask = self._young, self._old, self.every - 1
         oldest, earliest_s = max(self._next - self._slots, -1), arrival_s - self._memory_s
         segments: TouchedSegments = []
-        known = followed = count = 0
+        reached = [0] * (len(self._gaps_s) + 1)  # how deep blocks of each wait lie
+        followed = count = part = 0
         deepest = before = -1
         counts = late = False
         for depth, key in enumerate(keys):
@@ -123,15 +136,18 @@ class RecentBlocks:
                 if counts:
                     segments.append((before, count))
                 before, count, counts = previous, 0, previous > oldest
-                late = counts and self._arrival_s[previous % self._slots] >= earliest_s
+                since_s = self._arrival_s[previous % self._slots]
+                late = counts and since_s >= earliest_s
+                if late and self._gaps_s:
+                    part = bisect_right(self._gaps_s, arrival_s - since_s)
             count += 1
             if late:
-                known, deepest = depth + 1, previous
+                reached[part], deepest = depth + 1, previous
         if counts:
             segments.append((before, count))
         while len(young) + len(old) > self._most_keys:
             self._halve()
-        return known, deepest, followed, segments
+        return tuple(accumulate(reached, max)), deepest, followed, segments
 
     def _deeper(
         self, keys: Sequence[Key], known: int, previous: int, arrival_s: float

@@ -12,13 +12,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kvscope.learning.lane_heap import LaneHeap, Scores
+from kvscope.learning.lane_plan import LanePlan, lane_at, lane_plan
 from kvscope.learning.recent_blocks import MOST_REQUESTS
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 
-DEEPEST = 2**31 - 1
 _SPARE = 64
 
 
@@ -32,18 +32,6 @@ class BranchPoint:
     owner: int
     depth: int
     children: list[int]
-
-
-class RunPlacement(NamedTuple):
-    """The lane of a run that ends beyond `depth`, and of one that does not.
-
-    `stays`: its new blocks enter the cache.
-    """
-
-    depth: int
-    deep: int
-    shallow: int
-    stays: bool
 
 
 class ShadowRuns:
@@ -103,8 +91,7 @@ class ShadowCache:
         self.end = array("i", bytes(4 * runs.slots))
         self.table: Any = {}
         self._which, self._runs, self._policy = which, runs, policy
-        self._depth = array("i", bytes(4 * runs.slots))  # beyond it a run is in its deep lane
-        self._deep, self._shallow = (array("H", bytes(2 * runs.slots)) for _ in range(2))
+        self._plans: list[LanePlan] = [((0, 0),)] * runs.slots
         self._heaps: list[list[int]] = []  # of each lane a heap: the requests whose runs end in it
         self._most: list[int] = []  # of them, before the empty ones are removed
         p: Any = policy.settings().tolist()
@@ -142,13 +129,14 @@ class ShadowCache:
         self._order.changed.add(self._lane(at))
         return end, False
 
-    def join(self, number: int, now_s: float, place: RunPlacement, end: int) -> None:
+    def join(self, number: int, now_s: float, plan: LanePlan, end: int) -> None:
         """Add a request's run, which ends in front of `end`; then evict down to the capacity."""
         at = number & self._runs.mask
-        self._depth[at], self._deep[at], self._shallow[at], _ = place
-        while place.deep >= len(self._heaps) or place.shallow >= len(self._heaps):
-            self._heaps.append([])
-            self._most.append(_SPARE)
+        self._plans[at] = plan
+        for _, lane in plan:
+            while lane >= len(self._heaps):
+                self._heaps.append([])
+                self._most.append(_SPARE)
         self.end[at] = end
         self.blocks += end
         if end > 0 and self._floor(at, end) < end:
@@ -175,7 +163,7 @@ class ShadowCache:
         self.end[at] = 0
 
     def _lane(self, at: int) -> int:
-        return self._deep[at] if self.end[at] > self._depth[at] else self._shallow[at]
+        return lane_at(self._plans[at], self.end[at])[1]
 
     def _floor(self, at: int, end: int) -> int:
         """Return how far a run may shrink: to right below its deepest block with child runs."""
@@ -220,14 +208,13 @@ class ShadowCache:
     def _shrink(self, number: int) -> None:
         """Evict from the deep end of a lane's oldest run, as far as it is in that lane."""
         runs, at = self._runs, number & self._runs.mask
-        first, end, depth = runs.first[at], self.end[at], self._depth[at]
-        deep, floor = end > depth, self._floor(at, end)
-        lane = self._deep[at] if deep else self._shallow[at]
-        stop = depth if deep and depth > first else first
-        low = max(stop, floor, end - (self.blocks - self.capacity))
+        first, end = runs.first[at], self.end[at]
+        floor = self._floor(at, end)
+        depth, lane = lane_at(self._plans[at], end)
+        low = max(depth, first, floor, end - (self.blocks - self.capacity))
         self.end[at] = low
         self.blocks -= end - low
-        if low > first and low > floor and (low > depth or not deep):
+        if low > first and low > floor and low > depth:
             return
         heappop(self._heaps[lane])
         self._order.changed.add(lane)
@@ -236,7 +223,7 @@ class ShadowCache:
             if parent is not None:
                 self._lose_child(parent)
         elif low > floor:
-            self._push(number, self._shallow[at])
+            self._push(number, self._lane(at))
 
     def _force(self, number: int) -> bool:
         """Drop the oldest run, where inconsistent book-keeping leaves none that may shrink."""
@@ -247,6 +234,9 @@ class ShadowCache:
         return False
 
 
+Kind: TypeAlias = tuple[int, tuple[int, ...]]
+"""A request's class, and the cuts of its path into parts with rows of their own."""
+
 FORGOTTEN_AT_ONCE = 256  # requests: a whole window is forgotten at one time, which can wait
 
 
@@ -254,7 +244,8 @@ class ShadowRequest(NamedTuple):
     """One request, with all that it touches.
 
     Of each segment (start, end, previous) of its path, from the head on, request `previous` was the
-    last to touch the blocks; `blocks` is the whole path. `kinds` has its class in each shadow.
+    last to touch the blocks; `blocks` is the whole path. `kinds` has its class in each shadow,
+    and where it cuts its path.
     A request that is not `served` computes nothing and leaves nothing new. Blocks not touched since
     `forgotten_s` are forgotten.
     """
@@ -264,7 +255,7 @@ class ShadowRequest(NamedTuple):
     segments: Sequence[tuple[int, int, int]]
     blocks: int
     history_tokens: int
-    kinds: Sequence[int]
+    kinds: Sequence[Kind]
     served: bool = True
     forgotten_s: float = 0.0
 
@@ -314,22 +305,22 @@ class ShadowCaches:
         branches: list[BranchPoint] = []
         hits = self._take_over(request, branches)
         runs.begin(number, request.arrival_s, branches)
-        places: dict[int, RunPlacement] = {}
+        plans: dict[Kind, tuple[LanePlan, bool]] = {}
         for shadow, leading, kind in zip(self.each, hits, request.kinds, strict=True):
-            place = places.get(kind)
-            if place is None:
-                place = places[kind] = self._place(request, kind)
-            end = request.blocks if place.stays else leading
-            shadow.join(number, request.arrival_s, place, end)
+            if kind not in plans:
+                plans[kind] = self._plan(request, kind)
+            plan, stays = plans[kind]
+            shadow.join(number, request.arrival_s, plan, request.blocks if stays else leading)
         return hits
 
-    def _place(self, request: ShadowRequest, kind: int) -> RunPlacement:
-        """Return where a request of this class leaves its blocks."""
-        turn = Turn(request.number, request.arrival_s, request.history_tokens, kind, ENDS)
-        depth, deep, shallow = self._policy.place(turn, self._block_size, self._p)
-        depth = min(-(-depth // self._every), DEEPEST)
-        stays = request.served and self._policy.admits(turn, self._p)
-        return RunPlacement(depth, deep, shallow, stays)
+    def _plan(self, request: ShadowRequest, kind: Kind) -> tuple[LanePlan, bool]:
+        """Return where a request of this class leaves its blocks, and whether new ones stay."""
+        number, cuts = kind
+        turn = Turn(request.number, request.arrival_s, request.history_tokens, number, ENDS)
+        plan = lane_plan(self._policy, turn, cuts, self._block_size, self._p)
+        if self._every > 1:
+            plan = tuple((-(-depth // self._every), lane) for depth, lane in plan)
+        return plan, request.served and self._policy.admits(turn, self._p)
 
     def _take_over(self, request: ShadowRequest, branches: list[BranchPoint]) -> list[int]:
         """Move what previous requests touched last to this one; return each shadow's hits."""

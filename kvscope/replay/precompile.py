@@ -21,7 +21,7 @@ from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import REPLAYED, contenders, parse_policies
 from kvscope.replay.replay import kernel_of, replay, touch_history
 from kvscope.replay.sweep import cores
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 
 def uncompiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
@@ -82,6 +82,7 @@ def tiny_traffic() -> Traffic:
         category=none,
         parent=none - 1,
         next_prompt_tokens=none.astype(np.int64) - 1,
+        cuts=uncut(2),
     )
 
 

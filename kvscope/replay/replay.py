@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -50,14 +50,17 @@ class Tables:
 
     Table k holds from request `since[k]` on; `since[0]` is 0. Its row for category c is
     `values[rows[k, c]]`: tables share rows that are equal. `classes` (R entries) take the place of
-    the traffic's categories for policies with classes of their own. `choose` gives the tables for
-    one policy and capacity, where they depend on that.
+    the traffic's categories for policies with classes of their own, and `cuts` (R x P) of its cuts
+    for those that tell parts of a path apart: each class then has P + 1 categories, one for each
+    part, from the head on. `choose` gives the tables for one policy and capacity, where they depend
+    on that.
     """
 
     since: Int64s
     rows: Int32s
     values: Float64s
     classes: Int32s | None = None
+    cuts: Int32s | None = None
     choose: Callable[[Policy, int], Tables] | None = None
 
     @classmethod
@@ -66,12 +69,12 @@ class Tables:
         since: Int64s,
         tables: Float64s,
         classes: Int32s | None = None,
-        choose: Callable[[Policy, int], Tables] | None = None,
+        cuts: Int32s | None = None,
     ) -> Tables:
         """Return `tables` (periods x categories x columns), which share no rows."""
         periods, categories, columns = tables.shape
         rows = np.arange(periods * categories, dtype=np.int32).reshape(periods, categories)
-        return cls(since, rows, tables.reshape(periods * categories, columns), classes, choose)
+        return cls(since, rows, tables.reshape(periods * categories, columns), classes, cuts)
 
     @property
     def categories(self) -> int:
@@ -91,6 +94,13 @@ class Tables:
         """Return the category of each request, as these tables number them."""
         return traffic.category if self.classes is None else self.classes
 
+    def of_requests(self, requests: Int64s) -> Tables:
+        """Return the tables of a replay of these requests alone, in ascending order."""
+        classes = None if self.classes is None else self.classes[requests]
+        cuts = None if self.cuts is None else self.cuts[requests]
+        since = np.searchsorted(requests, self.since)
+        return replace(self, since=since, classes=classes, cuts=cuts)
+
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the tables for this policy in a cache of so many blocks."""
         return self if self.choose is None else self.choose(policy, capacity_blocks)
@@ -101,7 +111,10 @@ class Tables:
         Raises ValueError where the policy's table lacks a row for one of them.
         """
         traffic = traffic._replace(category=self.category(traffic)[: len(traffic.category)])
-        if policy.learner and self.categories <= traffic.category.max(initial=0):
+        if self.cuts is not None:
+            traffic = traffic._replace(cuts=self.cuts[: len(traffic.cuts)])
+        categories = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
+        if policy.learner and self.categories < categories:
             raise ValueError(f"{policy.name} needs a row of its table for every category")
         return traffic
 

@@ -33,7 +33,8 @@ class Traffic(NamedTuple):
     """A `Walk` with the facts that policies may see, R requests in order of arrival.
 
     `parent[r]` is the previous turn, -1 without one; `next_prompt_tokens` the true size of the next
-    turn's prompt, for hindsight policies.
+    turn's prompt, for hindsight policies. `cuts` (R x P, ascending) are the depths that cut a path
+    into P + 1 parts, for policies whose table tells parts of a path apart; P is 0 for all others.
     """
 
     block_size: int
@@ -48,6 +49,7 @@ class Traffic(NamedTuple):
     category: Int32s
     parent: Int32s
     next_prompt_tokens: Int64s
+    cuts: Int32s
 
 
 def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
@@ -92,13 +94,21 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
         category=prompts.category,
         parent=prompts.parent,
         next_prompt_tokens=next_prompts(prompts.parent, prompts.input_tokens, history),
+        cuts=uncut(len(prompts.leaf)),
     )
     if not definition.flat:
         return by_request
     steps, request, _ = by_access(steps)
     facts = ("arrival_s", "input_tokens", "history_tokens", "category", "next_prompt_tokens")
     columns = {name: getattr(by_request, name)[request] for name in facts}
-    return by_request._replace(**steps._asdict(), **columns, parent=np.full_like(request, -1))
+    return by_request._replace(
+        **steps._asdict(), **columns, parent=np.full_like(request, -1), cuts=uncut(len(request))
+    )
+
+
+def uncut(requests: int) -> Int32s:
+    """Return the cuts of so many paths that are one part each (R x 0)."""
+    return np.zeros((requests, 0), dtype=np.int32)
 
 
 def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -> Int64s:

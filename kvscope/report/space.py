@@ -16,7 +16,7 @@ from kvscope.report.section import Section, heat_map, sparkline, tabulate
 from kvscope.report.traffic import TURNS
 from kvscope.report.words import DEFAULT_HITS, Unit, count, percentiles, share, significant
 
-_SHORT = {"all": "all", "single": "turn 1", "multi": "later"}  # above charts side by side
+_MAP_PX, _MARGIN_PX = 170, 120
 
 
 def sections(analysis: Analysis) -> list[Section]:
@@ -104,10 +104,16 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
     Source: Wang et al., KVCache Cache in the Wild (ATC'25), Figures 16 to 18.
     """
     by_turn = spatial.overall, spatial.single_turn, spatial.multi_turn
-    maps = {name: cells for name, cells in zip(TURNS, by_turn, strict=True) if cells}
-    title, plots = "Ideal block hit rate by place in the prompt", [_SHORT[name] for name in maps]
-    chart = style.subplots(title, cols=len(maps), subplot_titles=plots, shared_yaxes=True)
-    for column, cells in enumerate(maps.values(), start=1):
+    maps = {name: cells for name, cells in zip(TURNS.values(), by_turn, strict=True) if cells}
+    chart = style.subplots(
+        "Ideal block hit rate by place in the prompt",
+        height=_MARGIN_PX + _MAP_PX * len(maps),
+        rows=len(maps),  # side by side they would be too narrow on a phone
+        subplot_titles=list(maps),
+        shared_xaxes=True,
+        vertical_spacing=0.08,
+    )
+    for row, cells in enumerate(maps.values(), start=1):
         chart.add_heatmap(
             x=spatial.strides,
             y=spatial.offsets,
@@ -115,16 +121,16 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
             zmin=0,
             zmax=1,
             colorscale=style.SHADES,
-            showscale=column == len(maps),
+            showscale=row == 1,
             colorbar={"tickformat": ".0%"},
             hovertemplate="from %{y:.0%}, %{x:.0%} of it: %{z:.1%} hit<extra></extra>",
-            row=1,
-            col=column,
+            row=row,
+            col=1,
         )
     chart.update_layout(margin_t=80)
-    chart.update_xaxes(title_text="cached", tickformat=".0%")  # longer ones collide on a phone
-    chart.update_yaxes(tickformat=".0%", autorange="reversed")
-    chart.update_yaxes(title_text="start offset", col=1)
+    chart.update_xaxes(tickformat=".0%")
+    chart.update_xaxes(title_text="share of the request cached", row=len(maps))
+    chart.update_yaxes(title_text="start offset", tickformat=".0%", autorange="reversed")
     return chart
 
 

@@ -84,6 +84,17 @@ def all_reports(store: Store) -> list[StoredReport]:
     return [msgspec.convert(row, StoredReport) for row in results.all_reports(store)]
 
 
+def section(reports: Sequence[StoredReport]) -> Section:
+    """Return the reports over one trace, a sentence each."""
+    return Section.of(
+        "Reports",
+        *(
+            f"{each.command}, {each.created_at:%Y-%m-%d %H:%M} UTC: {each.summary}"
+            for each in reports
+        ),
+    )
+
+
 def open_report(store: Store, report_id: int) -> ReportContent:
     """Return what a report shows. Raises InputError where the store has no such report."""
     content = results.report_content(store, report_id)

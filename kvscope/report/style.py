@@ -63,12 +63,12 @@ def figure(title: str, x: str, y: str, *, height: int = 380) -> Figure:
     return Figure(layout=layout(title, height=height) | axes)
 
 
-def subplots(title: str, **options: object) -> Figure:
+def subplots(title: str, *, height: int = 380, **options: object) -> Figure:
     """Return an empty chart of several plots; `options` are those of plotly's make_subplots."""
     from plotly.graph_objects import Figure
     from plotly.subplots import make_subplots
 
-    return make_subplots(figure=Figure(layout=layout(title)), **options)
+    return make_subplots(figure=Figure(layout=layout(title, height=height)), **options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from kvscope.report.words import (
 TURNS = {"all": "all requests", "single": "turn 1", "multi": "follow-up turns"}
 """How the requests of a summary by turn are called."""
 
+_MOST_TICKS = 12  # of an axis, one at each whole number
 _SUMMARY = "mean p50 p80 p90 p99 max"
 
 
@@ -149,7 +150,9 @@ def turns_chart(turns: ConversationTurns) -> style.Figure:
     chart = style.figure("Turns per conversation", "turns", "conversations", height=320)
     lengths = [row.turns for row in turns.histogram]
     numbers = [row.conversations for row in turns.histogram]
-    chart.add_bar(x=lengths, y=numbers, marker_color=style.BLUE)
+    chart.add_bar(x=lengths, y=numbers, width=0.8, marker_color=style.BLUE)
+    if max(lengths) <= _MOST_TICKS:
+        chart.update_xaxes(dtick=1)  # there are no half turns
     style.logarithmic(chart, "y")
     return chart
 

@@ -71,6 +71,8 @@ def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percen
         {name: getattr(of, rank) for name, of in side.items()} for side in (lru, other)
     )
     moved = [name for name in lru if abs(after[name] - before[name]) > _UNCHANGED * before[name]]
+    if not moved:
+        return f"{rank} changes by at most {_UNCHANGED:.0%} in every category."
     lower = [name for name in moved if after[name] < before[name]]
     higher = [name for name in moved if after[name] > before[name]]
     falls, rises = (

@@ -206,6 +206,13 @@ def all_reports(store: Store) -> list[dict[str, Any]]:
     return store.rows("reports/reports")
 
 
+def remove_reports(store: Store, trace: Trace) -> int:
+    """Remove the reports over `trace`; return their number."""
+    known = [row for row in all_reports(store) if row["trace_id"] == trace.trace_id]
+    store.run("reports/remove_reports", trace_id=trace.trace_id, kept=0)
+    return len(known)
+
+
 def report_content(store: Store, report_id: int) -> dict[str, Any] | None:
     """Return the sections and the file of a report, None where there is no such report."""
     return next(iter(store.rows("reports/report", report_id=report_id)), None)

@@ -14,12 +14,13 @@ import numpy as np
 from kvscope.core.errors import UsageError
 from kvscope.learning.conversations import read_hints
 from kvscope.learning.lane_heap import Scores
+from kvscope.learning.lane_plan import lane_plan
 from kvscope.learning.learners import FittedTable, online_learner
 from kvscope.learning.observer import Observer, Request
 from kvscope.learning.prefixes import Prefixes
 from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
 from kvscope.policies.registry import plugin_policies
-from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, LanePlan
+from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, planned
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 
 
@@ -161,12 +162,13 @@ class EvictionController(Observer):
             return
         learner = self.learner
         category = learner.category(request, state.memo) if learner else 0
+        cuts = learner.cuts(state.memo) if learner else ()
         turn = Turn(state.number, state.arrival_s, request.num_tokens, category, ENDS)
-        depth, deep, shallow = self.policy.place(turn, self.block_size, self.p)
+        plan = lane_plan(self.policy, turn, cuts, self.block_size, self.p)
         if not request.is_finished():  # preempted: it will be back at once
-            self.free.plan = LanePlan(0, shallow, shallow)
+            self.free.plan = ((0, plan[-1][1]),)
             return
-        self.free.plan = LanePlan(depth * self.block_size, deep, shallow)
+        self.free.plan = tuple((depth * self.block_size, lane) for depth, lane in plan)
         del self._requests[request.request_id]
         if state.hit_blocks < 0:
             if learner is not None:
@@ -183,7 +185,7 @@ class EvictionController(Observer):
         """Remember the lanes of the released request's blocks, which are freed later."""
         if self.free.plan is not None:
             for block in blocks:
-                self.free.assigned[block.block_id] = self.free.plan.lane(block)
+                self.free.assigned[block.block_id] = planned(self.free.plan, block)
 
     def released(self) -> None:
         """Send blocks that are freed without a request being released to the usual lane."""

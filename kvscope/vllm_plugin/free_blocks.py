@@ -11,9 +11,10 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from kvscope.learning.lane_heap import LaneHeap, Score
+from kvscope.learning.lane_plan import LanePlan, lane_at
 from kvscope.learning.prefixes import Key, Prefixes
 
 Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_num_tokens, neighbours
@@ -35,27 +36,19 @@ class Ring:
             block = block.next_free_block
 
 
-class LanePlan(NamedTuple):
-    """The lane of a request's blocks: `deep` for those that end beyond so many tokens."""
-
-    beyond_tokens: int
-    deep: int
-    shallow: int
-
-    def lane(self, block: Block) -> int:
-        """Return the lane of one block."""
-        end = block.block_hash_num_tokens or 0
-        return self.deep if end > self.beyond_tokens else self.shallow
+def planned(plan: LanePlan, block: Block) -> int:
+    """Return the lane of one block by a plan in tokens."""
+    return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 
 
 class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
     `score` returns the worth of a lane's oldest block after so many idle seconds. Before a request
-    frees its blocks, `plan` names their lanes; without one they go where they are `assigned`, or to
-    the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is cached; then
-    `forget` is called for each block that is taken, at once. `next_step_s` is a `stepwise`
-    policy's. Errors leave it in any state: `GuardedQueue` drops it then.
+    frees its blocks, `plan` (in tokens) names their lanes; without one they go where they are
+    `assigned`, or to the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is
+    cached; then `forget` is called for each block that is taken, at once. `next_step_s` is a
+    `stepwise` policy's. Errors leave it in any state: `GuardedQueue` drops it then.
     """
 
     def __init__(
@@ -146,7 +139,7 @@ class FreeBlocks:
         plan, now_s, count, lanes = self.plan, self.now_s, self._count, self.lanes
         for block in blocks:
             at = block.block_id
-            lane = self.assigned.pop(at, self.usual) if plan is None else plan.lane(block)
+            lane = self.assigned.pop(at, self.usual) if plan is None else planned(plan, block)
             while lane >= len(lanes):
                 lanes.append(Ring())
             ring = lanes[lane]

@@ -117,17 +117,24 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
     place = callable_in_kernels(policy.place)
 
     @callable_in_kernels
-    def release(machine: Machine, request: int, finished: bool) -> None:
-        blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
-        slot, allocated = record.slot, record.allocated
-        turn = Turn(
+    def turn_of(machine: Machine, request: int, part: int) -> Turn:
+        record = machine.requests[request]
+        return Turn(
             request,
             record.arrival_s,
             record.history_tokens,
-            record.category,
+            record.category * (machine.cuts.shape[1] + 1) + part,
             record.next_prompt_tokens,
         )
+
+    @callable_in_kernels
+    def release(machine: Machine, request: int, finished: bool) -> None:
+        blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
+        slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
+        part = len(cuts) if finished else 0
+        turn = turn_of(machine, request, part)
         depth, deep, shallow = place(turn, state.block_size, machine.p)
+        begin = cuts[part - 1] if part > 0 else 0
         if not finished:
             depth = allocated
         elif not admits(turn, machine.p):
@@ -140,6 +147,11 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
             if blocks[block].content == ROOT:
                 give_back(machine, block, shallow)
         for at in range(allocated - 1, -1, -1):
+            while at < begin:
+                part -= 1
+                turn = turn_of(machine, request, part)
+                depth, deep, shallow = place(turn, state.block_size, machine.p)
+                begin = cuts[part - 1] if part > 0 else 0
             block = machine.table[slot, at]
             if blocks[block].content != ROOT:
                 give_back(machine, block, deep if at >= depth else shallow)

@@ -91,10 +91,11 @@ class Machine(NamedTuple):
     """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
 
     `blocks` (n and a sentinel for each queue), `nodes` (N + 1), `requests` (R) and `state` (1) are
-    records as above. Row s of `table` lists the blocks of the request in slot s, row s of `path`
-    the nodes it fills; row S of `path` belongs to the request that waits in front. `running` is in
-    order of admission; `preempted` is a stack, and so are the free `slots`. Row 0 of `batch` lists
-    the requests that the step in progress computes for, row 1 those of the planned one, and
+    records as above; `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of the
+    request in slot s, row s of `path` the nodes it fills; row S of `path` belongs to the request
+    that waits in front. `running` is in order of admission; `preempted` is a stack, and so are the
+    free `slots`. Row 0 of `batch` lists the requests that the step in progress computes for, row 1
+    those of the planned one, and
     `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
     `p` the policy's parameters, `tables` what it has learned.
     """
@@ -102,6 +103,7 @@ class Machine(NamedTuple):
     blocks: Records
     nodes: Records
     requests: Records
+    cuts: Int32s
     state: Records
     table: Int64s
     path: Int32s
@@ -145,6 +147,7 @@ def idle_machine(
         blocks=_blocks(settings.usable_blocks, lanes),
         nodes=nodes,
         requests=requests,
+        cuts=known.cuts,
         state=state,
         table=np.empty((slots, longest), dtype=np.int64),
         path=np.empty((slots + 1, longest), dtype=np.int32),

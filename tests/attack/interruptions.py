@@ -145,7 +145,7 @@ class FullDisk(Interruption):
     name = "full-disk"
     target = "commands that write, on a disk of a few MiB (or below a limit of file sizes)"
     share = 0.1
-    short = 4
+    short = 2
 
     def attempt(self, case: Case) -> int:
         """Run one command with little room, then again with enough."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,14 @@ ROWS = {f"fits/add_{part}": f"fit_{part}" for part in FIT_PARTS}
 ROWS["validate/add_runs"] = "validation_runs"
 
 
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    """Yield one store for all statements, each of which is rolled back."""
+    with tiny_store() as (opened, _):
+        yield opened
+
+
+@cache
 def columns_of(store: Store) -> dict[str, Any]:
     """Every column of every table, with its type."""
     tables = store._connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
@@ -82,7 +92,9 @@ def parameter(store: Store, name: str, file: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_header_tells_what_the_statement_takes_and_returns(name: str, tmp_path: Path) -> None:
+def test_header_tells_what_the_statement_takes_and_returns(
+    name: str, store: Store, tmp_path: Path
+) -> None:
     """Parameters and columns in a query's header are those of its SQL, in their order."""
     statement = db.statement(name)
     (parsed,) = duckdb.extract_statements(statement.text)
@@ -91,13 +103,16 @@ def test_header_tells_what_the_statement_takes_and_returns(name: str, tmp_path: 
     assert statement.answers
     file = tmp_path / "rows.parquet"
     pl.DataFrame({column: [0] for column in statement.columns}).write_parquet(file)
-    with tiny_store() as (store, _):
-        values = {
-            key: rows(store, ROWS[name]) if key == "rows" else parameter(store, key, file)
-            for key in statement.parameters
-        }
-        frame = {name: np.zeros(1, dtype=np.int32) for name in columns_of(store)}  # noqa: F841  (DuckDB finds it by name)
+    values = {
+        key: rows(store, ROWS[name]) if key == "rows" else parameter(store, key, file)
+        for key in statement.parameters
+    }
+    frame = {name: np.zeros(1, dtype=np.int32) for name in columns_of(store)}  # noqa: F841  (DuckDB finds it by name)
+    store._connection.begin()
+    try:
         cursor = store._connection.execute(statement.text, values)
         columns = [column[0] for column in cursor.description or ()]
+    finally:
+        store._connection.rollback()
     if statement.columns or parsed.type == duckdb.StatementType.SELECT:
         assert list(statement.columns) == columns

@@ -24,6 +24,15 @@ OPTIONS = ("--capacity-blocks", "3000", "--router", ROUTERS, "--replicas", "7..9
 FLEET = ("fleet", SAMPLE, "--db", ":memory:", *OPTIONS)
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a trace of the sample's first 500 requests."""
+    path: Path = tmp_path_factory.mktemp("trace") / "short.jsonl"
+    with gzip.open(SAMPLE, "rt") as lines:
+        path.write_text("".join(islice(lines, 500)))
+    return str(path)
+
+
 def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
     """Return the JSON document of the command, which its schema accepts."""
     assert run([*arguments, "--json"]) == ExitCode.DONE
@@ -88,9 +97,9 @@ def test_one_screen(capsys: Streams) -> None:
         assert stated in text
 
 
-def test_closed_loop_and_engines_say_so(capsys: Streams) -> None:
+def test_closed_loop_and_engines_say_so(capsys: Streams, short: str) -> None:
     """What the time model and the loop are stands in every result."""
-    few = ("fleet", SAMPLE, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "500ms")
+    few = ("fleet", short, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "500ms")
     few = (*few, "--replicas", "2", "--router", "session")
     made = document(capsys, *few, "--closed-loop", "--time-model", "engine")
     assert made["loop"]["kind"] == "closed"
@@ -117,13 +126,10 @@ def test_a_deployment(capsys: Streams) -> None:
     assert "imulated vLLMs" in capsys.readouterr().out
 
 
-def test_an_answer_that_engines_do_not_hold(capsys: Streams, tmp_path: Path) -> None:
+def test_an_answer_that_engines_do_not_hold(capsys: Streams, short: str) -> None:
     """The first line says so, the verdict too, and nothing is said to be set."""
-    short = tmp_path / "short.jsonl"
-    with gzip.open(SAMPLE, "rt") as lines:
-        short.write_text("".join(islice(lines, 500)))
     where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
-    asked = ("fleet", str(short), *where, "--router", "sglang", "--replicas", "1..4")
+    asked = ("fleet", short, *where, "--router", "sglang", "--replicas", "1..4")
     made = document(capsys, *asked)
     assert not made["on_engines"]["meets"]
     assert (made["verdict"], made["fewest"]) == ("misses-on-engines", made["chosen"])

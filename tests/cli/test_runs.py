@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.report import stored
+from kvscope.report.report import Report
+from kvscope.store import traces
+from kvscope.store.db import open_store
 from tests.cli.replayed import simulated, write_trace
 
 Streams = pytest.CaptureFixture[str]
@@ -102,13 +106,37 @@ def test_the_deployment_of_a_run_is_shown(db: str, capsys: Streams) -> None:
 def test_runs_are_removed_by_policy_or_all(db: str, capsys: Streams) -> None:
     """Which ones has to be said; the trace stays."""
     assert run(["runs", "remove", "tiny", "--db", db]) == 2
-    assert "give --policy or --all" in capsys.readouterr().err
+    assert "give --policy, --all or --reports" in capsys.readouterr().err
     assert run(["runs", "remove", "tiny", "--db", db, "--policy", "belady"]) == 0
     assert "removed 2 runs of 'tiny'" in capsys.readouterr().err
     assert {one["policy"] for one in listed(capsys, "tiny", "--db", db)} == {"lru"}
     assert run(["runs", "remove", "--all", "--db", db]) == 0
     assert run(["runs", "--db", db]) == 0
     assert "kvscope simulate" in capsys.readouterr().err
+
+
+def test_reports_are_listed_and_removed(db: str, capsys: Streams) -> None:
+    """With the runs of their trace, but for `--policy`; they are removed apart from runs."""
+    with open_store(db) as store:
+        for trace in traces.all_traces(store):
+            found = Report("kvscope tune", trace, dict, list, list)
+            stored.keep(store, found, 1.5, summary=f"Keep LRU for {trace.name}.")
+    assert run(["runs", "tiny", "--db", db]) == 0
+    shown = capsys.readouterr().out
+    assert "UTC: Keep LRU for tiny." in shown
+    assert "other" not in shown
+    assert run(["runs", "tiny", "--db", db, "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert (report["command"], report["duration_s"]) == ("kvscope tune", 1.5)
+    assert run(["runs", "tiny", "--db", db, "--policy", "lru"]) == 0
+    assert "Keep LRU" not in capsys.readouterr().out
+    assert run(["runs", "remove", "tiny", "--db", db, "--reports", "--all"]) == 2
+    capsys.readouterr()
+    assert run(["runs", "remove", "tiny", "--db", db, "--reports"]) == 0
+    assert "removed 1 report of 'tiny'" in capsys.readouterr().err
+    assert len(listed(capsys, "tiny", "--db", db)) == 4
+    with open_store(db) as store:
+        assert [report.trace for report in stored.all_reports(store)] == ["other"]
 
 
 def test_a_trace_takes_its_runs_along(db: str, capsys: Streams) -> None:

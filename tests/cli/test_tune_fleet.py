@@ -41,7 +41,8 @@ def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
 def test_the_answer(capsys: Streams, trace: str) -> None:
     """The document has the schema and the figures of `kvscope fleet`; a deployment has a price."""
     where = ("--gpu", "l4", "--model", "llama3-8b", "--gpu-hour", "0.5")
-    made = document(capsys, "tune", trace, *COMMON, *TUNE, *where, "--slo", "20s")
+    few = ("--router", "session,sglang,dynamo@1.6,power-of-two@1.13")
+    made = document(capsys, "tune", trace, *COMMON, *TUNE, *where, *few, "--slo", "20s")
     Draft202012Validator(schema("tune-fleet")).validate(made)
     assert made["windows"] == {
         "warmup_requests": 100,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -14,17 +15,23 @@ from kvscope.app.analyze import analyze
 from kvscope.core.errors import InputError
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.report.overview import headline, sections
-from kvscope.store.db import MEMORY, open_store
+from kvscope.store.db import MEMORY, Store, open_store
 
 EXTREMES = [0, -1, 1e-300, 2.5, 1e9, 1.7e12, 1e15, -1e15, 1e16, 1.7e18, 1e300, 1.7e308, -1e308]
 TIMES = st.sampled_from(EXTREMES) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-def analyzed(path: Path) -> tuple[int, int]:
-    """How many lines were stored and refused; what was stored is analyzed and put into words."""
-    with open_store(MEMORY) as store:
-        trace = ingest(store, str(path), IngestOptions(max_bad=1.0)).trace
-        analysis = analyze(store, trace)
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    """Yield one store for all traces: to open one takes as long as to analyze one."""
+    with open_store(MEMORY) as opened:
+        yield opened
+
+
+def analyzed(store: Store, path: Path) -> tuple[int, int]:
+    """Return how many lines were stored and refused; put an analysis of what is into words."""
+    trace = ingest(store, str(path), IngestOptions(max_bad=1.0)).trace
+    analysis = analyze(store, trace)
     assert [headline(analysis), *sections(analysis)]
     return trace.requests, trace.bad_lines
 
@@ -53,24 +60,26 @@ def written(path: Path, told: list[dict[str, float]]) -> Path:
     ],
 )
 def test_a_wrong_clock_is_refused_line_by_line(
-    tmp_path: Path, told: list[dict[str, float]], stored: int
+    store: Store, tmp_path: Path, told: list[dict[str, float]], stored: int
 ) -> None:
     """Times beyond a trillion seconds and delays into the past are bad lines; the rest is told."""
-    assert analyzed(written(tmp_path / "a.jsonl", told)) == (stored, len(told) - stored)
+    assert analyzed(store, written(tmp_path / "a.jsonl", told)) == (stored, len(told) - stored)
 
 
 @pytest.mark.parametrize("delay_s", [float("inf"), float("nan"), -1.0, 1e13])
-def test_delays_of_a_parquet_file_are_checked_too(tmp_path: Path, delay_s: float) -> None:
+def test_delays_of_a_parquet_file_are_checked_too(
+    store: Store, tmp_path: Path, delay_s: float
+) -> None:
     """Parquet can hold infinity and NaN, which JSON cannot."""
     path = tmp_path / "a.parquet"
     pl.DataFrame(
         {"input_tokens": [5, 6], "output_tokens": [1, 2], "delay_s": [delay_s, 1.0]}
     ).write_parquet(path)
-    assert analyzed(path) == (1, 1)
+    assert analyzed(store, path) == (1, 1)
 
 
 @settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(
@@ -79,10 +88,12 @@ def test_delays_of_a_parquet_file_are_checked_too(tmp_path: Path, delay_s: float
         max_size=6,
     )
 )
-def test_whatever_a_clock_says_analysis_ends(tmp_path: Path, told: list[dict[str, float]]) -> None:
+def test_whatever_a_clock_says_analysis_ends(
+    store: Store, tmp_path: Path, told: list[dict[str, float]]
+) -> None:
     """Each line is stored or refused, and the analysis of those stored has all its sections."""
     try:
-        stored, refused = analyzed(written(tmp_path / "a.jsonl", told))
+        stored, refused = analyzed(store, written(tmp_path / "a.jsonl", told))
     except InputError:  # not one line is left
         return
     assert stored + refused == len(told)

@@ -44,7 +44,7 @@ def test_integers_are_read_as_msgspec_reads_them(lines: list[bytes]) -> None:
     assert parsed(*lines) == ([[key(one) for one in ids] for ids in told] if fit else None)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(arrays(), st.floats(0, 1), st.integers(0, 3), JSON_BYTES)
 def test_nothing_is_read_that_msgspec_refuses(
     line: bytes, where: float, gone: int, instead: bytes

@@ -257,8 +257,25 @@ def test_nesting_is_bounded(tmp_path: Path) -> None:
     reader = Mooncake.reader(ReadOptions())
     nested = [LINE[:-2] + b',"x":' + b"[" * n + b"]" * n + b"}\n" for n in (100, 100_000)]
     result = ingested(tmp_path / "a.jsonl", LINE * 150 + b"".join(nested))
-    assert result.rejects.lines == [(152, "values nested too deeply")]
+    reason = "values nested more than 100 levels deep: flatten what it holds"
+    assert result.rejects.lines == [(152, reason)]
     assert not reader.cut
+
+
+def test_nesting_of_sub_agents_is_bounded(tmp_path: Path) -> None:
+    """Entries at level 99, with their hash ids at 100, are read; one sub-agent more is refused."""
+
+    def session(name: str, agents: int) -> bytes:
+        request = '{"t":0,"in":64,"out":1,"hash_ids":[1]}'
+        entries = '{"t":0,"type":"subagent","requests":[' * agents + request + "]}" * agents
+        head = f'{{"id":"{name}","block_size":64,"requests":'
+        return f"{head}[{entries}]}}\n".encode()
+
+    flat = b"".join(session(str(number), 0) for number in range(150))
+    result = ingested(tmp_path / "a.jsonl", flat + session("a", 48) + session("b", 49))
+    assert result.trace.requests == 151
+    reason = "values nested more than 100 levels deep: flatten what it holds"
+    assert result.rejects.lines == [(152, reason)]
 
 
 def test_the_documented_limits_are_the_constants() -> None:

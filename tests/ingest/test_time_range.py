@@ -57,7 +57,7 @@ def _request(number: int, at: float, parent: int | None = None, *hash_ids: int) 
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 # A parent where no request has hashes, and none where one has: inferred, and so in the range.
 @example(requests=[_request(0, 0.0), _request(1, 0.0, 0), _request(2, 1.0, None, 7)], ends=(0, 0))
 # No parent in the range, which shares a prefix: given, and so no parent.

@@ -33,6 +33,7 @@ from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
 from tests.golden.samples import SAMPLES, sample
 from tests.learning.test_shadow_caches import sound
+from tests.long import long
 from tests.vllm_plugin.alone import Alone
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
@@ -52,7 +53,11 @@ def watched(
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
     refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / GUARD.looks)
-    kinds = [one.category(of).tolist() for one in candidates]
+    kinds = []
+    for one in candidates:
+        assert one.cuts is not None
+        cuts = map(tuple, one.cuts.tolist())
+        kinds.append(list(zip(one.category(of).tolist(), cuts, strict=True)))
     tables = [[Scores(one.at(at)) for at in range(len(one.since))] for one in candidates]
     familiar = RecentBlocks(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
     made = OnlineGuard(
@@ -91,8 +96,7 @@ def watched(
     return costs, taken
 
 
-@pytest.mark.parametrize("xi", [0, 2048])
-@pytest.mark.parametrize("share", [0.01, 0.1])
+@pytest.mark.parametrize(("share", "xi"), [(0.01, 2048), (0.1, 0), long(0.01, 0), long(0.1, 2048)])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int) -> None:
     """Stretch by stretch, each candidate; so the same one is in force, from the same time on."""
@@ -138,8 +142,17 @@ def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
     return Tables.of(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
 
 
-@pytest.mark.parametrize("refits", [None, False, True])
-@pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 600)])
+@pytest.mark.parametrize(
+    ("xi", "capacity", "refits"),
+    [
+        (0, 853, None),
+        (0, 853, True),
+        (2048, 600, False),
+        long(0, 853, False),
+        long(2048, 600, None),
+        long(2048, 600, True),
+    ],
+)
 def test_every_block_leaves_as_the_simulator_says(
     xi: int, capacity: int, refits: bool | None
 ) -> None:

@@ -12,7 +12,7 @@ from kvscope.core.trace import Prompts
 from kvscope.learning.ends.offline import EndsOffline
 from kvscope.learning.next_prompts.offline import NextPromptsOffline, conversation_parameters
 from kvscope.learning.offline.learners import OfflineLearner, tables_for
-from kvscope.learning.returns.formulas import CLASSES
+from kvscope.learning.returns.formulas import ROWS
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.policies.etlru import Etlru
@@ -59,7 +59,7 @@ def evidence_of(name: str) -> tuple[Evidence, Prompts]:
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_table_does_not_change_with_the_future(name: str, learner: OfflineLearner) -> None:
     """Those that hold for the first requests are the same when no more of them are known."""
-    of = told(name)
+    of = first(told(name), 3_000)
     whole = learner.tables(of, 120.0)
     for share in (0.3, 0.7):
         requests = int(len(of.leaf) * share)
@@ -135,5 +135,5 @@ def test_tables_for_who_reads_them() -> None:
     assert tables_for(of, Lru) is NO_TABLES
     assert tables_for(of, Wa).at(0).shape[1] == 4
     assert tables_for(of, Etlru).at(0).shape[1] == 16
-    assert tables_for(of, Gittins).at(0).shape == (2 * CLASSES, AGES)
+    assert tables_for(of, Gittins).at(0).shape == (2 * ROWS, AGES)
     assert len(tables_for(of, Wa, 60.0).since) > len(tables_for(of, Wa).since)

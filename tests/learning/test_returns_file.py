@@ -57,10 +57,11 @@ def index(row: int, at: int, value: object) -> dict[str, object]:
     [
         ({"by": ["turns"]}, r"^policy.toml: returns.by: \['turns'\] are no classes .*; fit again"),
         ({"edges": [[1.0]]}, r"returns.edges: other classes .*; fit again"),
+        ({"gaps_s": [1.0]}, r"returns.gaps_s: other parts .*; fit again"),
         ({"refits": 3}, r"returns.refits: 3 is not true or false"),
         ({"asked": 3}, r"returns.asked: unknown key"),
         ({"window_s": None}, r"returns.window_s: missing"),
-        ({"index": [[0.5] * AGES]}, r"returns.index: not 36 rows"),
+        ({"index": [[0.5] * AGES]}, r"returns.index: not 60 rows"),
         (index(0, 0, None), r"returns.index\[0\]: not 54 numbers"),
         (index(0, 0, -0.5), r"returns.index\[0\]\[0\]: -0.5 is not a number >= 0"),
         (index(1, 2, math.inf), r"returns.index\[1\]\[2\]: inf is not a finite number"),

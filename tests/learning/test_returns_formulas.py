@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvscope.learning.returns.formulas import (
-    CLASSES,
+    PARTS,
+    ROWS,
     STEPS,
     RequestFeatures,
     ReturnCounts,
     ages_of,
     began_s,
+    by_class,
     classes_of,
     fit_memory,
     fit_rows,
@@ -136,8 +138,9 @@ def test_what_returns_sooner_is_worth_more() -> None:
     assert index.shape == (2 * CLASSES_OF_PACE, AGES)
     assert np.array_equal(index[::2], index[1::2])
     seen = began_s(AGE) < 10.0
-    assert np.all(index[2 * soon, seen] > index[2 * late, seen])
-    assert np.all(index[2 * late, seen] > index[2 * never, seen])
+    place = 2 * np.argsort(by_class(np.arange(CLASSES_OF_PACE)))
+    assert np.all(index[place[soon], seen] > index[place[late], seen])
+    assert np.all(index[place[late], seen] > index[place[never], seen])
 
 
 def test_before_anything_is_seen_the_index_falls_with_age() -> None:
@@ -148,14 +151,13 @@ def test_before_anything_is_seen_the_index_falls_with_age() -> None:
 
 
 def test_classes_go_from_coarse_to_fine() -> None:
-    """By new tokens, then turns; by new tokens, time since, then output; all within the table."""
+    """By new tokens, then turns; by new tokens, then output; all within the table."""
     of = RequestFeatures(
         new_tokens=np.array([0, 511, 512, 2048, 8192, 10**6]),
         turns=np.array([0, 1, 0, 2, 3, 99]),
-        since_s=np.array([0.0, 29.0, 30.0, 120.0, 1e6, 5.0]),
         output_tokens=np.array([0, 255, 256, 511, 512, 10**6]),
     )
-    by_turns, by_pace = classes_of(of)
+    by_turns, by_output = classes_of(of)
     assert by_turns.tolist() == [0, 1, 3, 7, 11, 11]
-    assert by_pace.tolist() == [0, 0, 9 + 3 + 1, 18 + 6 + 1, 27 + 6 + 2, 27 + 2]
-    assert CLASSES == 12 + 36
+    assert by_output.tolist() == [0, 0, 3 + 1, 6 + 1, 9 + 2, 9 + 2]
+    assert ROWS == (12 + 12) * PARTS

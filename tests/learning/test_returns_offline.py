@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import Counter
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
+from kvscope.learning.offline.prefix_features import prefix_features
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.returns.formulas import CLASSES, STEPS, WORTHS
+from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, WORTHS, by_class
 from kvscope.learning.returns.offline import (
     Returns,
     ReturnsOffline,
     Touches,
     fit_windows,
+    path_cuts,
     request_features,
-    request_touches,
+    touch_parts,
 )
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import replay
-from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.traffic import Traffic, traffic, uncut
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.state import idle_machine
 from tests.golden.samples import sample
@@ -67,33 +71,43 @@ def test_a_refit_fits_what_blocks_did(stream: tuple[Touches, Returns], draw: obj
         class_sets.append((steps, np.array(kinds, dtype=np.int32)))
     values, rows = fit_windows(touches, returns, refits, REFIT_S, class_sets)
     for (steps, kinds), rows_of_set in zip(class_sets, rows, strict=True):
+        classes = math.prod(steps)
+        order = by_class(np.arange(classes, dtype=np.int32))
         for row, refit in zip(rows_of_set, refits.tolist(), strict=True):
-            counts = oracle.count_window(touches, kinds, returns, refit, REFIT_S, math.prod(steps))
+            counts = oracle.count_window(touches, kinds, returns, refit, REFIT_S, classes)
             expected = oracle.index_of(counts, steps)
-            np.testing.assert_allclose(values[row], expected, rtol=1e-11)
+            np.testing.assert_allclose(values[row], expected[order], rtol=1e-11)
 
 
 @settings(deadline=None, max_examples=40)
-@given(traffics())
-def test_requests_touch_and_return(of: Traffic) -> None:
-    """One touch a request, and a return wherever an earlier request left the block."""
-    bins = refits_of(of, REFIT_S).bin
-    touches, returns = request_touches(of, last_touch_segments(of), bins)
-    blocks = left_behind(of)
-    assert touches.blocks.tolist() == [len(left) for left in blocks]
-    expected: dict[tuple[int, float], int] = {}
+@given(traffics(), st.sampled_from((2.0, 40.0, 1e9)))
+def test_parts_are_touched_and_return(of: Traffic, memory_s: float) -> None:
+    """Each block is in the part of its wait; it returns to the part that it was in before."""
+    segments = last_touch_segments(of)
+    cuts = path_cuts(prefix_features(of, segments, memory_s))
+    touched = touch_parts(of, segments, refits_of(of, REFIT_S).bin, cuts)
+    blocks, full = left_behind(of), of.input_tokens // of.block_size
+    part_of, counts, again = {}, Counter[tuple[int, int]](), Counter[tuple[int, int, float]]()
     for at, left in enumerate(blocks):
-        for block in left:
-            earlier = [r for r in range(at) if block in blocks[r]]
-            if earlier:
-                by = earlier[-1], float(of.arrival_s[at])
-                expected[by] = expected.get(by, 0) + 1
-    found: dict[tuple[int, float], int] = {}
+        for depth, block in enumerate(left):
+            before = max((r for r in range(at) if block in blocks[r]), default=-1)
+            wait_s = float(of.arrival_s[at] - of.arrival_s[before]) if before >= 0 else np.inf
+            known = depth < full[at] and wait_s <= memory_s
+            part = bisect_right(GAPS_S, wait_s) if known else PARTS - 1
+            part_of[at, block] = part
+            counts[at, part] += 1
+            if before >= 0:
+                again[before, part_of[before, block], float(of.arrival_s[at])] += 1
+    touches, returns = touched.touches, touched.returns
+    keys = list(zip(touched.request.tolist(), touched.part.tolist(), strict=True))
+    assert dict(zip(keys, touches.blocks.tolist(), strict=True)) == counts
+    assert touches.arrival_s.tolist() == of.arrival_s[touched.request].tolist()
+    returned = Counter[tuple[int, int, float]]()
     for touch, at_s, count in zip(
         returns.touch.tolist(), returns.arrival_s.tolist(), returns.blocks.tolist(), strict=True
     ):
-        found[touch, at_s] = found.get((touch, at_s), 0) + count
-    assert found == expected
+        returned[*keys[touch], at_s] += count
+    assert returned == again
     assert np.all(np.diff(returns.arrival_s) >= 0)
 
 
@@ -128,21 +142,21 @@ def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffi
         category=nothing,
         parent=np.full(requests, -1, dtype=np.int32),
         next_prompt_tokens=nothing.astype(np.int64),
+        cuts=uncut(len(length)),
     )
 
 
 def test_features_are_what_was_known_of_the_prompt() -> None:
     """A longer turn; a repeat; one that leaves it half-way; a repeat of a turn before that."""
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0], output=300)
-    found = request_features(of, last_touch_segments(of), 1_000.0)
+    segments = last_touch_segments(of)
+    found = request_features(of, prefix_features(of, segments, 1_000.0))
     assert found.new_tokens.tolist() == [4, 4, 0, 0, 0]
     assert found.turns.tolist() == [0, 1, 2, 0, 3]
-    assert found.since_s.tolist() == [0.0, 5.0, 50.0, 245.0, 255.0]
     assert found.output_tokens.tolist() == [300] * 5
-    short = request_features(of, last_touch_segments(of), 100.0)
+    short = request_features(of, prefix_features(of, segments, 100.0))
     assert short.new_tokens.tolist() == [4, 4, 0, 4, 4]
     assert short.turns.tolist() == [0, 1, 2, 0, 1]
-    assert short.since_s.tolist() == [0.0, 5.0, 50.0, 0.0, 10.0]
 
 
 def test_a_turn_may_leave_the_output_before_it_out() -> None:
@@ -150,7 +164,8 @@ def test_a_turn_may_leave_the_output_before_it_out() -> None:
     of = chain([4, 3, 4, 2], [0.0, 1.0, 2.0, 3.0])._replace(
         input_tokens=np.array([2, 3, 4, 2], dtype=np.int32)
     )
-    assert request_features(of, last_touch_segments(of), 100.0).turns.tolist() == [0, 1, 1, 0]
+    prefixes = prefix_features(of, last_touch_segments(of), 100.0)
+    assert request_features(of, prefixes).turns.tolist() == [0, 1, 1, 0]
 
 
 def test_the_policy_is_replayed_by_its_own_classes() -> None:
@@ -158,7 +173,7 @@ def test_the_policy_is_replayed_by_its_own_classes() -> None:
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0])
     tables = ReturnsOffline().tables(of, 60.0)
     assert tables.classes is not None
-    assert tables.at(0).shape == (2 * CLASSES, AGES)
+    assert tables.at(0).shape == (2 * ROWS, AGES)
     other = of._replace(category=np.full(5, 10_000, dtype=np.int32))
     one, two = (replay(each, Gittins(), 6, tables=tables) for each in (of, other))
     assert one.hit_blocks.tolist() == two.hit_blocks.tolist()
@@ -174,4 +189,4 @@ def test_an_engine_sees_the_classes_too() -> None:
     chosen = tables.chosen(Gittins(), settings_.usable_blocks)
     assert chosen.classes is not None
     assert machine.requests.category.tolist() == chosen.classes.tolist()
-    assert int(machine.state[0].lanes) == 2 * CLASSES
+    assert int(machine.state[0].lanes) == 2 * ROWS

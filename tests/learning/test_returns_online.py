@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -32,6 +33,7 @@ class Served:
         self.learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
         self.learner._recent._most_keys = most_keys
         self.classes: list[int] = []
+        self.cuts: list[Sequence[int]] = []
         self.since, self.tables = [0], list[Floats]()
         self.most = 0
         for number, (one, arrival_s) in enumerate(asked_in(of)):
@@ -42,6 +44,7 @@ class Served:
                 self.tables.append(self.learner.table)
             self.learner.end(one, seen)
             self.classes.append(self.learner.category(one, seen))
+            self.cuts.append(self.learner.cuts(seen))
             self.most = max(self.most, self.learner._recent.keys)
 
 
@@ -53,6 +56,7 @@ def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> Non
     expected = class_set_tables(of, REFIT_S)[class_set]
     found = Served(of, class_set)
     assert found.classes == expected.classes.tolist()
+    assert np.array_equal(found.cuts, expected.cuts)
     assert found.since == expected.since.tolist()
     for told_now, table in zip(found.tables[1:], expected.values[expected.rows[1:]], strict=True):
         np.testing.assert_allclose(told_now, table, rtol=1e-9, atol=1e-15)

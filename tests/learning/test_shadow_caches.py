@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvscope.learning.lane_heap import Scores
-from kvscope.learning.shadow_cache import ShadowCache, ShadowCaches, ShadowRequest
+from kvscope.learning.shadow_cache import Kind, ShadowCache, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
@@ -34,9 +34,11 @@ POLICIES: dict[str, LanePolicy] = {
     "threshold-lru": ThresholdLru({"threshold_tokens": 9}),
     "ttl": Ttl({"ttl_s": 2.0}),
 }
+PARTS = 3
+UNCUT: Kind = (0, ())
 
 
-def visits(of: Traffic, kinds: list[list[int]]) -> Iterator[ShadowRequest]:
+def visits(of: Traffic, kinds: list[list[Kind]]) -> Iterator[ShadowRequest]:
     """Yield the requests of a trace, with the segments of their paths."""
     moved = last_touch_segments(of)
     start = moved.start
@@ -66,21 +68,27 @@ def sound(shadow: ShadowCache) -> None:
 def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArray[np.int32]:
     """Two shadows with classes and tables of their own beside two replays; the hits of one."""
     rng = np.random.default_rng(seed)
-    kinds = [rng.integers(CATEGORIES - 1, size=len(of.leaf)) for _ in range(2)]
-    values = rng.lognormal(-4.0, 2.0, (2, 2 * CATEGORIES, AGES))
+    classes = [rng.integers(CATEGORIES - 1, size=len(of.leaf)) for _ in range(2)]
+    longest = int((of.length + of.anonymous).max()) + 2
+    cuts = np.sort(rng.integers(longest, size=(2, len(of.leaf), PARTS - 1)), axis=-1)
+    kinds = [
+        list(zip(of_shadow.tolist(), map(tuple, places.tolist()), strict=True))
+        for of_shadow, places in zip(classes, cuts, strict=True)
+    ]
+    values = rng.lognormal(-4.0, 2.0, (2, 2 * CATEGORIES * PARTS, AGES))
     shadows = ShadowCaches(2, policy, of.block_size, capacity)
     shadows.use([Scores(each) for each in values])
-    found = [shadows.serve(one) for one in visits(of, [each.tolist() for each in kinds])]
+    found = [shadows.serve(one) for one in visits(of, kinds)]
     for which, shadow in enumerate(shadows.each):
         sound(shadow)
-        since, of_kinds = np.zeros(1, dtype=np.int64), kinds[which].astype(np.int32)
-        tables = Tables.of(since, values[which][None], of_kinds)
+        since, columns = np.zeros(1, dtype=np.int64), (classes[which], cuts[which])
+        tables = Tables.of(since, values[which][None], *(x.astype(np.int32) for x in columns))
         expected = replay(of, policy, capacity, tables=tables).hit_blocks
         assert np.minimum([each[which] for each in found], of.look).tolist() == expected.tolist()
     return expected
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=120)
 @given(traffics(), st.integers(1, 30), st.sampled_from(sorted(POLICIES)), st.integers(0, 99))
 def test_small_tries(of: Traffic, capacity: int, name: str, seed: int) -> None:
     """Branches, repeats, ties, classes and tables of any kind."""
@@ -99,7 +107,7 @@ def test_runs_are_forgotten_in_little_memory() -> None:
     of = long_traffic(3000, 7)
     shadows = ShadowCaches(2, Gittins({"xi_tokens": 0}), of.block_size, 5000, slots=64)
     shadows.use([Scores(np.ones((2, AGES)))] * 2)
-    nothing = [[0] * len(of.leaf)] * 2
+    nothing = [[UNCUT] * len(of.leaf)] * 2
     some = 0
     for one in visits(of, nothing):
         some += sum(shadows.serve(one))
@@ -111,7 +119,7 @@ def test_runs_are_forgotten_in_little_memory() -> None:
     assert max(lanes) <= 2 * 64 + 64
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(traffics(), st.integers(1, 30), st.randoms(use_true_random=False), st.integers(0, 99))
 def test_what_does_not_fit_does_no_harm(
     of: Traffic, capacity: int, draw: object, seed: int
@@ -121,7 +129,7 @@ def test_what_does_not_fit_does_no_harm(
     rng = np.random.default_rng(seed)
     shadows = ShadowCaches(2, Gittins({"xi_tokens": 5}), of.block_size, capacity, slots=8)
     shadows.use([Scores(each) for each in rng.lognormal(-4.0, 2.0, (2, 2, AGES))])
-    for one in visits(of, [[0] * len(of.leaf)] * 2):
+    for one in visits(of, [[UNCUT] * len(of.leaf)] * 2):
         wrong = []
         for start, end, _ in one.segments:
             begin = max(start + draw.randrange(-1, 2), 0)

@@ -15,10 +15,11 @@ from kvscope.core.trace import Prompts
 from kvscope.learning.offline import shadow_replays as shadows
 from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.offline.shadow_replays import first_turns
-from kvscope.learning.returns.formulas import CLASSES, FIRST, GUARD, LRU, NEED
+from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, NEED, ROWS
 from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
+from kvscope.replay.derived_traces import select
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
@@ -59,7 +60,8 @@ def test_a_tripped_guard_is_lru(of: Traffic, capacity: int, xi: int) -> None:
 @pytest.mark.parametrize(("name", "blocks"), [("agent", 4_000), ("regime-change", 600)])
 def test_a_tripped_guard_is_lru_in_an_engine(name: str, blocks: int) -> None:
     """There too, with requests side by side."""
-    prompts: Prompts = sample(name)
+    whole: Prompts = sample(name)
+    prompts = select(whole, np.arange(min(len(whole.leaf), 2_000)))
     cost, size = StepCost(base_s=0.05), EngineSettings(blocks)
     tables = tripped(traffic(prompts, standard()))
     done = replay_engine(prompts, Gittins({"xi_tokens": 8192}), size, cost, tables=tables)
@@ -126,7 +128,7 @@ def test_classes_follow_the_set_in_force() -> None:
     judge = ClassSetShadows(of, 300.0, class_set_tables(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
     assert tables.classes is not None
-    assert tables.categories == 2 * CLASSES
+    assert tables.categories == 2 * ROWS
     looks = refits_of(of, 300.0 / GUARD.looks)
     taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
     in_force = taken[np.searchsorted(looks.number, looks.bin)]  # when each request came

@@ -63,7 +63,7 @@ def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     for known in range(1, len(steps) + 1):
         group = np.arange(math.prod(steps)) // math.prod(steps[known:])
         events, risk = _sums(returned, group), _sums(at_risk, group)
-        hazard = (events + 1.0) / (risk + 1.0 / hazard)
+        hazard = (events + 0.2) / (risk + 0.2 / hazard)
     return hazard
 
 

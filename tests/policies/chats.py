@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import ENDS
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 from tests.policies.traffics import CATEGORIES
 
 
@@ -63,4 +63,5 @@ def conversations(draw: st.DrawFn, *, chats: int, turns: int, tokens: int) -> Tr
         category=np.array(order, dtype=np.int32) % CATEGORIES,
         parent=parent,
         next_prompt_tokens=added,
+        cuts=uncut(len(leaf)),
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay, replay
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles.replay import left_behind, paths
 from tests.oracles.sglang import PROTECTED_THRESHOLD, RadixTree
 from tests.policies.traffics import held, long_traffic, traffics
@@ -114,6 +114,7 @@ def test_a_burst_does_not_end_all_reuse() -> None:
         category=nothing,
         parent=nothing - np.int32(1),
         next_prompt_tokens=nothing.astype(np.int64) - 1,
+        cuts=uncut(len(path)),
     )
     for policy in ("lfu", "slru"):
         done = _assert_equal(of, policy, {}, 12)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 
 import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import ENDS
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 CATEGORIES = 3
+# Each part of a request is one choice of Hypothesis: choices take most of a small test's time.
+_NEW_TOKENS = st.sampled_from(
+    [
+        tokens
+        for length in range(5)
+        for tokens in product((0, 1), repeat=length)
+        for _ in range(2 ** (4 - length))
+    ]
+)  # as many of each length
+_ANONYMOUS = st.sampled_from((0, 0, 0, 1, 3))
+_STEPS = st.sampled_from((0, 0, 1, 2, 6))
+_ADDED = st.sampled_from((ENDS, ENDS, 0, 1, 3, 8))
 
 
 @st.composite
@@ -26,10 +39,9 @@ def traffics(draw: st.DrawFn, *, most: int = 12) -> Traffic:
     rows: list[tuple[int, int, int, int, int, int, int, int]] = []
     ends: list[list[int]] = [[]]
     for _ in range(number):
-        path = list(draw(st.sampled_from(ends)))
-        if draw(st.booleans()):
-            path = path[: draw(st.integers(0, len(path)))]
-        for token in draw(st.lists(st.integers(0, 1), max_size=4)):
+        path = ends[draw(st.integers(0, len(ends) - 1))]
+        path = path[: draw(st.integers(0, 2 * len(path)))]  # beyond its end: all of it
+        for token in draw(_NEW_TOKENS):
             parent = path[-1] if path else 0
             if (parent, token) not in children:
                 children[parent, token] = len(parents)
@@ -41,11 +53,11 @@ def traffics(draw: st.DrawFn, *, most: int = 12) -> Traffic:
                 path[-1] if path else 0,
                 len(path),
                 draw(st.integers(0, len(path))),
-                draw(st.sampled_from((0, 0, 0, 1, 3))),
-                draw(st.sampled_from((0, 0, 1, 2, 6))),
+                draw(_ANONYMOUS),
+                draw(_STEPS),
                 draw(st.integers(1, 25)),
                 draw(st.integers(0, CATEGORIES - 1)),
-                draw(st.sampled_from((ENDS, ENDS, 0, 1, 3, 8))),
+                draw(_ADDED),
             )
         )
     return _columns(draw(st.integers(1, 4)), parents, rows)
@@ -69,6 +81,7 @@ def _columns(
         category=category.astype(np.int32),
         parent=np.full(len(rows), -1, dtype=np.int32),
         next_prompt_tokens=added.copy(),
+        cuts=uncut(len(leaf)),
     )
 
 

@@ -10,7 +10,7 @@ from kvscope.policies.base import Leaves, PathPolicy, Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
-from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.traffic import Traffic, traffic, uncut
 from tests.policies import drawn
 from tests.vllm_sim.examples import asks, told
 
@@ -80,4 +80,5 @@ def _chains(wanted: list[list[int]], history: list[int]) -> Traffic:
         category=nothing,
         parent=nothing - np.int32(1),
         next_prompt_tokens=np.full(len(wanted), 100, dtype=np.int64),
+        cuts=uncut(len(wanted)),
     )

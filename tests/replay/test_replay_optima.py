@@ -13,7 +13,7 @@ from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.replay import replay, touch_history
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles.optimum import best
 from tests.policies import drawn
 from tests.policies.chats import conversations
@@ -116,6 +116,7 @@ def test_tail_belady_is_no_bound_where_prefixes_are_shared() -> None:
         category=nothing,
         parent=nothing - np.int32(1),
         next_prompt_tokens=np.array(added, dtype=np.int64),
+        cuts=uncut(len(prompts)),
     )
 
     def tel(policy: Policy) -> int:

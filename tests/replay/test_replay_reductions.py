@@ -15,7 +15,7 @@ from kvscope.policies.registry import by_name
 from kvscope.policies.wa import reuse_rows
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.replay import NO_TABLES, Tables, replay
-from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.traffic import Traffic, traffic, uncut
 from tests import small_traces
 from tests.policies import drawn
 from tests.policies.traffics import CATEGORIES, held, traffics
@@ -137,6 +137,7 @@ def test_etlru_without_slack_sees_a_partial_block() -> None:
         category=nothing,
         parent=nothing - np.int32(1),
         next_prompt_tokens=np.full(2, 3, dtype=np.int64),
+        cuts=uncut(2),
     )
     etlru = by_name("etlru")({"xi_tokens": 0.0})
     assert drawn.left(replay(of, etlru, 1, tables=_table(3.0))) == {1}

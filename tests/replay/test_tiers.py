@@ -28,7 +28,7 @@ from kvscope.policies.wa import Wa
 from kvscope.replay.replay import replay
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.tiers import TieredReplay, closed, replay_tiers
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles import tiers as oracle
 from tests.policies import drawn
 from tests.policies.traffics import held, traffics
@@ -230,6 +230,7 @@ def _two_visits(silence_s: float) -> Traffic:
         category=0 * column,
         parent=-column,
         next_prompt_tokens=np.array([-1, -1]),
+        cuts=uncut(2),
     )
 
 

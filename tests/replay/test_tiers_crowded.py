@@ -10,7 +10,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.tiers import replay_tiers
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles import tiers as oracle
 
 REQUESTS = 30
@@ -40,6 +40,7 @@ def crowded(random: np.random.Generator) -> Traffic:
         category=np.zeros(REQUESTS, dtype=np.int32),
         parent=np.full(REQUESTS, -1, dtype=np.int32),
         next_prompt_tokens=np.full(REQUESTS, -1, dtype=np.int64),
+        cuts=uncut(REQUESTS),
     )
 
 

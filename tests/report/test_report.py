@@ -121,8 +121,7 @@ def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on the PATH")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [420, 1100])
+@pytest.mark.parametrize(("width", "scheme"), [(420, "light"), (1100, "dark")])
 def test_a_browser_draws_every_chart(
     analysis: Analysis, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:

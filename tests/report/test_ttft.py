@@ -38,6 +38,10 @@ def test_gains_and_prices_are_told_apart() -> None:
         "p50 falls for no category; it rises for b.",
         "p95 falls for a; it rises for no category.",
     )
+    assert ttft.category_section("none", before, before).sentences == (
+        "p50 changes by at most 1% in every category.",
+        "p95 changes by at most 1% in every category.",
+    )
     (table,) = section.tables
     assert [row[0] for row in table.rows] == ["b", "a", "c"]
     assert table.rows[1] == ("a", "5", "10.0", "10.0", "30.0", "15.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.reuse_models.evidence import Evidence, Span, load_evidence
-from kvscope.store.db import MEMORY, open_store
+from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.synth.base import ROOT
 from tests.characterize.tiny import tiny_store
 from tests.small_traces import requests, stored
@@ -73,9 +74,16 @@ def test_warmup_leaves_out_the_first_requests() -> None:
         assert evidence.births(span) == 3
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    """Yield one store for all examples: to open one takes as long as an example."""
+    with open_store(MEMORY) as opened:
+        yield opened
+
+
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_the_future_changes_nothing(data: st.DataObject) -> None:
+def test_the_future_changes_nothing(store: Store, data: st.DataObject) -> None:
     """A window of a trace and of that trace cut off at the window's end show the same.
 
     Without outputs: which blocks one consists of is known from the next turn alone, so that other
@@ -88,15 +96,14 @@ def test_the_future_changes_nothing(data: st.DataObject) -> None:
             one.parent_chat_id = ROOT
     end_s = data.draw(st.integers(1, 6)) + 0.5
     cut = [one for one in trace if (one.arrival_s or 0.0) < end_s]
-    with open_store(MEMORY) as store:
-        known, past = (load_evidence(store, stored(store, one, 2)) for one in (trace, cut))
-        span = Span(0.0, end_s)
-        whole, before = rows(known, span), rows(past, span)
-        assert {name: found for name, found in whole.items() if found} == {
-            name: found for name, found in before.items() if found
-        }
-        assert known.births(span) == past.births(span)
-        a, b = known.turns(span).waits, past.turns(span).waits
-        assert np.array_equal(a.waited_s, b.waited_s)
-        assert np.array_equal(a.reused, b.reused)
-        assert known.next_prompts(span)[0].tolist() == past.next_prompts(span)[0].tolist()
+    known, past = (load_evidence(store, stored(store, one, 2)) for one in (trace, cut))
+    span = Span(0.0, end_s)
+    whole, before = rows(known, span), rows(past, span)
+    assert {name: found for name, found in whole.items() if found} == {
+        name: found for name, found in before.items() if found
+    }
+    assert known.births(span) == past.births(span)
+    a, b = known.turns(span).waits, past.turns(span).waits
+    assert np.array_equal(a.waited_s, b.waited_s)
+    assert np.array_equal(a.reused, b.reused)
+    assert known.next_prompts(span)[0].tolist() == past.next_prompts(span)[0].tolist()

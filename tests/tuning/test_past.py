@@ -36,7 +36,7 @@ def _as_text(prompts: Prompts) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data(), size=small_traces.SIZES, told=st.booleans())
 def test_the_first_requests_are_what_ingest_would_have_made_of_them(
     data: st.DataObject, size: int, told: bool

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.learning.prefixes import Prefixes
-from kvscope.vllm_plugin.free_blocks import FreeBlocks, LanePlan
+from kvscope.vllm_plugin.free_blocks import FreeBlocks
 from tests.vllm_plugin.fakes import FakeBlock
 
 
@@ -39,7 +39,7 @@ def cached(free: FreeBlocks, path: str, deep_beyond: int = 99) -> None:
     for depth, block in enumerate(taken, start=1):
         block.hold(path[:depth], depth)
         free.gained(path[:depth], path[: depth - 1] or None)
-    free.plan = LanePlan(deep_beyond, 0, 1)
+    free.plan = ((deep_beyond, 0), (0, 1))
     free.append_n(taken[::-1])
     free.plan = None
 
@@ -82,7 +82,7 @@ def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
     free, blocks = queue(total=3, leaf=True)
     cached(free, "abc")
     free.remove(blocks[0])
-    free.plan = LanePlan(0, 0, 1)  # all of it is safe now
+    free.plan = ((0, 0),)  # all of it is safe now
     free.append_n([blocks[0]])
     free.plan = None
     assert [free.popleft_n(1)[0].block_id for _ in range(3)] == [2, 1, 0]
@@ -101,7 +101,7 @@ def test_a_head_that_was_set_aside_can_be_hit() -> None:
     free, blocks = queue(total=3, leaf=True)
     cached(free, "abc")
     free.remove(blocks[0])
-    free.plan = LanePlan(0, 0, 1)
+    free.plan = ((0, 0),)
     free.append_n([blocks[0]])
     assert free.popleft_n(1)[0] is blocks[2]
     assert list(free.set_aside) == [blocks[0]]
@@ -154,7 +154,7 @@ def test_no_block_is_ever_lost(steps: list[tuple[int, bool]], leaf: bool) -> Non
             block = used.pop(number % len(used))
             if hashed:
                 free.gained(block.hold(str(number), number).block_hash, None)
-                free.plan = LanePlan(2, 0, 1)
+                free.plan = ((2, 0), (0, 1))
                 free.append_n([block])
             else:
                 free.prepend_n([block])

@@ -12,7 +12,7 @@ from kvscope.learning.lane_heap import LaneHeap
 from kvscope.learning.prefixes import Prefixes
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_plugin.eviction_controller import EvictionController
-from kvscope.vllm_plugin.free_blocks import FreeBlocks, LanePlan
+from kvscope.vllm_plugin.free_blocks import FreeBlocks
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 from tests.vllm_plugin.fakes import FakeBlock, LruQueue
 
@@ -57,7 +57,7 @@ class Pool:
         for block in freed:
             block.hold(f"{name} {block.block_id}", block.block_id)
         self.controller.tell("cached", freed, 0, len(freed))
-        self.controller.free.plan = LanePlan(TOTAL // 2, 0, 1)
+        self.controller.free.plan = ((TOTAL // 2, 0), (0, 1))
         self.queue.append_n(freed)
         self.controller.free.plan = None
 

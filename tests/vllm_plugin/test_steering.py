@@ -17,13 +17,14 @@ from kvscope.learning.conversations import (
     Sessions,
     read_hints,
 )
+from kvscope.learning.lane_plan import LanePlan
 from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 from kvscope.vllm_plugin.eviction_controller import EvictionController, lane_policy
-from kvscope.vllm_plugin.free_blocks import LanePlan
+from kvscope.vllm_plugin.free_blocks import planned
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 from kvscope.vllm_plugin.recording import Recording
 from tests.vllm_plugin.fakes import FakeBlock, FakeRequest, LruQueue
@@ -59,9 +60,9 @@ def test_tel_safe_blocks_go_to_the_lane_that_leaves_first() -> None:
     """L = 600, Q = 100, xi = 300: what starts at token 400 or later is safe."""
     one = steering(TLru({"xi_tokens": 300, "next_prompt_tokens": 100}))
     plan = served(one, FakeRequest("a", 500, 100))
-    assert plan == LanePlan(400, 0, 1)
-    assert plan.lane(FakeBlock(0).hold("x", 416)) == 0
-    assert plan.lane(FakeBlock(0).hold("x", 400)) == 1
+    assert plan == ((400, 0), (0, 1))
+    assert planned(plan, FakeBlock(0).hold("x", 416)) == 0
+    assert planned(plan, FakeBlock(0).hold("x", 400)) == 1
 
 
 @pytest.mark.parametrize(("leaves", "order"), [("leaf", [2, 1, 0]), ("any", [0, 2, 1])])
@@ -78,7 +79,7 @@ def test_a_head_outlives_its_tails_where_leaves_leave(leaves: Leaves, order: lis
     for depth, block in enumerate(path, start=1):
         block.hold("abc"[:depth], depth * SIZE)
     one.tell("cached", path, 0, 3)
-    for blocks, plan in ((path[:0:-1], LanePlan(99 * SIZE, 0, 1)), (path[:1], LanePlan(0, 0, 1))):
+    for blocks, plan in ((path[:0:-1], ((99 * SIZE, 0), (0, 1))), (path[:1], ((0, 0),))):
         one.free.plan = plan
         one.free.append_n(blocks)
     assert [one.free.popleft_n(1)[0].block_id for _ in path] == order
@@ -88,7 +89,7 @@ def test_a_head_outlives_its_tails_where_leaves_leave(leaves: Leaves, order: lis
 def test_a_preempted_request_gives_nothing_up_early() -> None:
     """It will be back at once, and finds what nobody took."""
     one = steering(TLru({"xi_tokens": 300}))
-    assert served(one, FakeRequest("a", 500, 100, finished=False)) == LanePlan(0, 1, 1)
+    assert served(one, FakeRequest("a", 500, 100, finished=False)) == ((0, 1),)
     one.tell("released")
     assert one.free.plan is None
     assert one.free.usual == 1  # what is freed beside any request is needed too
@@ -167,7 +168,7 @@ def test_an_error_in_a_score_is_told_once_too(caplog: pytest.LogCaptureFixture) 
     queue = attached(one, 2)
     blocks = queue.popleft_n(2)
     for lane, block in enumerate(blocks):
-        one.free.plan = LanePlan(0, lane, lane)
+        one.free.plan = ((0, lane),)
         queue.append_n([block.hold(lane, 16)])
     with caplog.at_level(logging.ERROR):
         assert queue.popleft_n(2) == blocks

@@ -49,7 +49,7 @@ def traces(draw: st.DrawFn) -> tuple[list[Request], int]:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: f"{one.name}-{one.evicts}")
 @given(traces(), st.integers(1, 12), SETTINGS)
-@settings(deadline=None)  # compiles
+@settings(deadline=None, max_examples=50)  # compiles
 def test_compiled_and_uncompiled_do_the_same(
     policy: LanePolicy,
     trace: tuple[list[Request], int],
@@ -71,7 +71,7 @@ def test_compiled_and_uncompiled_do_the_same(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: f"{one.name}-{one.evicts}")
 @given(traces(), st.integers(1, 12), SETTINGS)
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_the_books_are_right_after_every_step(
     policy: LanePolicy,
     trace: tuple[list[Request], int],
@@ -107,7 +107,7 @@ def test_a_pool_without_end_finds_all_there_is(trace: tuple[list[Request], int])
 
 
 @given(traces(), st.integers(1, 8), SETTINGS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_oversized_requests_change_nothing_for_others(
     trace: tuple[list[Request], int], blocks: int, options: dict[str, float]
 ) -> None:
@@ -125,7 +125,7 @@ def test_oversized_requests_change_nothing_for_others(
 
 
 @given(traces(), st.integers(1, 12), st.integers(1, 4), SETTINGS)
-@settings(deadline=None)  # compiles
+@settings(deadline=None, max_examples=50)  # compiles
 def test_in_flight_equals_a_replay_at_the_times_of_sending(
     trace: tuple[list[Request], int], blocks: int, in_flight: int, options: dict[str, float]
 ) -> None:

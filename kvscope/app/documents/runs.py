@@ -95,12 +95,23 @@ class StoredRun(SettingFacts, RunFigures):
     deployment: Mapping[str, str | int | float] | None
 
 
+class ReportFacts(Facts):
+    """A report that the store keeps, without what it shows; `created_at` is in UTC."""
+
+    command: str
+    summary: str
+    created_at: datetime
+    duration_s: float
+    kvscope: str
+
+
 class RunsDocument(Document):
-    """The runs that the store keeps of a trace."""
+    """The runs that the store keeps of a trace, and the reports of `tune` and `fleet`."""
 
     command: Literal["runs"] = "runs"
     trace: TraceFacts
     runs: tuple[StoredRun, ...]
+    reports: tuple[ReportFacts, ...]
 
 
 def simulate_document(simulation: Simulation) -> SimulateDocument:
@@ -116,7 +127,9 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
     )
 
 
-def runs_document(trace: Trace, runs: Sequence[Run], model: Model | None) -> RunsDocument:
+def runs_document(
+    trace: Trace, runs: Sequence[Run], model: Model | None, reports: Sequence[object] = ()
+) -> RunsDocument:
     """Return the document of `kvscope runs`."""
     return RunsDocument(
         trace=TraceFacts.build(trace),
@@ -124,6 +137,7 @@ def runs_document(trace: Trace, runs: Sequence[Run], model: Model | None) -> Run
             StoredRun.build(setting_facts(run.setting), run_figures(run, trace, model), run)
             for run in ordered(runs)
         ),
+        reports=tuple(map(ReportFacts.build, reports)),
     )
 
 

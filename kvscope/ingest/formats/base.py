@@ -16,7 +16,7 @@ import msgspec
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.units import MIB
-from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES
+from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
 from kvscope.ingest.source import Source
 
 Identifier = int | str
@@ -28,7 +28,8 @@ HashIds = list[int | str] | msgspec.Raw | None
 """A prompt's hash ids, or the JSON text of them, which is read many prompts at a time."""
 
 NOT_UTF8 = "text that is not UTF-8"
-TOO_DEEP = "values nested too deeply"
+# msgspec fails at the interpreter's own limit only, which lies some times higher.
+TOO_DEEP = f"values nested more than {MAX_NESTING} levels deep: flatten what it holds"
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5

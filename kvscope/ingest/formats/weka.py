@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from kvscope.ingest.formats.base import (
+    TOO_DEEP,
     BadLine,
     Identifier,
     LineReader,
@@ -26,6 +27,7 @@ from kvscope.ingest.formats.base import (
     TraceFormat,
 )
 from kvscope.ingest.formats.json_lines import common_keys
+from kvscope.ingest.limits import MAX_NESTING
 
 _MAIN = "main"
 _SCOPES = ("local", "global", None)
@@ -82,12 +84,17 @@ class _WekaReader(LineReader):
         return requests
 
 
-def _nested_times(entries: Sequence[_Entry]) -> Iterator[tuple[float, float]]:
-    """Yield the time of a sub-agent and that of an entry in it, for all such pairs."""
+def _nested_times(entries: Sequence[_Entry], depth: int = 2) -> Iterator[tuple[float, float]]:
+    """Yield the time of a sub-agent and that of an entry in it, for all such pairs.
+
+    The entries are at a `depth` of the line's JSON. Raises BadLine beyond MAX_NESTING.
+    """
+    if entries and depth >= MAX_NESTING:  # each entry is one level more
+        raise BadLine(TOO_DEEP)
     for entry in entries:
         for nested in entry.requests or ():
             yield entry.t, nested.t
-        yield from _nested_times(entry.requests or ())
+        yield from _nested_times(entry.requests or (), depth + 2)
 
 
 class _Unfolded:

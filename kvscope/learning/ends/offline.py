@@ -24,7 +24,7 @@ from kvscope.policies.gittins import REFIT_OFTEN, WINDOW_REFITS
 from kvscope.policies.tlru_learned import ENDS_SOON, GOES_ON
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
-from kvscope.replay.traffic import Traffic
+from kvscope.replay.traffic import Traffic, uncut
 
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.3)  # the first: no conversation is taken to end
 CAUTIOUS = 0.1  # the fixed threshold that cost nothing anywhere: docs/tlru-learned.md
@@ -234,7 +234,7 @@ def taken_to_end(ends: Bools) -> Tables:
     values = np.zeros((1, 2, 1))
     values[0, GOES_ON] = 1.0
     classes = np.where(ends, ENDS_SOON, GOES_ON).astype(np.int32)
-    return Tables.of(np.zeros(1, dtype=np.int64), values, classes)
+    return Tables.of(np.zeros(1, dtype=np.int64), values, classes, uncut(len(classes)))
 
 
 class EndsOffline(OfflineLearner):

@@ -106,14 +106,17 @@ def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:
     since[:1] = 0
     classes = np.zeros(len(served), dtype=np.int32)
     classes[served] = tables.category(some)
+    cuts = np.zeros((len(served), 0 if tables.cuts is None else tables.cuts.shape[1]), np.int32)
+    if tables.cuts is not None:
+        cuts[served] = tables.cuts
     choose = tables.choose
     if choose is None:
-        return replace(tables, since=since, classes=classes)
+        return replace(tables, since=since, classes=classes, cuts=cuts)
 
     def chosen(policy: Policy, capacity_blocks: int) -> Tables:
         return _for_all(choose(policy, capacity_blocks), some, served)
 
-    return replace(tables, since=since, classes=classes, choose=chosen)
+    return replace(tables, since=since, classes=classes, cuts=cuts, choose=chosen)
 
 
 def end_of(traffic: Traffic) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -79,9 +79,7 @@ class ShadowReplays:
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, candidate in enumerate(self.candidates):
-            since = np.searchsorted(sample.requests, candidate.since)
-            classes = candidate.category(self._traffic)[sample.requests]
-            tables = replace(candidate, since=since, classes=classes)
+            tables = candidate.of_requests(sample.requests)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
             hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
             computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]

@@ -3,10 +3,11 @@
 [returns]
 by = ["new_tokens", "turns"]      # the features of its class set, one of CLASS_SETS
 edges = [[512.0, ...], [1.0, 3.0]]  # of these, between classes
+gaps_s = [4.0, 32.0, 256.0]       # edges between the parts of a path, of one class each
 window_s = 10800.0                # the past that it was fitted to
 requests = 5120                   # in it
 refits = false                    # true: an engine refits once it has seen as long a window
-index = [[0.1, ...], ...]         # a row a class: returns a second, by the age at the time
+index = [[0.1, ...], ...]         # a row a part of a class: returns a second, by the age then
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from kvscope.core.toml_files import Count, Finite, Number, table_as
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.returns.formulas import CLASS_SETS, STEPS
+from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, STEPS
 from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES
 
@@ -35,6 +36,7 @@ _EDGES = tuple([[*map(float, edges)] for _, edges in features] for features in C
 class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
     by: list[str]
     edges: list[list[Finite]]
+    gaps_s: list[Finite]
     window_s: Number
     requests: Count
     index: list[list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]]]
@@ -46,6 +48,8 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
         class_set = _NAMES.index(self.by)
         if self.edges != _EDGES[class_set]:
             raise ValueError("edges: other classes than those of this kvscope")
+        if tuple(self.gaps_s) != GAPS_S:
+            raise ValueError("gaps_s: other parts than those of this kvscope")
         if len(self.index) != math.prod(STEPS[class_set]):
             raise ValueError(f"index: not {math.prod(STEPS[class_set])} rows")
         for at, row in enumerate(self.index):
@@ -55,10 +59,10 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class FittedReturns(FittedTable):
-    """The index at each age of the classes of `CLASS_SETS[class_set]`.
+    """The index at each age of the classes of `CLASS_SETS[class_set]`, by part of a path.
 
-    `index` has a row a class and AGES columns. It was fitted to `requests` within `window_s`.
-    `refits`: an engine that runs it refits to what it serves.
+    `index` has a row for each class and part, and AGES columns. It was fitted to `requests` within
+    `window_s`. `refits`: an engine that runs it refits to what it serves.
     """
 
     class_set: int
@@ -69,7 +73,7 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Floats:
-        """The policy's table: two equal rows a class."""
+        """The policy's table: two equal rows for each."""
         values: Floats = np.repeat(self.index, 2, axis=0)
         return values
 
@@ -78,6 +82,7 @@ class FittedReturns(FittedTable):
         table = {
             "by": _NAMES[self.class_set],
             "edges": _EDGES[self.class_set],
+            "gaps_s": list(GAPS_S),
             "window_s": float(self.window_s),
             "requests": int(self.requests),
             "refits": self.refits,

@@ -19,15 +19,17 @@ from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S
 
 NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
 TURNS = (1, 3)  # requests before it, the prompt of each the whole beginning of the next one's
-SINCE_S = (30.0, 120.0)  # since the deepest of its blocks touched before
 OUTPUT_TOKENS = (256, 512)
 CLASS_SETS = (
     (("new_tokens", NEW_TOKENS), ("turns", TURNS)),
-    (("new_tokens", NEW_TOKENS), ("since_s", SINCE_S), ("output_tokens", OUTPUT_TOKENS)),
+    (("new_tokens", NEW_TOKENS), ("output_tokens", OUTPUT_TOKENS)),
 )
 """Ways to tell requests apart, each by edges of a few `RequestFeatures`, the coarsest first."""
-STEPS = tuple(tuple(len(edges) + 1 for _, edges in features) for features in CLASS_SETS)
-CLASSES = sum(math.prod(steps) for steps in STEPS)
+GAPS_S = (4.0, 32.0, 256.0)
+"""Edges between the parts of a prompt: how long blocks had waited when it touched them."""
+PARTS = len(GAPS_S) + 2  # the last one is new; each class of requests has a row for each part
+STEPS = tuple((PARTS, *(len(edges) + 1 for _, edges in features)) for features in CLASS_SETS)
+ROWS = sum(math.prod(steps) for steps in STEPS)
 
 LRU, NEED, FIRST = 0, 1, 2  # the guard's candidates: two know nothing; class sets from FIRST on
 WORTHS = (0.0, 1.0)  # of every block: under LRU; by need alone
@@ -36,7 +38,7 @@ GUARD = Rule(begins_with=FIRST, looks=5, evidence=30, late=15, margin=0.02)
 BEGINS_S = np.concatenate(([0.0], LEAST_S * 2.0 ** (np.arange(AGES - 1) / AGES_AN_OCTAVE)))
 _LASTS_S = np.append(np.diff(BEGINS_S), BEGINS_S[-1])  # the last one is taken to double
 _PRIOR = 1.0 / (30.0 + BEGINS_S + _LASTS_S / 2)  # up to a factor: returns a second at each age
-_PRIOR_RETURNS = 1.0  # of one request's blocks: drawn from the coarser class at each age
+_PRIOR_RETURNS = 0.2  # of one touch's blocks: drawn from the coarser class at each age
 _ROOT_RETURNS = 0.2
 
 
@@ -44,13 +46,11 @@ class RequestFeatures(NamedTuple):
     """What is known of R requests when they have been served; every array has R entries.
 
     `new_tokens` lie in full blocks never touched before; `turns` is how many requests came before,
-    the prompt of each the whole beginning of the next one's; `since_s` is how long the deepest
-    block touched before had waited, 0 where there was none.
+    the prompt of each the whole beginning of the next one's.
     """
 
     new_tokens: Int64s
     turns: Int64s
-    since_s: Floats
     output_tokens: Int64s
 
 
@@ -153,8 +153,18 @@ def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     index: Any = np.zeros((math.prod(steps), AGES)).tolist()
     rows: Any = [0] * math.prod(steps)
     fit_rows(counted, memory, index, 0, rows)
-    values: Floats = np.repeat(np.array(index)[rows], 2, axis=0)
+    values: Floats = np.repeat(np.array(index)[by_class(np.array(rows))], 2, axis=0)
     return values
+
+
+def by_class(rows: Int32s) -> Int32s:
+    """Return the rows (..., of all parts of all classes) ordered by class, then part, as in tables.
+
+    Fits order them by part, then class: what is shared by all classes of a part says more about one
+    of them than what is shared by all parts of a class.
+    """
+    by_part = rows.reshape(*rows.shape[:-1], PARTS, -1)
+    return by_part.swapaxes(-1, -2).reshape(rows.shape)
 
 
 @callable_in_kernels

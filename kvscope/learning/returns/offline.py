@@ -13,20 +13,23 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
-from kvscope.learning.offline.prefix_features import chained, prefix_features
+from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
 from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.offline.shadow_replays import ShadowReplays
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
     BEGINS_S,
     FIRST,
+    GAPS_S,
     GUARD,
+    PARTS,
     STEPS,
     WORTHS,
     FitMemory,
     RequestFeatures,
     ReturnCounts,
     ages_of,
+    by_class,
     classes_of,
     fit_memory,
     fit_rows,
@@ -47,8 +50,9 @@ class ClassSetShadows(ShadowReplays):
         """`class_sets` have the same refits and the same values, the first of which are WORTHS."""
         since, values = np.zeros(1, dtype=np.int64), class_sets[0].values
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
+        uncut = traffic.cuts[:, :0]
         simple = [
-            Tables(since, np.full((1, 2), row, dtype=np.int32), values, nothing)
+            Tables(since, np.full((1, 2), row, dtype=np.int32), values, nothing, uncut)
             for row in range(len(WORTHS))
         ]
         super().__init__(traffic, refit_s, [*simple, *class_sets])
@@ -70,7 +74,7 @@ class ClassSetShadows(ShadowReplays):
         changed = np.flatnonzero(np.diff(taken, prepend=-1))
         since = np.unique(np.concatenate((self._refits.since, self._looks.since[changed])))
         now = taken[_row(self._looks.since, since)]
-        begins = np.cumsum([0, *(tables.categories // 2 for tables in self._class_sets)])
+        begins = np.cumsum([0, *(tables.categories // (2 * PARTS) for tables in self._class_sets)])
         classes = np.stack(
             [
                 tables.category(self._traffic) + begin
@@ -86,7 +90,7 @@ class ClassSetShadows(ShadowReplays):
         tables = self.tables()
         rows = tables.rows[_row(self._refits.since, since)]
         rows[now < FIRST] = now[now < FIRST, None]
-        return Tables(since, rows, tables.values, in_force)
+        return Tables(since, rows, tables.values, in_force, tables.cuts)
 
 
 def _row(since: Int64s, requests: Int64s) -> Int64s:
@@ -157,13 +161,15 @@ def class_set_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> 
     touched for as long are forgotten: they count as new, as in an engine that remembers no more.
     """
     segments, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
-    kinds = _classes(traffic, segments, refit_s)
-    touches, returns = request_touches(traffic, segments, refits.bin)
-    class_sets = list(zip(STEPS, kinds, strict=True))
-    values, rows = fit_windows(touches, returns, refits.number, refit_s, class_sets)
+    kinds, cuts = _sorted(traffic, segments, refit_s)
+    parts = touch_parts(traffic, segments, refits.bin, cuts)
+    class_sets = [
+        (steps, parts.kinds(classes, steps)) for steps, classes in zip(STEPS, kinds, strict=True)
+    ]
+    values, rows = fit_windows(parts.touches, parts.returns, refits.number, refit_s, class_sets)
     return tuple(
-        Tables(refits.since, of_set.repeat(2, axis=1), values, kind)
-        for of_set, kind in zip(rows, kinds, strict=True)
+        Tables(refits.since, of_set.repeat(2, axis=1), values, classes, cuts)
+        for of_set, classes in zip(rows, kinds, strict=True)
     )
 
 
@@ -177,26 +183,42 @@ def fit_at_end(
     traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
     segments = last_touch_segments(traffic)
-    touches, returns = request_touches(traffic, segments, bins)
-    classes = STEPS[class_set], _classes(traffic, segments, refit_s)[class_set]
-    values, (rows,) = fit_windows(touches, returns, np.array([ends]), refit_s, [classes])
+    kinds, cuts = _sorted(traffic, segments, refit_s)
+    parts, steps = touch_parts(traffic, segments, bins, cuts), STEPS[class_set]
+    class_sets = [(steps, parts.kinds(kinds[class_set], steps))]
+    values, (rows,) = fit_windows(
+        parts.touches, parts.returns, np.array([ends]), refit_s, class_sets
+    )
     requests = int(np.sum(bins >= ends - WINDOW_REFITS))
     return FittedReturns(class_set, values[rows[0]], WINDOW_REFITS * refit_s, requests)
 
 
-def _classes(traffic: Traffic, segments: Segments, refit_s: float) -> tuple[Int32s, ...]:
-    return classes_of(request_features(traffic, segments, WINDOW_REFITS * refit_s))
+def _sorted(
+    traffic: Traffic, segments: Segments, refit_s: float
+) -> tuple[tuple[Int32s, ...], Int32s]:
+    """Return the class of each request in each class set, and the cuts of its path (R x P)."""
+    prefixes = prefix_features(traffic, segments, WINDOW_REFITS * refit_s)
+    return classes_of(request_features(traffic, prefixes)), path_cuts(prefixes)
 
 
-def request_features(traffic: Traffic, segments: Segments, memory_s: float) -> RequestFeatures:
-    """Return what is known of each request, by its blocks that were touched within `memory_s`."""
-    prefixes = prefix_features(traffic, segments, memory_s)
+def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatures:
+    """Return what is known of each request, by its blocks that were touched before."""
     turns, _ = chained(prefixes.before(prefixes.whole))
     new_tokens = (prefixes.full - prefixes.known()) * traffic.block_size
-    output_tokens = traffic.history_tokens - traffic.input_tokens
-    return RequestFeatures(
-        new_tokens, turns, prefixes.of_deepest(prefixes.wait_s, 0.0), output_tokens
-    )
+    return RequestFeatures(new_tokens, turns, traffic.history_tokens - traffic.input_tokens)
+
+
+def path_cuts(prefixes: PrefixFeatures) -> Int32s:
+    """Return the depths that cut each path into `PARTS`, by how long its blocks had waited (R x P).
+
+    The deeper a block lies, the longer it had waited: what touches it touches all before it.
+    """
+    cuts = np.zeros((len(prefixes.full), PARTS - 1), dtype=np.int32)
+    known = np.flatnonzero(prefixes.recent)
+    part = np.searchsorted(GAPS_S, prefixes.wait_s[known], side="right")
+    np.maximum.at(cuts, (prefixes.request[known], part), prefixes.end[known])
+    reached: Int32s = np.maximum.accumulate(cuts, axis=1)
+    return reached
 
 
 class Touches(NamedTuple):
@@ -219,6 +241,23 @@ class Returns(NamedTuple):
     blocks: Int64s
 
 
+class TouchedParts(NamedTuple):
+    """One touch for each part of a path that has blocks, and its returns.
+
+    `request` and `part` (N entries) say of which.
+    """
+
+    touches: Touches
+    returns: Returns
+    request: Int64s
+    part: Int64s
+
+    def kinds(self, classes: Int32s, steps: tuple[int, ...]) -> Int32s:
+        """Return the class of each touch, by part and by its request's in a class set."""
+        kinds: Int32s = (self.part * math.prod(steps[1:]) + classes[self.request]).astype(np.int32)
+        return kinds
+
+
 class IndexRows(NamedTuple):
     """The index of each class at K refits: `values[rows[s][k, c]]`, of class c of set s at refit k.
 
@@ -231,15 +270,37 @@ class IndexRows(NamedTuple):
     rows: tuple[Int32s, ...]
 
 
-def request_touches(traffic: Traffic, segments: Segments, bins: Int64s) -> tuple[Touches, Returns]:
-    """Return one touch a request, and when its blocks returned."""
-    arrival_s, request = traffic.arrival_s, segments.request
+def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
+    """Return the touches of the parts that `cuts` make, and when their blocks returned.
+
+    `bins` (R) number the latest refit before each request.
+    """
     blocks = traffic.length.astype(np.int64) + traffic.anonymous
-    returned = (segments.end - segments.start).astype(np.int64)
-    previous = segments.previous.astype(np.int64)
-    return (
-        Touches(arrival_s, bins, blocks),
-        Returns(previous, arrival_s[request], bins[request], returned),
+    begin = np.concatenate((np.zeros_like(cuts[:, :1]), cuts), axis=1)
+    end = np.concatenate((cuts, blocks[:, None]), axis=1)
+    request, part = np.nonzero(end > begin)
+    number = np.full(end.shape, -1, dtype=np.int64)
+    number[request, part] = np.arange(len(request))
+    previous = segments.previous
+    # Of each segment, what lies in each part of the request that touched it last.
+    deepest = np.minimum(segments.end[:, None], end[previous])
+    shared = deepest - np.maximum(segments.start[:, None], begin[previous])
+    segment, returning = np.nonzero(shared > 0)
+    again = segments.request[segment]
+    return TouchedParts(
+        Touches(
+            traffic.arrival_s[request],
+            bins[request],
+            (end - begin)[request, part].astype(np.int64),
+        ),
+        Returns(
+            number[previous[segment], returning],
+            traffic.arrival_s[again],
+            bins[again],
+            shared[segment, returning].astype(np.int64),
+        ),
+        request,
+        part,
     )
 
 
@@ -278,7 +339,7 @@ def fit_windows(
             values, used, rows[-1],
         )  # fmt: skip
     values.resize((used, AGES), refcheck=False)  # in place
-    return IndexRows(values, tuple(rows))
+    return IndexRows(values, tuple(map(by_class, rows)))
 
 
 class _WindowRanges(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -24,7 +25,9 @@ from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
     CLASS_SETS,
     FIRST,
+    GAPS_S,
     GUARD,
+    PARTS,
     STEPS,
     WORTHS,
     ReturnCounts,
@@ -32,6 +35,7 @@ from kvscope.learning.returns.formulas import (
     began_s,
     return_table,
 )
+from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import Floats, LanePolicy
 from kvscope.policies.gittins import AGES, WINDOW_REFITS
 
@@ -48,13 +52,16 @@ class ReturnEstimator:
 
     def __init__(self, refit_s: float, class_set: int, most_requests: int = MOST_REQUESTS) -> None:
         self.refit_s, self._steps, self._slots = refit_s, STEPS[class_set], most_requests
-        self._classes = math.prod(self._steps)
+        self._rows = math.prod(self._steps)
+        self._classes = self._rows // PARTS
         self._bins: dict[int, Floats] = {}
         self._bin = self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
-        self._waiting = array("d", bytes(8 * most_requests))  # blocks not touched since
+        self._waiting = array("d", bytes(8 * PARTS * most_requests))  # blocks not touched since
+        self._touches = array("b", bytes(most_requests))  # parts with blocks
+        self._cuts: list[tuple[int, ...]] = [()] * most_requests
         self._kind = array("i", bytes(4 * most_requests))
-        self._early: dict[int, list[tuple[float, float]]] = {}  # returns to those being served
+        self._early: dict[int, list[tuple[int, float, float]]] = {}  # to those being served
         self.table = self._fitted()
         self.requests = 0  # that the table was fitted to
 
@@ -72,85 +79,103 @@ class ReturnEstimator:
         self.table = self._fitted()
         return True
 
-    def arrive(
-        self, number: int, arrival_s: float, blocks: float, segments: TouchedSegments, every: int
-    ) -> None:
-        """Count a request's touch of `blocks`; each block of its `segments` stands for `every`."""
-        at = number % self._slots
-        self._arrival_s[at], self._waiting[at], self._kind[at] = arrival_s, blocks, _SERVED
-        self._next = number + 1
-        self._count_returns(arrival_s, segments, every)
+    def arrive(self, match: PrefixMatch, arrival_s: float, every: int) -> None:
+        """Count what a request touches when it arrives; each block followed stands for `every`."""
+        at, blocks = match.number % self._slots, match.followed * every
+        self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, _SERVED, match.cuts
+        begin = touches = 0
+        for part, cut in enumerate((*match.cuts, blocks)):
+            end = min(max(cut, begin), blocks)
+            self._waiting[at * PARTS + part] = end - begin
+            touches += end > begin
+            begin = end
+        self._touches[at] = touches
+        self._next = match.number + 1
+        self._count_returns(arrival_s, match.segments, 0, every)
 
     def end(
-        self, number: int, kind: int, blocks: float, segments: TouchedSegments, every: int
+        self, match: PrefixMatch, kind: int, followed: int, segments: TouchedSegments, every: int
     ) -> None:
         """Count a served request, which is of class `kind` and has touched more blocks."""
+        number = match.number
         early = self._early.pop(number, ())
         if number <= self._next - self._slots:
             return
         at = number % self._slots
-        self._waiting[at] += blocks
+        new = at * PARTS + PARTS - 1
+        self._touches[at] += self._waiting[new] <= 0 < followed
+        self._waiting[new] += followed * every
         self._kind[at] = kind
-        for wait_s, count in early:
-            self._count(self._arrival_s[at], kind, wait_s, count)
-        self._count_returns(self._arrival_s[at], segments, every)
+        for part, wait_s, count in early:
+            self._count(self._arrival_s[at], kind, part, wait_s, count)
+        self._count_returns(self._arrival_s[at], segments, match.followed, every)
 
     def forget(self, number: int) -> None:
         """Drop a request that will not be served to its end."""
         self._early.pop(number, None)
 
-    def _count_returns(self, arrival_s: float, segments: TouchedSegments, every: int) -> None:
+    def _count_returns(
+        self, arrival_s: float, segments: TouchedSegments, start: int, every: int
+    ) -> None:
+        """Count the returns of the blocks in `segments`; the first begins behind `start` others."""
         for previous, blocks in segments:
+            begin, start = start * every, start + blocks
             at = previous % self._slots
             if previous <= self._next - self._slots:
                 continue
-            count, since_s = float(blocks * every), self._arrival_s[at]
+            since_s = self._arrival_s[at]
             wait_s = max(arrival_s - since_s, 0.0)
-            self._waiting[at] -= count
-            if self._kind[at] == _SERVED:
-                self._early.setdefault(previous, []).append((wait_s, count))
-            else:
-                self._count(since_s, self._kind[at], wait_s, count)
+            for part, cut in enumerate((*self._cuts[at], start * every)):
+                if (count := min(cut, start * every) - begin) <= 0:
+                    continue
+                begin += count
+                self._waiting[at * PARTS + part] -= count
+                if self._kind[at] == _SERVED:
+                    self._early.setdefault(previous, []).append((part, wait_s, count))
+                else:
+                    self._count(since_s, self._kind[at], part, wait_s, count)
 
-    def _count(self, since_s: float, kind: int, wait_s: float, count: float) -> None:
+    def _count(self, since_s: float, kind: int, part: int, wait_s: float, count: float) -> None:
         number = int(since_s // self.refit_s)
         if number < self._bin - WINDOW_REFITS:
             return
         sums = self._bins.get(number)
         if sums is None:
-            sums = self._bins[number] = np.zeros((2, self._classes, AGES))
-        age = bisect_right(_BEGAN_S, wait_s) - 1
-        sums[RETURNED, kind, age] += count
-        sums[SECONDS, kind, age] += count * (wait_s - _BEGAN_S[age])
+            sums = self._bins[number] = np.zeros((2, self._rows, AGES))
+        age, row = bisect_right(_BEGAN_S, wait_s) - 1, part * self._classes + kind
+        sums[RETURNED, row, age] += count
+        sums[SECONDS, row, age] += count * (wait_s - _BEGAN_S[age])
 
     def _fitted(self) -> Floats:
         """Return the table fitted to the window before the present bin."""
         since = self._bin - WINDOW_REFITS
         for number in [number for number in self._bins if number < since]:
             del self._bins[number]
-        returned, seconds = sum(self._bins.values(), np.zeros((2, self._classes, AGES)))
-        waiting, more, requests = self._count_waiting(since)
-        self.requests = requests
-        counts = ReturnCounts(returned, waiting, seconds + more, float(requests))
+        returned, seconds = sum(self._bins.values(), np.zeros((2, self._rows, AGES)))
+        waiting, more, touches = self._count_waiting(since)
+        counts = ReturnCounts(returned, waiting, seconds + more, touches)
         return return_table(counts, self._steps)
 
-    def _count_waiting(self, since: int) -> tuple[Floats, Floats, int]:
-        """Return what waits now by class and age, its seconds there, and the requests counted."""
+    def _count_waiting(self, since: int) -> tuple[Floats, Floats, float]:
+        """Return what waits now by row and age, its seconds there, and the touches counted."""
         known = min(self._next, self._slots)
         arrival_s = np.frombuffer(self._arrival_s, dtype=np.float64, count=known)
         kind = np.frombuffer(self._kind, dtype=np.int32, count=known)
         bins = arrival_s // self.refit_s
         inside = (kind != _SERVED) & (bins >= since) & (bins < self._bin)
         age_s = np.maximum(self._bin * self.refit_s - arrival_s[inside], 0.0)
-        blocks = np.maximum(np.frombuffer(self._waiting, count=known)[inside], 0.0)
-        ages, shape = ages_of(age_s), (self._classes, AGES)
-        cell, cells = kind[inside] * AGES + ages, self._classes * AGES
-        spent = blocks * (age_s - began_s(ages))
+        parts = np.frombuffer(self._waiting, count=known * PARTS).reshape(known, PARTS)
+        blocks, ages = np.maximum(parts[inside], 0.0), ages_of(age_s)[:, None]
+        row = np.arange(PARTS) * self._classes + kind[inside, None]
+        cell, cells = (row * AGES + ages).ravel(), self._rows * AGES
+        spent = blocks * (age_s[:, None] - began_s(ages))
         waiting, seconds = (
-            np.bincount(cell, values, minlength=cells).reshape(shape).astype(np.float64)
+            np.bincount(cell, values.ravel(), cells).reshape(self._rows, AGES).astype(np.float64)
             for values in (blocks, spent)
         )
-        return waiting, seconds, int(inside.sum())
+        self.requests = int(inside.sum())
+        touches = np.frombuffer(self._touches, dtype=np.int8, count=known)[inside].sum()
+        return waiting, seconds, float(touches)
 
 
 class _ServedTurn(NamedTuple):
@@ -175,7 +200,7 @@ class ReturnsLearner(OnlineLearner):
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._policy, self._block_size, self._fitted = policy, block_size, fitted
         self._refit_s = policy.values["refit_s"]
-        self._recent = RecentBlocks(WINDOW_REFITS * self._refit_s)
+        self._recent = RecentBlocks(WINDOW_REFITS * self._refit_s, gaps_s=GAPS_S)
         own = fitted.class_set if fitted else 0
         self._learns = fitted is None or fitted.refits
         self._sets, self._estimators = [own], list[ReturnEstimator]()
@@ -197,7 +222,7 @@ class ReturnsLearner(OnlineLearner):
                     self._estimators.append(ReturnEstimator(self._refit_s, other))
                     self._values.append(self._estimators[-1].table)
         lanes = [0, *accumulate(len(values) for values in self._values)]
-        self._begins = [lane // 2 for lane in lanes[:-1]]
+        self._begins = [lane // (2 * PARTS) for lane in lanes[:-1]]
         simple = [Scores(np.full((2, AGES), worth)) for worth in WORTHS]
         self._scores = [*simple, *map(Scores, self._values)]
         self._guard = OnlineGuard(
@@ -235,7 +260,7 @@ class ReturnsLearner(OnlineLearner):
         match = self._recent.arrive(keys, arrival_s)
         every = self._recent.every
         for estimator in self._estimators:
-            estimator.arrive(match.number, arrival_s, match.followed * every, match.segments, every)
+            estimator.arrive(match, arrival_s, every)
         if self._guard is not None:
             forgotten_s = self._recent.forgotten_s
             self._guard.arrive(match, request.num_prompt_tokens, arrival_s, every, forgotten_s)
@@ -294,13 +319,16 @@ class ReturnsLearner(OnlineLearner):
         kinds = self._classes(memo.match, memo.prompt_tokens, request.num_tokens)
         return self._begins[memo.set] + kinds[memo.set]
 
+    def cuts(self, memo: _ServedTurn) -> Sequence[int]:
+        """Return where parts of the prompt begin that had waited longer, and what was new."""
+        return memo.match.cuts
+
     def _classes(self, match: PrefixMatch, prompt_tokens: int, tokens: int) -> list[int]:
         """Return the class of a request in each class set."""
         values = {
             "new_tokens": (prompt_tokens // self._block_size - match.known_blocks)
             * self._block_size,
             "turns": match.turns,
-            "since_s": match.since_s,
             "output_tokens": tokens - prompt_tokens,
         }
         classes = []
@@ -311,9 +339,10 @@ class ReturnsLearner(OnlineLearner):
             classes.append(number)
         return classes
 
-    def _kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[int]:
-        """Return the class of a request for each candidate of the guard."""
-        return [0, 0, *self._classes(match, prompt_tokens, prompt_tokens + output_tokens)]
+    def _kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
+        """Return the class and cuts of a request for each candidate of the guard."""
+        classes = self._classes(match, prompt_tokens, prompt_tokens + output_tokens)
+        return [(0, ()), (0, ()), *((number, match.cuts) for number in classes)]
 
     def end(self, request: Request, memo: _ServedTurn) -> None:
         """Touch the output's blocks; the class is settled now."""
@@ -324,7 +353,7 @@ class ReturnsLearner(OnlineLearner):
         every = self._recent.every
         kinds = self._classes(memo.match, prompt_tokens, request.num_tokens)
         for estimator, kind in zip(self._estimators, kinds, strict=False):
-            estimator.end(number, kind, followed * every, segments, every)
+            estimator.end(memo.match, kind, followed, segments, every)
         if self._guard is not None:
             self._guard.end(number, request.num_tokens - prompt_tokens, followed, segments)
 

@@ -29,8 +29,8 @@ from kvscope.replay.traffic import Traffic
 class Lanes(NamedTuple):
     """The state of a lane policy: `queues` has a set a lane (bitset.py) of R requests.
 
-    `places` (R x 3) is what `place` says of each request, `recent` the tokens that recent requests
-    computed (recent.py).
+    `places` (R x 4) is what `place` says of the part of each path that its run ends in, and where
+    that part begins; `recent` the tokens that recent requests computed (recent.py).
     """
 
     runs: CachedRuns
@@ -45,7 +45,7 @@ def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
     return Lanes(
         empty_runs(traffic, leaf),
         empty_sets(lanes, requests),
-        np.zeros((requests, 3), dtype=np.int32),
+        np.zeros((requests, 4), dtype=np.int32),
         nothing_recent(),
     )
 
@@ -104,9 +104,16 @@ def _order_of(
 
     @callable_in_kernels
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        depth, deep, shallow = place(turn_of(traffic, request), now.block_size, now.p)
+        """Note the lanes of the part that a run ends in."""
+        cuts, end = traffic.cuts, state.runs.of[request, END]
+        part = cuts.shape[1]
+        while part > 0 and end <= cuts[request, part - 1]:
+            part -= 1
+        begin = cuts[request, part - 1] if part > 0 else 0
+        depth, deep, shallow = place(turn_of(traffic, request, part), now.block_size, now.p)
         places = state.places
         places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
+        places[request, 3] = begin
 
     @callable_in_kernels
     def join(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
@@ -132,13 +139,17 @@ def _order_of(
         return victim
 
     @callable_in_kernels
-    def evict_from(state: Lanes, request: int, most: int) -> int:
+    def evict_from(state: Lanes, traffic: Traffic, request: int, now: Now, most: int) -> int:
         """Evict up to `most` of a run's blocks, as far as they are in its deepest block's lane."""
         runs, queues, words = state.runs, state.queues, words_for(len(state.places))
         lane, depth = lane_of(state, request), state.places[request, 0]
-        first = runs.of[request, FIRST]
-        stop = max(first, depth) if runs.of[request, END] > depth else first
+        first, begin = runs.of[request, FIRST], state.places[request, 3]
+        stop = max(first, begin)
+        if runs.of[request, END] > depth:
+            stop = max(stop, depth)
         count = shrink(runs, request, most, stop, leaf, leaf)
+        if first < runs.of[request, END] <= begin:
+            enter(state, traffic, request, now)
         if runs.of[request, END] == first:
             discard(queues, words, lane, request)
             freed = release(runs, request) if leaf else -1
@@ -154,14 +165,14 @@ def _order_of(
     @callable_in_kernels
     def evict(state: Lanes, traffic: Traffic, request: int, now: Now, most: int) -> int:
         victim = lowest(state, traffic, now)
-        return evict_from(state, victim, most) if victim >= 0 else 0
+        return evict_from(state, traffic, victim, now, most) if victim >= 0 else 0
 
     @callable_in_kernels
     def expire(state: Lanes, traffic: Traffic, request: int, now: Now) -> int:
         blocks = max(state.runs.of[request, END] - state.runs.of[request, FIRST], 0)
         left = blocks
         while left > 0:
-            left -= evict_from(state, request, left)
+            left -= evict_from(state, traffic, request, now, left)
         return int(blocks)
 
     @callable_in_kernels

@@ -46,13 +46,13 @@ def take_table(tables: TablePeriods, period: int) -> None:
 
 
 @callable_in_kernels
-def turn_of(traffic: Traffic, request: int) -> Turn:
-    """Return a request as policies see it."""
+def turn_of(traffic: Traffic, request: int, part: int = 0) -> Turn:
+    """Return a request as policies see it, with the category of a part of its path."""
     return Turn(
         request,
         traffic.arrival_s[request],
         traffic.history_tokens[request],
-        traffic.category[request],
+        traffic.category[request] * (traffic.cuts.shape[1] + 1) + part,
         traffic.next_prompt_tokens[request],
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.hits import HitDefinition
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Prompts, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, milliseconds, rows
 from kvscope.ingest.formats.registry import EXPORTERS, export
@@ -46,58 +46,55 @@ def again(store: Store, trace: Trace, to: str, path: Path) -> Trace:
     return ingest(store, str(path)).trace
 
 
-def prompts_of(store: Store, trace: Trace) -> dict[str, Any]:
-    """Return times, lengths and path structure, and what LRU makes of the prompts alone."""
-    found = load_prompts(store, trace)
-    columns = ("arrival_s", "input_tokens", "output_tokens", "blocks", "full_blocks")
-    numbers: dict[int, int] = {}
-    paths = [
-        [numbers.setdefault(block, len(numbers)) for block in row.hash_ids]
-        for chunk in rows(store, trace)
-        for row in chunk
-    ]
-    return {name: getattr(found, name).tolist() for name in columns} | {
-        "paths": paths,
-        "block_size": trace.block_size if trace.has_hashes else None,
-        "curve": curve_of(store, trace, IGNORED),
-    }
+class Content:
+    """All of a stored trace that an export can carry, read once."""
+
+    def __init__(self, store: Store, trace: Trace) -> None:
+        self.trace = trace
+        self.loaded = load_prompts(store, trace)
+        self.requests = [row for chunk in rows(store, trace) for row in chunk]
+        ideal = store._connection.execute(
+            "SELECT ideal_blocks FROM requests WHERE trace_id = $1 ORDER BY request",
+            [trace.trace_id],
+        )
+        self.ideal = [blocks for (blocks,) in ideal.fetchall()]
+
+    def prompts(self) -> dict[str, Any]:
+        """Return times, lengths and path structure, and what LRU makes of the prompts alone."""
+        columns = ("arrival_s", "input_tokens", "output_tokens", "blocks", "full_blocks")
+        numbers: dict[int, int] = {}
+        paths = [
+            [numbers.setdefault(block, len(numbers)) for block in row.hash_ids]
+            for row in self.requests
+        ]
+        return self._columns(columns) | {
+            "paths": paths,
+            "block_size": self.trace.block_size if self.trace.has_hashes else None,
+            "curve": curve_of(self.loaded, IGNORED),
+        }
+
+    def conversations(self) -> dict[str, Any]:
+        """Return which request continues which, and all that follows from it."""
+        at = {row.chat_id: number for number, row in reversed([*enumerate(self.requests)])}
+        return self._columns(("conversation", "cached_blocks", "carried_blocks")) | {
+            "turns": [row.turn for row in self.requests],
+            "parents": [at.get(row.parent_chat_id) for row in self.requests],
+            "ideal": self.ideal,
+            "curve": curve_of(self.loaded, CARRIED),
+        }
+
+    def labels(self) -> list[tuple[int | None, str]]:
+        """Return user and type of every request."""
+        return [(row.user_id, row.type) for row in self.requests]
+
+    def _columns(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        return {name: getattr(self.loaded, name).tolist() for name in names}
 
 
-def conversations_of(store: Store, trace: Trace) -> dict[str, Any]:
-    """Who continues whom, and all that follows from it."""
-    told = [row for chunk in rows(store, trace) for row in chunk]
-    found = store.columns("ingest/prompts", trace_id=trace.trace_id)
-    return {
-        "conversation": found["conversation"].tolist(),
-        "cached_blocks": found["cached_blocks"].tolist(),
-        "carried_blocks": found["carried_blocks"].tolist(),
-        "turns": [row.turn for row in told],
-        "parents": [
-            next((at for at in range(len(told)) if told[at].chat_id == row.parent_chat_id), None)
-            for row in told
-        ],
-        "ideal": ideal_of(store, trace),
-        "curve": curve_of(store, trace, CARRIED),
-    }
-
-
-def ideal_of(store: Store, trace: Trace) -> list[int]:
-    """Return the blocks that an infinite cache hits, request by request."""
-    cursor = store._connection.execute(
-        "SELECT ideal_blocks FROM requests WHERE trace_id = $1 ORDER BY request", [trace.trace_id]
-    )
-    return [blocks for (blocks,) in cursor.fetchall()]
-
-
-def curve_of(store: Store, trace: Trace, definition: HitDefinition) -> list[list[int]]:
-    """LRU's hits at every capacity."""
-    curve = lru_curve(load_prompts(store, trace), definition)
+def curve_of(loaded: Prompts, definition: HitDefinition) -> list[list[int]]:
+    """Return LRU's hits at every capacity."""
+    curve = lru_curve(loaded, definition)
     return [curve.knots.tolist(), curve.hits.tolist()]
-
-
-def labels_of(store: Store, trace: Trace) -> list[tuple[int | None, str]]:
-    """User and type of every request."""
-    return [(row.user_id, row.type) for chunk in rows(store, trace) for row in chunk]
 
 
 @st.composite
@@ -119,9 +116,10 @@ def test_everything_comes_back(
     """Bailian and parquet carry requests, blocks, conversations, users and types."""
     trace = small_traces.stored(store, data.draw(labelled(size, chats=chats)), size)
     back = again(store, trace, to, folder / "back")
-    assert prompts_of(store, back) == prompts_of(store, trace)
-    assert conversations_of(store, back) == conversations_of(store, trace)
-    assert labels_of(store, back) == labels_of(store, trace)
+    found, expected = Content(store, back), Content(store, trace)
+    assert found.prompts() == expected.prompts()
+    assert found.conversations() == expected.conversations()
+    assert found.labels() == expected.labels()
     assert back.lineage == ("given" if to == "bailian" else trace.lineage)
 
 
@@ -133,9 +131,10 @@ def test_mooncake_carries_prompts(
     """Prompts come back as they were; conversations if they were inferred in the first place."""
     trace = small_traces.stored(store, data.draw(labelled(size, chats=chats)), size)
     back = again(store, trace, "mooncake", folder / "back")
-    assert prompts_of(store, back) == prompts_of(store, trace)
+    found, expected = Content(store, back), Content(store, trace)
+    assert found.prompts() == expected.prompts()
     if not chats:
-        assert conversations_of(store, back) == conversations_of(store, trace)
+        assert found.conversations() == expected.conversations()
 
 
 @pytest.mark.parametrize("to", ["bailian", "parquet", "mooncake"])
@@ -153,7 +152,7 @@ def test_many_chunks(store: Store, tmp_path: Path, to: str) -> None:
     ]
     kept = small_traces.stored(store, trace, 16)
     back = again(store, kept, to, tmp_path / "back")
-    assert prompts_of(store, back) == prompts_of(store, kept)
+    assert Content(store, back).prompts() == Content(store, kept).prompts()
 
 
 def test_chat_ids_of_the_trace_are_kept(store: Store, tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_conversations_of_one_turn_stay_given(store: Store, tmp_path: Path, to: 
     ]
     back = again(store, small_traces.stored(store, told, 1), to, tmp_path / "back")
     assert back.lineage == "given"
-    assert conversations_of(store, back)["turns"] == [1, 1, 1]
+    assert Content(store, back).conversations()["turns"] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
