@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
+from kvscope.replay.tel_bound import tel_tokens_at_least
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
@@ -135,14 +137,27 @@ class HeldOut:
         The arguments are uncached tokens per held-out request: where the gap starts, where it
         ends, and of the policy.
         """
-        losing = self._conversation[start > xi]
-        if len(np.unique(losing)) < FEWEST_CONVERSATIONS:
+        if not self._has_gap(xi, start, optimum):
             return NO_GAP
         first, least, reached = (self.sums(np.maximum(x - xi, 0.0)) for x in (start, optimum, own))
         gap = first - least
-        if gap[0] <= LEAST_GAP * first[0]:
-            return NO_GAP
         return str(Estimate.of((first - reached) / np.where(gap > 0, gap, np.nan)))
+
+    def share_bound(self, xi: int, start: Floats, optimum: Floats, capacity: int) -> str:
+        """Return the share of the same gap that no policy can exceed at a capacity, rounded up."""
+        if not self._has_gap(xi, start, optimum):
+            return NO_GAP
+        first, least = (float(np.maximum(x - xi, 0.0).sum()) for x in (start, optimum))
+        touches = self.past.next_touches
+        bound = tel_tokens_at_least(self.traffic, touches, capacity, xi, self.first)
+        return f"{ceil((first - bound) / (first - least) * 100) / 100:.2f}"
+
+    def _has_gap(self, xi: int, start: Floats, optimum: Floats) -> bool:
+        """Return whether enough conversations lose enough for shares of the gap to say anything."""
+        losing = self._conversation[start > xi]
+        first, least = (float(np.maximum(x - xi, 0.0).sum()) for x in (start, optimum))
+        enough = len(np.unique(losing)) >= FEWEST_CONVERSATIONS
+        return enough and first - least > LEAST_GAP * first
 
 
 def published() -> Iterator[HeldOut]:

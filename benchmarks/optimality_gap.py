@@ -2,9 +2,9 @@
 
 At the capacities where LRU reaches 25, 50 and 75 % of the infinite cache's hit rate: the share of
 the gap from LRU to belady (uncached tokens) and from LRU to tail-belady (uncached tokens beyond xi:
-TEL; a heuristic where conversations share blocks) that each policy closes on held-out requests,
-with 95 % CI from 1,000 resamples of whole conversations. KVSCOPE_TRACES names the folder of
-published traces; without it only samples are replayed. `--record` writes the tables into
+TEL) that each policy closes on held-out requests, with 95 % CI from 1,000 resamples of whole
+conversations; and the share that no policy can exceed. KVSCOPE_TRACES names the folder of published
+traces; without it only samples are replayed. `--record` writes the tables into
 docs/evidence/gittins.md.
 """
 
@@ -25,6 +25,7 @@ from kvscope.policies.registry import POLICIES
 PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 XI_TOKENS = (8192, 16384)
 SAME_AS_LRU = ("lru", "ttl")
+BOUND = "no policy exceeds"
 UNTOUCHED = (
     ("to-c", 6_000, 501),
     ("to-c", 6_000, 502),
@@ -55,12 +56,17 @@ def gaps(trace: HeldOut) -> Table:
         results = pool.map(lambda setting: trace.uncached(*setting), replays)
         uncached = dict(zip(replays, results, strict=True))
     total = int(trace.input_tokens.sum())
+    columns = [(goal, at) for goal in goals for at in trace.capacities]
 
     def hit_rate(name: str, capacity: int) -> str:
         return f"{1 - uncached[name, 0, capacity].sum() / total:.1%}"
 
     def share(name: str, xi: int, oracle: str, capacity: int) -> str:
         return trace.share_closed(xi, *(uncached[x, xi, capacity] for x in ("lru", oracle, name)))
+
+    def bound(xi: int, oracle: str, capacity: int) -> str:
+        lru, best = (uncached[x, xi, capacity] for x in ("lru", oracle))
+        return trace.share_bound(xi, lru, best, capacity)
 
     rates = ", ".join(
         f"{hit_rate('lru', capacity)} to {hit_rate('belady', capacity)} at {capacity:,} blocks"
@@ -72,8 +78,8 @@ def gaps(trace: HeldOut) -> Table:
         f" Hit rates of lru and belady: {rates}.",
         ("policy", *_columns(XI_TOKENS)),
         [
-            [name, *(share(name, xi, best, at) for xi, best in goals for at in trace.capacities)]
-            for name in online
+            *([name, *(share(name, *goal, at) for goal, at in columns)] for name in online),
+            [BOUND, *(bound(*goal, at) for goal, at in columns)],
         ],
     )
 
@@ -83,12 +89,15 @@ def untouched(traces: Iterator[HeldOut]) -> Table:
     rows = []
     for trace in traces:
         note(trace.name)
-        row = [trace.name]
+        row, bounds = [trace.name], ["- " + BOUND]
         for xi, oracle in ((0, "belady"), (XI_TOKENS[0], "tail-belady")):
             for at in trace.capacities:
-                uncached = (trace.uncached(name, xi, at) for name in ("lru", oracle, "gittins"))
-                row.append(trace.share_closed(xi, *uncached))
-        rows.append(row)
+                lru, best, own = (
+                    trace.uncached(name, xi, at) for name in ("lru", oracle, "gittins")
+                )
+                row.append(trace.share_closed(xi, lru, best, own))
+                bounds.append(trace.share_bound(xi, lru, best, at))
+        rows += [row, bounds]
     return Table(
         "Other seeds: share of the gap to belady (hits) and tail-belady (TEL) closed by gittins",
         "Generated with `kvscope synth PROFILE --requests N --seed S`; gittins was not tuned on"

@@ -1,4 +1,4 @@
-"""What holds in every test: documents of `--json` are valid by their schemas."""
+"""What holds in every test: documents of `--json` are valid by their schemas; a shared store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvscope.cli import output
+from kvscope.store.db import MEMORY, Store, open_store
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,6 +27,13 @@ def _valid_documents() -> Iterator[None]:
     output.emit_json = checked
     yield
     output.emit_json = emit_json
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    """Yield one store in memory for a module: to open one takes longer than a small test."""
+    with open_store(MEMORY) as opened:
+        yield opened
 
 
 @cache

@@ -1,11 +1,11 @@
 """The contract of a policy: what one file in this folder has to provide.
 
 A policy decides which block is evicted first, in one of four shapes. A `LanePolicy` sorts blocks
-into a few queues by recency and scores their heads; a `NextUsePolicy` sorts them by their next use;
-a `KeyPolicy` gives every block a number; a `QueuePolicy` is an algorithm of its own. Their methods
-are plain functions of numbers and arrays: the simulator compiles them, tests run them as they are,
-and an engine calls them one by one. So they use what numba can compile, and nothing here imports
-numba.
+into a few queues by recency and scores their heads; a `NextUsePolicy` knows which blocks the next
+request needs; a `KeyPolicy` gives every block a number; a `QueuePolicy` is an algorithm of its own.
+Their methods are plain functions of numbers and arrays: the simulator compiles them, tests run them
+as they are, and an engine calls them one by one. So they use what numba can compile, and nothing
+here imports numba.
 """
 
 from __future__ import annotations
@@ -214,20 +214,20 @@ class LanePolicy(PathPolicy):
 
 
 class NextUsePolicy(PathPolicy):
-    """An oracle: within the lowest lane, the block hit last or never is evicted first.
+    """An oracle: blocks that are never hit leave first, then those that the next hit does not need.
 
-    Among blocks that are never hit, the older request's leave first. Only leaves leave, and
-    everything is admitted: what no request needs leaves at once.
+    Within both, and of those that it needs, what is hit last leaves first; of blocks that are never
+    hit, the older request's. A touch that cannot hit is no reason to keep a block, for the
+    request brings it back anyway. Only leaves leave, and everything is admitted: what no request
+    hits leaves at once.
     """
 
     hindsight = True
     leaves = "leaf"
-    lanes: ClassVar[int] = 1
 
-    @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return (depth, deep lane, shallow lane); the deep one must not be the higher one."""
-        return 0, 0, 0
+    def needed(self, input_tokens: Ints, look: Ints, block_size: int) -> Ints:
+        """Return the leading blocks that each request needs, at most the `look` that it can hit."""
+        return look
 
 
 class KeyPolicy(PathPolicy):

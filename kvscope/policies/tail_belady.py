@@ -1,29 +1,32 @@
-"""Tail-Belady: a heuristic for the latency tail that knows the future."""
+"""Tail-Belady: Belady's rule for the blocks that requests need to stay within xi."""
 
 from __future__ import annotations
 
-from kvscope.policies.base import TTL, Floats, NextUsePolicy, Turn
-from kvscope.policies.tlru import NEEDED, SAFE, XI, XI_TOKENS
-from kvscope.policies.tlru_length import first_truly_safe_depth
+import numpy as np
+
+from kvscope.policies.base import TTL, Ints, NextUsePolicy
+from kvscope.policies.tlru import XI_TOKENS
 
 
 class TailBelady(NextUsePolicy):
-    """Belady's rule, but evict first what the next turn can recompute in time.
+    """Belady's rule, but evict first what the next request can recompute within xi.
 
-    Key (0 if TEL-safe with the true next prompt else 1, -next request, r, -d); everything of a
-    conversation that ends is safe. Optimal for TEL where conversations share no blocks. Where they
-    do it bounds nothing: only the request that touched a block last decides whether it is safe,
-    though others may need it. Its TEL can then exceed Belady's, and an online policy's.
-    Source: Tail-Optimized Caching for LLM Inference, Theorem 1.
+    Key (1 if the next request to hit the block needs it else 0, -that request, r, -d). It needs the
+    blocks before token I - xi of its prompt: the others save no tail excess latency (TEL). Where
+    conversations share no blocks and a block holds one token, TEL is least. Elsewhere two things
+    can keep it above the least: the last block that a request needs may save less than a block of
+    tokens, and a block that no request needs stays while a child of it is cached.
+    kvscope.replay.tel_bound says by how much at most.
+    Source: Tail-Optimized Caching for LLM Inference, Theorem 1; need by block is kvscope's own.
     """
 
     name = "tail-belady"
-    summary = "heuristic for tail excess latency that knows the future"
+    summary = "oracle for tail excess latency: needed last to stay within xi, leaves first"
     source = "T-LRU paper, Theorem 1"
-    lanes = 2
     parameters = (XI_TOKENS, TTL)
 
-    @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return the depth from token L + Q - xi on, with the true Q: safe from there."""
-        return first_truly_safe_depth(turn, block_size, p[XI]), SAFE, NEEDED
+    def needed(self, input_tokens: Ints, look: Ints, block_size: int) -> Ints:
+        """Return the blocks before token I - xi."""
+        beyond_xi = np.maximum(input_tokens - self.values["xi_tokens"], 0)
+        blocks: Ints = np.minimum(look, np.ceil(beyond_xi / block_size)).astype(np.int32)
+        return blocks

@@ -50,19 +50,21 @@ class Segments(NamedTuple):
 
 
 class NextTouches(NamedTuple):
-    """Which request hits the blocks that each request leaves cached, at their next touch.
+    """Which request touches the blocks that each request leaves cached next.
 
-    Of request r's blocks those in front of depth `segments[k, 0]`, for k from `starts[r]` to
-    `starts[r + 1]` - 1 and ascending, are hit by request `segments[k, 1]` if they are still cached;
-    NEVER where they are touched but cannot be hit, as beyond the last-token rule. Deeper ones are
-    not touched again.
+    Of request r's blocks those in front of depth `end[k]`, for k from `starts[r]` to
+    `starts[r + 1]` - 1 and ascending, are touched next by `request[k]`. Deeper ones are not touched
+    again.
     """
 
     starts: Int64s
-    segments: Int32s
+    end: Int32s
+    request: Int32s
 
 
-NO_NEXT_TOUCHES = NextTouches(np.zeros(1, dtype=np.int64), np.zeros((0, 2), dtype=np.int32))
+NO_NEXT_TOUCHES = NextTouches(
+    np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
+)
 
 
 def last_touch_segments(traffic: Traffic) -> Segments:
@@ -80,35 +82,27 @@ def last_touch_segments(traffic: Traffic) -> Segments:
     return Segments(starts, end, previous, block, owner)
 
 
-def next_touches(segments: Segments, look: Int32s) -> NextTouches:
-    """Return the next hits of all blocks, for hindsight policies; `look` as in `Traffic`."""
+def next_touches(segments: Segments) -> NextTouches:
+    """Return the next touches of all blocks, for hindsight policies."""
     order = np.argsort(segments.previous, kind="stable")  # in order of time, and so of depth
-    previous, request = segments.previous[order], segments.request[order]
-    end = segments.end[order]
-    hit_end = np.minimum(end, look[request])
-    both = np.empty((len(order), 2, 2), dtype=np.int32)
-    both[:, 0, 0], both[:, 0, 1] = hit_end, request
-    both[:, 1, 0], both[:, 1, 1] = end, NEVER
-    some = np.column_stack((hit_end > segments.start[order], end > hit_end))
     starts = np.zeros(len(segments.starts), dtype=np.int64)
-    counts = np.bincount(previous, weights=some.sum(axis=1), minlength=len(starts) - 1)
-    np.cumsum(counts.astype(np.int64), out=starts[1:])
-    return NextTouches(starts, both[some])
+    np.cumsum(np.bincount(segments.previous, minlength=len(starts) - 1), out=starts[1:])
+    return NextTouches(starts, segments.end[order], segments.request[order])
 
 
 @callable_in_kernels
 def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]:
-    """Return the next request to hit the block at `depth` of a run, and from which depth on."""
+    """Return the next request to touch the block at `depth` of a run, and from which depth on."""
     low, high = future.starts[request], future.starts[request + 1]
     first, end = low, high
     while low < high:
         middle = (low + high) >> 1
-        if future.segments[middle, 0] > depth:
+        if future.end[middle] > depth:
             high = middle
         else:
             low = middle + 1
-    begin = int(future.segments[low - 1, 0]) if low > first else 0
-    return int(future.segments[low, 1]) if low < end else NEVER, begin
+    begin = int(future.end[low - 1]) if low > first else 0
+    return int(future.request[low]) if low < end else NEVER, begin
 
 
 @kernel

@@ -133,7 +133,7 @@ def touch_history(traffic: Traffic) -> TouchHistory:
     segments = last_touch_segments(traffic)
     return TouchHistory(
         segments,
-        next_touches(segments, traffic.look),
+        next_touches(segments),
         paths(traffic.block_parent, traffic.leaf, traffic.length),
     )
 
@@ -187,7 +187,8 @@ def _empty_state(
         lanes = tables.categories if policy.by_category else policy.lanes
         return empty_lanes(traffic, lanes, leaf)
     if isinstance(policy, NextUsePolicy):
-        return empty_next_uses(traffic, policy.lanes, history.next_touches)
+        needed = policy.needed(traffic.input_tokens, traffic.look, traffic.block_size)
+        return empty_next_uses(traffic, needed, history.next_touches)
     if isinstance(policy, KeyPolicy):
         return empty_keys(type(policy), traffic, history.segments, history.paths, leaf)
     raise TypeError(f"{policy.name} is of no known shape")
@@ -200,7 +201,7 @@ def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
     if issubclass(policy, LanePolicy):
         return lanes_kernel(policy, leaf)
     if issubclass(policy, NextUsePolicy):
-        return next_uses_kernel(policy)
+        return next_uses_kernel()
     if issubclass(policy, KeyPolicy):
         return keys_kernel(policy, leaf)
     raise TypeError(f"{policy.name} is of no known shape")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -15,17 +14,10 @@ from kvscope.app.analyze import analyze
 from kvscope.core.errors import InputError
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.report.overview import headline, sections
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import Store
 
 EXTREMES = [0, -1, 1e-300, 2.5, 1e9, 1.7e12, 1e15, -1e15, 1e16, 1.7e18, 1e300, 1.7e308, -1e308]
 TIMES = st.sampled_from(EXTREMES) | st.floats(allow_nan=False, allow_infinity=False)
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    """Yield one store for all traces: to open one takes as long as to analyze one."""
-    with open_store(MEMORY) as opened:
-        yield opened
 
 
 def analyzed(store: Store, path: Path) -> tuple[int, int]:

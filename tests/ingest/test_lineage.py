@@ -18,7 +18,7 @@ from tests import small_traces
 from tests.oracles import lineage, lru
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(st.data(), small_traces.SIZES)
 def test_inferred_lineage_equals_the_oracle(data: st.DataObject, size: int) -> None:
     """Parents, conversations and turns are those of a scan of all earlier requests."""
@@ -35,7 +35,7 @@ def test_inferred_lineage_equals_the_oracle(data: st.DataObject, size: int) -> N
     assert list(found) == lineage.turns(parents)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8) | st.just("nobody")),
@@ -145,7 +145,7 @@ def test_a_head_that_four_continue_begins_no_conversation() -> None:
     assert small_traces.parents(small_traces.built([head, *tails], 1)) == [None] * 5
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(st.data(), small_traces.SIZES, st.booleans())
 def test_carried_outputs_equal_the_oracle(data: st.DataObject, size: int, chats: bool) -> None:
     """What is known to be cached after each turn, and how much there is in all."""

@@ -131,25 +131,20 @@ def served(draw: st.DrawFn) -> list[Request]:
 @settings(deadline=None, max_examples=25)
 @given(served(), st.sampled_from(["bailian", "parquet"]))
 def test_an_export_carries_them(
-    tmp_path_factory: pytest.TempPathFactory, trace: list[Request], to: str
+    store: Store, tmp_path_factory: pytest.TempPathFactory, trace: list[Request], to: str
 ) -> None:
     """All but the salts' own text comes back, and so does what shares blocks with what."""
     path = tmp_path_factory.mktemp("exported") / "back"
-    with open_store(MEMORY) as store:
-        first = small_traces.stored(store, trace, 2)
-        export(store, first, to, str(path))
-        back = ingest(store, str(path)).trace
-        assert counts(back) == counts(first)
-        assert back.distinct_blocks == first.distinct_blocks
-        assert b"Kolibri" not in path.read_bytes()
-        was, now = (
-            [
-                [getattr(row, name) for name in SERVICE]
-                for chunk in rows(store, each)
-                for row in chunk
-            ]
-            for each in (first, back)
-        )
+    first = small_traces.stored(store, trace, 2)
+    export(store, first, to, str(path))
+    back = ingest(store, str(path)).trace
+    assert counts(back) == counts(first)
+    assert back.distinct_blocks == first.distinct_blocks
+    assert b"Kolibri" not in path.read_bytes()
+    was, now = (
+        [[getattr(row, name) for name in SERVICE] for chunk in rows(store, each) for row in chunk]
+        for each in (first, back)
+    )
     assert now == was
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +15,11 @@ from kvscope.core.trace import Trace
 from kvscope.ingest.formats.base import ROOT, Request
 from kvscope.ingest.time_range import ingest_range
 from kvscope.store import traces
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import Store, open_store
 from tests import small_traces
 
 SIZE = 4
 _TIMES = st.integers(0, 10)
-
-
-@cache
-def _store() -> Store:
-    """Return one store for all examples: to open one takes longer than a range."""
-    return open_store(MEMORY)
 
 
 def _columns(store: Store, trace: Trace) -> dict[str, list[object]]:
@@ -66,14 +59,15 @@ def _request(number: int, at: float, parent: int | None = None, *hash_ids: int) 
     ends=(0, 0),
 )
 @given(requests=small_traces.requests(SIZE, most=20, chats=True), ends=st.tuples(_TIMES, _TIMES))
-def test_as_if_only_they_had_arrived(requests: list[Request], ends: tuple[int, int]) -> None:
+def test_as_if_only_they_had_arrived(
+    store: Store, requests: list[Request], ends: tuple[int, int]
+) -> None:
     """The range's trace is that of a file with those requests alone, conversations known alike.
 
     Whether conversations are given is decided by the whole trace: a range of few requests, or of
     requests without hashes, would decide otherwise.
     """
     first, last = sorted(ends)
-    store = _store()
     whole = small_traces.stored(store, requests, SIZE)
     inside = [_known_as(whole, each) for each in requests if first <= (each.arrival_s or 0) <= last]
     if not inside:

@@ -185,7 +185,13 @@ def _belady(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
 
 
 def _tail_belady(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
-    return (*_tlru_length(asked, block, one), *_belady(asked, block, one))
+    """Whether the next hit saves tokens beyond xi: the block starts before those of the prompt."""
+    hit = asked.next_hit(block, one)
+    if hit == math.inf:
+        return (0.0, -hit)
+    start = one.depth * asked.traffic.block_size
+    needed = start < int(asked.traffic.input_tokens[int(hit)]) - asked.values["xi_tokens"]
+    return (float(needed), -hit)
 
 
 KEYS: dict[str, Key] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.reuse_models.evidence import Evidence, Span, load_evidence
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import Store
 from kvscope.synth.base import ROOT
 from tests.characterize.tiny import tiny_store
 from tests.small_traces import requests, stored
@@ -72,13 +71,6 @@ def test_warmup_leaves_out_the_first_requests() -> None:
         assert span.start_s == 20.0
         assert sum(n for found in rows(evidence, span).values() for *_, n in found) == 7
         assert evidence.births(span) == 3
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    """Yield one store for all examples: to open one takes as long as an example."""
-    with open_store(MEMORY) as opened:
-        yield opened
 
 
 @settings(max_examples=30, deadline=None)

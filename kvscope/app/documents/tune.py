@@ -193,7 +193,7 @@ class TuneDocument(Document, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
     `contenders`, `infinite` and `oracles` are on the validation window, `explored` on the training
-    window. `oracles` know the future; tail-belady is a heuristic, not a bound.
+    window. `oracles` know the future; neither bounds TTFT.
     """
 
     command: Literal["tune"] = "tune"

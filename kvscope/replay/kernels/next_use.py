@@ -1,4 +1,4 @@
-"""Replay of the policies that keep blocks in a few queues by the request that hits them next."""
+"""Replay of the policies that keep blocks in one queue by the request that needs them next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.policies.base import NEVER, NextUsePolicy
-from kvscope.replay.kernels.loop import EvictionOrder, Now, replay_loop, turn_of
+from kvscope.replay.kernels.loop import EvictionOrder, Now, do_nothing, replay_loop
 from kvscope.replay.last_touch import NextTouches, next_touch
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.runs import (
@@ -26,108 +26,100 @@ from kvscope.replay.structures.runs import (
 )
 from kvscope.replay.traffic import Traffic
 
-_DEPTH, _DEEP, _SHALLOW, _NEXT, _SINCE = range(5)
+_RANK, _SINCE = range(2)
 
 
 class NextUses(NamedTuple):
     """The state of a next-use policy over R requests.
 
-    `places` (R x 5) has what `place` says of each request, then which request hits its deepest
-    block next, and from which depth on that is so. `queues` has a set a lane (bitset.py) of 2 R
-    members: r for the run of request r, whose deepest block is not hit again; 2 R - 1 - q for the
-    one whose deepest block request q hits, which is `run_for[q]`. So the least member leaves first.
+    Request q can hit its first `look[q]` blocks and needs the first `needed[q]`. `waits` (R x 2)
+    has the rank of each run's deepest block and the depth from which on blocks have that rank. It
+    is r for the run of request r, whose deepest block is not hit again; 2 R - 1 - q for the one
+    whose deepest block request q hits next, or 3 R - 1 - q if q needs it. `queue` is a set
+    (bitset.py) of ranks, of which the least leaves first; `run_of` has the request of each.
     """
 
     runs: CachedRuns
     future: NextTouches
-    places: Int32s
-    queues: NDArray[np.uint64]
-    run_for: Int32s
+    look: Int32s
+    needed: Int32s
+    waits: Int32s
+    queue: NDArray[np.uint64]
+    run_of: Int32s
 
 
-def empty_next_uses(traffic: Traffic, lanes: int, future: NextTouches) -> NextUses:
-    """Return an empty cache with so many lanes."""
+def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> NextUses:
+    """Return an empty cache for requests that need so many leading blocks."""
     requests = len(traffic.leaf)
     return NextUses(
         empty_runs(traffic, leaf=True),
         future,
-        np.zeros((requests, 5), dtype=np.int32),
-        empty_sets(lanes, 2 * requests),
-        np.zeros(requests, dtype=np.int32),
+        traffic.look,
+        needed,
+        np.zeros((requests, 2), dtype=np.int32),
+        empty_sets(1, 3 * requests),
+        np.zeros(3 * requests, dtype=np.int32),
     )
 
 
 @once
-def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
-    """Return the kernel that replays a next-use policy.
+def next_uses_kernel() -> Callable[..., Any]:
+    """Return the kernel that replays every next-use policy.
 
-    A queue holds the runs that may shrink, by their deepest block. No two of them wait for the same
-    request: both would lie on its path, and the shallower could not shrink before the deeper.
+    The queue holds the runs that may shrink, by their deepest block. No two of them wait for the
+    same request: both would lie on its path, and the shallower could not shrink before the deeper.
     Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one segment of its
     path, and so need no heap, is kvscope's own.
     """
-    place = callable_in_kernels(policy.place)
 
     @callable_in_kernels
-    def lane_of(state: NextUses, request: int) -> int:
-        places = state.places
-        deep = state.runs.of[request, END] > places[request, _DEPTH]
-        return int(places[request, _DEEP] if deep else places[request, _SHALLOW])
-
-    @callable_in_kernels
-    def member(state: NextUses, request: int) -> int:
-        awaited = state.places[request, _NEXT]
-        return request if awaited == NEVER else 2 * len(state.places) - 1 - awaited
-
-    @callable_in_kernels
-    def enter(state: NextUses, traffic: Traffic, request: int, now: Now) -> None:
-        depth, deep, shallow = place(turn_of(traffic, request), now.block_size, now.p)
-        places = state.places
-        places[request, _DEPTH], places[request, _DEEP] = depth, deep
-        places[request, _SHALLOW] = shallow
-
-    @callable_in_kernels
-    def queue(state: NextUses, request: int) -> None:
+    def enqueue(state: NextUses, request: int) -> None:
         """Queue a run that may shrink."""
         deepest, named = state.runs.of[request, END] - 1, state.runs.of[request, NAMED]
-        awaited, since = NEVER, named
+        requests = len(state.waits)
+        rank, since = request, named
         if deepest < named:
             awaited, since = next_touch(state.future, request, deepest)
-        state.places[request, _NEXT], state.places[request, _SINCE] = awaited, since
-        if awaited != NEVER:
-            state.run_for[awaited] = request
-        words = words_for(2 * len(state.places))
-        add(state.queues, words, lane_of(state, request), member(state, request))
+            if awaited != NEVER:
+                look, needed = int(state.look[awaited]), int(state.needed[awaited])
+                if deepest < look:
+                    rank = 2 * requests - 1 - awaited
+                    if deepest < needed:
+                        rank += requests
+                    else:
+                        since = max(since, needed)
+                else:
+                    since = max(since, look)
+        state.waits[request, _RANK], state.waits[request, _SINCE] = rank, since
+        state.run_of[rank] = request
+        add(state.queue, words_for(len(state.run_of)), 0, rank)
 
     @callable_in_kernels
     def join(state: NextUses, traffic: Traffic, request: int, now: Now) -> None:
-        queue(state, request)
+        enqueue(state, request)
 
     @callable_in_kernels
     def lowest(state: NextUses) -> int:
         """Return the request whose run evicts the next block, -1 if there is none."""
-        of, queues, requests = state.runs.of, state.queues, len(state.places)
-        words = words_for(2 * requests)
-        for lane in range(len(queues)):
-            head = least(queues, words, lane)
-            while head >= 0:
-                request = head if head < requests else int(state.run_for[2 * requests - 1 - head])
-                if of[request, FIRST] < of[request, END]:
-                    return request
-                discard(queues, words, lane, head)  # its blocks were taken over
-                head = least(queues, words, lane)
+        of, queue = state.runs.of, state.queue
+        words = words_for(len(state.run_of))
+        rank = least(queue, words, 0)
+        while rank >= 0:
+            request = int(state.run_of[rank])
+            if of[request, FIRST] < of[request, END]:
+                return request
+            discard(queue, words, 0, rank)  # its blocks were taken over
+            rank = least(queue, words, 0)
         return -1
 
     @callable_in_kernels
     def evict_from(state: NextUses, request: int, most: int) -> int:
         """Evict up to `most` of a queued run's blocks, as far as its deepest block's rank goes."""
-        runs, places = state.runs, state.places
-        first, depth = runs.of[request, FIRST], places[request, _DEPTH]
-        words = words_for(2 * len(places))
-        discard(state.queues, words, lane_of(state, request), member(state, request))
-        stop = max(first, places[request, _SINCE])
-        if runs.of[request, END] > depth:
-            stop = max(stop, depth)
+        runs = state.runs
+        first = runs.of[request, FIRST]
+        words = words_for(len(state.run_of))
+        discard(state.queue, words, 0, state.waits[request, _RANK])
+        stop = max(first, state.waits[request, _SINCE])
         count = shrink(runs, request, most, stop, climb=True, leaf=True)
         joining = request
         if runs.of[request, END] == first:
@@ -135,7 +127,7 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
         elif not may_shrink(runs, request, leaf=True):
             joining = -1
         if joining >= 0:
-            queue(state, joining)
+            enqueue(state, joining)
         return count
 
     @callable_in_kernels
@@ -153,6 +145,12 @@ def next_uses_kernel(policy: type[NextUsePolicy]) -> Callable[..., Any]:
 
     return replay_loop(
         EvictionOrder(
-            policy.admits, enter=enter, join=join, evict=evict, expire=expire, leaf=True, climb=True
+            NextUsePolicy.admits,
+            enter=do_nothing,
+            join=join,
+            evict=evict,
+            expire=expire,
+            leaf=True,
+            climb=True,
         )
     )

@@ -20,6 +20,7 @@ from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.tuning.file import read_recommendation
 from tests.cli.tune.asked import document, write_trace
+from tests.long import long
 from tests.tuning.examples import WINDOWS, in_turn
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -55,11 +56,11 @@ def _replayed(flags: str, path: Path, trace: Path) -> np.ndarray[Any, Any]:
     ("sample", "blocks", "slo", "verdict"),
     [
         ("in-turn", 350, "30ms", "switch"),
-        ("birth-death", 30_000, "1s", "keep-lru"),
+        long("birth-death", 30_000, "1s", "keep-lru"),
         ("regime-change", 40_000, "20s", "keep-lru"),
         ("to-b", 40_000, "1s", "overloaded"),
-        ("to-c", 30_000, "5s", "keep-lru"),
-        ("agent", 60_000, "20s", "keep-lru"),
+        long("to-c", 30_000, "5s", "keep-lru"),
+        long("agent", 60_000, "20s", "keep-lru"),
         ("to-c", 4_000, "20ms", "unreachable"),
         ("birth-death", 1_800, "100ms", "add-capacity"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,12 @@ from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, milliseconds, rows
 from kvscope.ingest.formats.registry import EXPORTERS, export
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.curve import lru_curve
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import Store
 from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 CARRIED = HitDefinition("default")
 IGNORED = HitDefinition("prompts alone", partial=True, last_token_rule=False, outputs="ignored")
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    """One store for all examples: to open one takes longer than an example."""
-    with open_store(MEMORY) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def check(read: Any, data: bytes, sample: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TEXT)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_damaged_lines_are_read_or_rejected(
     name: str, samples: Any, read: Any, data: st.DataObject
@@ -100,7 +100,7 @@ def test_damaged_lines_are_read_or_rejected(
 
 
 @pytest.mark.parametrize("name", TEXT)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(noise=st.binary(max_size=200))
 @example(noise=b"\xef\xbb\xbf")
 @example(noise=b'"\n"\n""')
@@ -110,7 +110,7 @@ def test_noise_is_rejected(name: str, samples: Any, read: Any, noise: bytes) -> 
 
 
 @pytest.mark.parametrize("name", TEXT)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_at_most_one_format_claims_a_damaged_trace(
     name: str, samples: Any, data: st.DataObject
@@ -121,7 +121,7 @@ def test_at_most_one_format_claims_a_damaged_trace(
     assert sum(known.recognizes(head) for known in registry.FORMATS) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(edits=st.lists(EDIT, min_size=1, max_size=3))
 def test_a_damaged_parquet_file_is_refused_or_read(
     samples: Any, read: Any, edits: list[tuple[str, float, Any]]
