@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -35,6 +36,12 @@ def lane_plan(
             plan.append((begin, shallow))
         end = begin
     return tuple(plan)
+
+
+def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
+    """Return the lane of blocks that the next turn needs, in the first part of the path."""
+    category = turn.category * (len(cuts) + 1) + bisect_right(cuts, 0)
+    return policy.place(turn._replace(category=category), block_size, p)[2]
 
 
 def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:

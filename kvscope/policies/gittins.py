@@ -28,12 +28,15 @@ class Gittins(LanePolicy):
     """The highest rate of returns that keeping a block can reach, times the need for it.
 
     Key (index_c(t) * need, r, -d). index_c(t) is the Gittins index: the maximum over H of
-    P(T <= t + H | T > t) / E[min(T - t, H) | T > t], T the time until a block that a request of
-    class c touched is touched again, t the time since. The class is what is known when the request
-    has been served: how much of its prompt was new, and either how many turns came before it, or
-    how long ago the latest was and how long the output became. Small caches of the past's traffic
-    choose between the two, need alone, and LRU. The table has two rows a class with the index at
-    each age (`kvscope.learning.returns.formulas.ages_of`), for deep blocks and for shallow ones.
+    P(T <= t + H | T > t) / E[min(T - t, H) | T > t], T the time until a block of class c is touched
+    again, t the time since it was touched. The class is what is known when the request has been
+    served: how long the block had waited when the request touched it, or that it is new; how much
+    of the prompt was new; and either how many turns came before it, or how long the output became.
+    What waited for a short time is popular, as a system prompt or a passage that many ask about;
+    along a path waits grow, so a path is cut into few parts. Small caches of the past's traffic
+    choose between the two ways to tell requests apart, need alone, and LRU. The table has two rows
+    a class with the index at each age (`kvscope.learning.returns.formulas.ages_of`), for blocks
+    that any next turn needs and for others.
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
     those after it by one with Q > xi - (L - x) tokens. They count as the last of them, the next to
     leave: P(Q > xi) = (1 + xi / mean)^-2, at least 0.02. That tail is a Pareto's of the second kind

@@ -14,7 +14,7 @@ import numpy as np
 from kvscope.core.errors import UsageError
 from kvscope.learning.conversations import read_hints
 from kvscope.learning.lane_heap import Scores
-from kvscope.learning.lane_plan import lane_plan
+from kvscope.learning.lane_plan import head_lane, lane_plan
 from kvscope.learning.learners import FittedTable, online_learner
 from kvscope.learning.observer import Observer, Request
 from kvscope.learning.prefixes import Prefixes
@@ -164,10 +164,10 @@ class EvictionController(Observer):
         category = learner.category(request, state.memo) if learner else 0
         cuts = learner.cuts(state.memo) if learner else ()
         turn = Turn(state.number, state.arrival_s, request.num_tokens, category, ENDS)
-        plan = lane_plan(self.policy, turn, cuts, self.block_size, self.p)
         if not request.is_finished():  # preempted: it will be back at once
-            self.free.plan = ((0, plan[-1][1]),)
+            self.free.plan = ((0, head_lane(self.policy, turn, cuts, self.block_size, self.p)),)
             return
+        plan = lane_plan(self.policy, turn, cuts, self.block_size, self.p)
         self.free.plan = tuple((depth * self.block_size, lane) for depth, lane in plan)
         del self._requests[request.request_id]
         if state.hit_blocks < 0:

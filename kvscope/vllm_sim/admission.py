@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
@@ -131,12 +133,12 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
     def release(machine: Machine, request: int, finished: bool) -> None:
         blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
         slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
-        part = len(cuts) if finished else 0
+        part = int(np.searchsorted(cuts, allocated - 1 if finished else 0, side="right"))
         turn = turn_of(machine, request, part)
         depth, deep, shallow = place(turn, state.block_size, machine.p)
         begin = cuts[part - 1] if part > 0 else 0
         if not finished:
-            depth = allocated
+            depth, begin = allocated, 0
         elif not admits(turn, machine.p):
             for at in range(record.hits, record.hashed):
                 block = machine.table[slot, at]

@@ -80,7 +80,7 @@ def both(
 
 
 def classed(vllm: VllmScheduler, model: Model) -> None:
-    """Give the model each request's class and the table as the plugin has them at the time.
+    """Give the model each request's class, cuts and the table as the plugin has them at the time.
 
     The simulator knows output lengths in advance and sees a request in flight as if it had ended
     on arrival; an engine does not, so its guard may choose later than the simulator's.
@@ -89,7 +89,9 @@ def classed(vllm: VllmScheduler, model: Model) -> None:
 
     def shared_category(request: Any, of: Any) -> int:
         number: int = category(request, of)
-        model.machine.requests.category[int(request.request_id)] = number
+        row = int(request.request_id)
+        model.machine.requests.category[row] = number
+        model.machine.cuts[row] = learner.cuts(of)
         return number
 
     learner.category = shared_category
