@@ -11,7 +11,7 @@ from benchmarks.processes import interleaved, measure, note, worker
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
 
-POLICIES = ("wa", "etlru", "gittins")  # tlru-learned fits when a cache chooses
+POLICIES = ("wa", "etlru", "gittins")
 LIMITS = {("week", "gittins"): (0.5, 30)}
 """CPU s, and MB above what the process had."""
 COLUMNS = (

@@ -128,6 +128,9 @@ def _by_category(simulation: Simulation, blocks: int) -> None:
     render.show([ttft.category_section(title, before, after)])
 
 
+_READING_PX = 136  # all of them fit side by side, two on a phone
+
+
 @st.fragment
 def _at_one_xi(simulation: Simulation) -> None:
     runs = xi.by_xi(simulation.runs)
@@ -156,7 +159,7 @@ def _reading(label: str, value: str, change: str, *, worse_above: bool, about: s
         delta_color=direction if changed else "off",
         delta_arrow="auto" if changed else "off",
         help=about,
-        width=render.METRIC_PX,
+        width=_READING_PX,
     )
 
 

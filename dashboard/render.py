@@ -16,10 +16,10 @@ from dashboard.plotly_figure import ReadyFigure, ready
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
-METRIC_PX = 170  # of a number, in pixels: two of them fit on a phone
+_WIDTH = 170  # of a number, in pixels: two of them fit on a phone
 _MOST_CACHED = 64  # sections with their charts
 _MOST_UNSCROLLED = 20  # rows of a table
-_LONG, _CHARACTER_PX, _WIDEST = 20, 7, 640  # of cells, which a narrower column cuts
+_LONG, _CHARACTER_PX, _WIDEST = 20, 7, 560  # of cells, which a narrower column cuts
 _MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
 
 
@@ -48,7 +48,7 @@ def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) ->
     """Draw numbers side by side: of each its label, its value, and what it means."""
     with st.container(horizontal=True):  # wraps where it is narrow
         for label, value, about in numbers:
-            st.metric(label, value, help=about, border=border, width=METRIC_PX)
+            st.metric(label, value, help=about, border=border, width=_WIDTH)
 
 
 @st.fragment

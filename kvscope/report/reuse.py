@@ -168,7 +168,8 @@ def contribution_chart(contribution: Contribution) -> style.Figure:
     requests, hits = [row.request_share for row in rows], [row.hit_share for row in rows]
     groups: dict[str, Sequence[float | None]] = {"requests": requests, "hits": hits}
     names = [_name(row) for row in rows]
-    chart = style.bars("Requests and hits by type", "share", "type, turn", names, groups)
+    title, height = "Requests and hits by type", max(160 + 44 * len(names), 380)
+    chart = style.bars(title, "share", "type, turn", names, groups, height=height)
     return chart.update_xaxes(tickformat=".0%")
 
 

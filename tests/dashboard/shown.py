@@ -35,10 +35,9 @@ def shown(
     app = AppTest.from_file(str(DASHBOARD / "app.py"), default_timeout=_PATIENCE_S)
     for name, value in address.items():
         app.query_params[name] = value
-    app.run()
     if page:
-        app.switch_page(f"views/{page}.py").run()
-    return drawn(app)
+        app.switch_page(f"views/{page}.py")
+    return drawn(app.run())
 
 
 def drawn(app: AppTest) -> AppTest:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.dashboard.browsing import FLAGS, READY, Page, Served, chromium, visit
+from tests.dashboard.browsing import READY, Page, Served, chromium, tabs, visit
+from tests.long import long
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
@@ -79,25 +80,30 @@ _FOCUSED = """() => {
 }"""
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["dark", long("light")])
 def scheme(request: pytest.FixtureRequest) -> str:
     """Return what the browser asks for."""
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def new_tab() -> Iterator[Callable[[int, str], Page]]:
+    """Return what opens a tab of one Chromium."""
+    with tabs() as open_tab:
+        yield open_tab
+
+
 @pytest.fixture
-def page(served: Served, scheme: str) -> Iterator[Page]:
-    """Return the first page at 1280 x 800, on a machine that is light or dark."""
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
-        tab.set_default_timeout(_PATIENCE_MS)
-        tab.add_init_script(_NO_PICKER)
-        tab.goto(served.address)
-        tab.get_by_text("chats: 600 requests").wait_for()
-        tab.wait_for_selector(READY)
-        yield tab
-        browser.close()
+def page(served: Served, scheme: str, new_tab: Callable[[int, str], Page]) -> Iterator[Page]:
+    """Return the first page at a width of 1280, on a machine that is light or dark."""
+    tab = new_tab(1280, scheme)
+    tab.set_default_timeout(_PATIENCE_MS)
+    tab.add_init_script(_NO_PICKER)
+    tab.goto(served.address)
+    tab.get_by_text("chats: 600 requests").wait_for()
+    tab.wait_for_selector(READY)
+    yield tab
+    tab.close()
 
 
 def test_every_page_is_legible(page: Page, scheme: str) -> None:

@@ -13,6 +13,7 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.dashboard.shown import EVERY_PAGE, PAGES, metrics, settled, shown, words, worked
+from tests.long import long
 
 HOLDS = """
 import sys
@@ -87,7 +88,7 @@ def empty(db: str) -> str:
     return db
 
 
-@pytest.mark.parametrize("page", EVERY_PAGE)
+@pytest.mark.parametrize("page", [*EVERY_PAGE[:2], *map(long, EVERY_PAGE[2:])])
 def test_a_missing_store_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_missing_store_says_what_to_do(
     assert "kvscope ingest" in app.error[0].value
 
 
-@pytest.mark.parametrize("page", EVERY_PAGE)
+@pytest.mark.parametrize("page", [*EVERY_PAGE[:2], *map(long, EVERY_PAGE[2:])])
 def test_a_broken_store_says_what_it_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
@@ -160,7 +161,7 @@ def write_odd(path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["one request", "nothing shared", "one moment"])
+@pytest.mark.parametrize("kind", ["nothing shared", long("one request"), long("one moment")])
 def test_odd_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Every page stands, and the tuner says why it cannot answer."""
     db = str(tmp_path / "store.duckdb")

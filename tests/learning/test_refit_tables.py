@@ -9,7 +9,6 @@ import pytest
 
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
-from kvscope.learning.ends.offline import EndsOffline
 from kvscope.learning.next_prompts.offline import NextPromptsOffline, conversation_parameters
 from kvscope.learning.offline.learners import OfflineLearner, tables_for
 from kvscope.learning.returns.formulas import ROWS
@@ -29,7 +28,6 @@ LEARNERS: tuple[Any, ...] = (
     ReuseOffline(),
     NextPromptsOffline(),
     ReturnsOffline(),
-    EndsOffline(),
 )
 PER_REQUEST = [name for name in Traffic._fields if name not in {"block_size", "block_parent"}]
 
@@ -112,7 +110,7 @@ def test_conversations_are_recovered() -> None:
 def test_before_anything_is_seen_all_are_alike() -> None:
     """The first row knows no category from another; and so for a trace of one request."""
     of = told("to-c")
-    for learner in LEARNERS[:3]:
+    for learner in LEARNERS:
         values = learner.tables(of).at(0)
         assert np.all(values == values[0])
         assert len(learner.tables(first(of, 1)).rows) == 1

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.characterize.distributions import Summary
 from kvscope.characterize.gaps import HazardCurve, ReuseHazard
+from kvscope.characterize.spatial import Spatial
 from kvscope.characterize.summary import characterize
-from kvscope.characterize.turns import CategoryNextTurn, NextTurn, NextTurns, WindowNextTurn
-from kvscope.report import html, style, time, traffic
+from kvscope.characterize.traffic import Contribution, TypeContribution
+from kvscope.characterize.turns import (
+    CategoryNextTurn,
+    ConversationTurns,
+    NextTurn,
+    NextTurns,
+    TurnCount,
+    WindowNextTurn,
+)
+from kvscope.report import html, reuse, space, style, time, traffic
 from kvscope.report.section import Section, Table
 from tests.characterize.tiny import tiny_store
 
@@ -44,6 +54,29 @@ def test_rates_have_round_ticks() -> None:
     with tiny_store() as (store, trace):
         chart = traffic.over_time_chart(characterize(store, trace))
     assert chart.layout.yaxis2.dtick == pytest.approx(0.2)
+
+
+def test_labels_of_bars_have_room() -> None:
+    """A row a type and turn: names of two lines do not overlap."""
+    rows = tuple(TypeContribution(f"type {k}", k > 4, 1, 0.1, 1, 1, 0.1) for k in range(10))
+    chart = reuse.contribution_chart(Contribution(0.5, 0.5, 0.5, 0.5, rows))
+    assert chart.layout.height >= 40 * len(rows)
+
+
+def test_plots_by_turn_lie_below_each_other() -> None:
+    """Each is as wide as the page, in a row of its own; only the kinds of requests that exist."""
+    cells = ((0.5,) * 10,) * 10
+    for single, rows in ((cells, 3), (None, 2)):
+        chart = space.spatial_chart(Spatial((0.0,) * 10, (0.1,) * 10, cells, single, cells, ()))
+        assert len(chart.data) == rows
+        assert {axis.domain for axis in chart.select_xaxes()} == {(0.0, 1.0)}
+
+
+def test_turns_are_whole_numbers() -> None:
+    """Few turns have a tick each, also where nothing has two."""
+    histogram = (TurnCount(1, 9), TurnCount(3, 1))
+    turns = ConversationTurns(10, Summary(1, 1, 1, 1, 1, 3), 0.9, histogram, None)
+    assert traffic.turns_chart(turns).layout.xaxis.dtick == 1
 
 
 def test_every_word_of_a_page_is_escaped() -> None:
