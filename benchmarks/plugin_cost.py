@@ -24,19 +24,13 @@ import numpy as np
 
 from benchmarks.table import Table
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.learning.ends.boosting import boosted
-from kvscope.learning.ends.chances import FEATURES
-from kvscope.learning.ends.file import FittedEnds
 from kvscope.learning.lane_heap import Scores
 from kvscope.policies.base import Policy
-from kvscope.policies.tlru_learned import TLruLearned
-from kvscope.tuning.file import write_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 BLOCK, OUTPUTS, IN_FLIGHT, KINDS = 16, 16, 16, 20
 LONGEST = 1 << 16
 PUBLISHED_US = 79.0  # KVCache Cache in the Wild, ATC'25: a workload-aware eviction
-TREES = 50
 MODEL = tiny_llama(LONGEST)
 POLICIES: dict[str, dict[str, Any] | None] = {
     "vLLM's own queue": None,
@@ -49,7 +43,6 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "gittins, 12 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
     "gittins, 36 classes, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
     "gittins, 36 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
-    f"tlru-learned, {TREES} trees": {"name": "tlru-learned", "params": {"xi_tokens": 512}},
 }
 CLASS_SETS = {"gittins, 12 classes": 0, "gittins, 36 classes": 1}
 UNGUARDED = ", no guard"
@@ -77,13 +70,11 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         for _ in range(options.rounds):
             for name, policy in POLICIES.items():
-                plugin = _plugin_config(folder, policy) if policy else None
+                plugin = {"policy": policy} if policy else None
                 scheduler = scheduler_without_model(folder, BLOCK, options.blocks, plugin)
                 if (guarded := name.removesuffix(UNGUARDED)) in CLASS_SETS:
                     blocks = options.blocks if guarded == name else None
                     _of_all_classes(scheduler.kvscope[0], CLASS_SETS[guarded], blocks)
-                elif policy and policy["name"] == TLruLearned.name:
-                    _by_turns(scheduler.kvscope[0].learner)
                 runs[name].append(_serve(scheduler, options.requests, options.prompt_blocks))
                 if guarded == name and name in CLASS_SETS:
                     guard = scheduler.kvscope[0].learner._guard  # noqa: SLF001
@@ -164,26 +155,6 @@ def scheduler_without_model(
     )
 
 
-def _plugin_config(folder: str, policy: dict[str, Any]) -> dict[str, Any]:
-    """Return the plugin's configuration: the policy, or a policy file if it has trees."""
-    if policy["name"] != TLruLearned.name:
-        return {"policy": policy}
-    path = Path(folder) / "policy.toml"
-    write_policy(path, TLruLearned(policy["params"]), _trees(), trace="made", block_size=BLOCK)
-    return {"recommendation": str(path)}
-
-
-def _trees() -> FittedEnds:
-    """Return trees that use all features and predict an end for half of their requests."""
-    rng = np.random.default_rng(1)
-    known = rng.random((1000, len(FEATURES))) * np.array(
-        [1000, 1000, 2 * OUTPUTS, 1, 4, 100, 100, 4]
-    )
-    returned = known @ rng.normal(size=len(FEATURES)) / 100 + rng.normal(size=1000) > 0
-    trees = boosted(known, returned, TREES)
-    return FittedEnds(trees, 0.5, 600.0, 10_800.0, 1000)
-
-
 def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -> None:
     """Assign requests to every class in turn, for as many queues as possible: two per class.
 
@@ -227,12 +198,6 @@ def _bytes(value: Any, counted: set[int]) -> int:
     elif hasattr(value, "__dict__"):
         parts = [value.__dict__]
     return sys.getsizeof(value) + sum(_bytes(part, counted) for part in parts)
-
-
-def _by_turns(learner: Any) -> None:
-    """Predict an end for every second request: all are alike, so the trees say the same of all."""
-    find = learner.category
-    learner.category = lambda request, of: (find(request, of), of.number % 2)[1]
 
 
 def _serve(scheduler: Any, requests: int, prompt_blocks: int) -> SchedulerRun:

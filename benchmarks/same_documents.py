@@ -31,7 +31,6 @@ SAMPLES = ("birth-death", "to-b", "to-c", "regime-change", "agent")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "analyze": ("analyze", *MODEL, "--hbm", "80GiB"),
     "fit": ("fit",),
-    "fit --returns": ("fit", "--returns"),
     "simulate": ("simulate", *MODEL, "--policies", "all", "--points", "3", "--slo", "200ms"),
     "simulate engine": ("simulate", "--capacity-model", "engine", "--points", "2"),
     "simulate tiers": ("simulate", *MODEL, "--tiers", "hbm=4GiB,dram=16GiB:ttl=10m"),

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
     from kvscope.store.file import StoreFile
-    from kvscope.tuning.end_gain import EndsFit
 
 __all__ = [
     "AnalysisResult",
@@ -231,10 +230,9 @@ class AnalysisResult(_Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FitResult(_Result):
-    """What `fit` returns; `ends` only where `returns` was set."""
+    """What `fit` returns."""
 
     fit: Fit
-    ends: EndsFit | None = None
 
     def to_polars(self, table: str = "models") -> pl.DataFrame:
         """Return a list of the document: `models`, `categories`, `next_turns` and more."""
@@ -244,7 +242,7 @@ class FitResult(_Result):
     def _report(self) -> Report:
         from kvscope.report.fit import report
 
-        return report(self.fit, self.ends)
+        return report(self.fit)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -413,9 +411,6 @@ def fit(
     *,
     window: Time = None,
     warmup: Share = 0.0,
-    returns: bool = False,
-    horizon: Time = None,
-    xi: Amount = None,
     db: str = MEMORY,
 ) -> FitResult:
     """Fit models of reuse and of conversations: which one to use, and how stable it is."""
@@ -425,7 +420,7 @@ def fit(
         options = parsed(FitOptions, locals())
         exported_policy(options)
     with _opened(trace, db) as opened:
-        return FitResult(*fit_trace(opened.store, opened.facts, options, None, _Logged()))
+        return FitResult(fit_trace(opened.store, opened.facts, options, None, _Logged()))
 
 
 def simulate(

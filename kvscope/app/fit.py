@@ -9,7 +9,7 @@ from kvscope.app.deployment import resolved_deployment
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_EXPORT, FitOptions
 from kvscope.app.requests import hit_definition
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.deployment.deployment import option
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.reuse_models.results import Fit
     from kvscope.store.file import Stores
-    from kvscope.tuning.end_gain import EndsFit
 
 
 def exported_policy(options: FitOptions) -> Variant | None:
@@ -27,9 +26,6 @@ def exported_policy(options: FitOptions) -> Variant | None:
     Raises UsageError, so that mistakes are refused before any trace is read.
     """
     hit_definition(None, "carried", options.warmup)  # the same bounds as everywhere
-    if not options.returns and (options.horizon is not None or options.xi is not None):
-        where = "--xi" if options.horizon is None else "--horizon"
-        raise UsageError("says how returns are foreseen", where=where, remedy="add --returns")
     if options.export is not None:
         return _exported(options)
     for name in ("policy", "param", "capacity_blocks", "deployment"):
@@ -40,27 +36,17 @@ def exported_policy(options: FitOptions) -> Variant | None:
 
 def fit_trace(
     stores: Stores, trace: Trace, options: FitOptions, exported: Variant | None, monitor: Monitor
-) -> tuple[Fit, EndsFit | None]:
+) -> Fit:
     """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
-    The second result is what `returns` learns about the ends of conversations. Raises InputError
-    for a trace that lacks what the options need.
+    Raises InputError for a trace that lacks what the options need.
     """
-    from kvscope.app.traces import replayable
     from kvscope.learning.learners import reads_fit
-    from kvscope.policies.tlru_learned import HORIZON
     from kvscope.reuse_models.evidence import load_evidence
     from kvscope.reuse_models.fit import fit_to
     from kvscope.reuse_models.results import keep
     from kvscope.store.file import CANNOT_STORE
-    from kvscope.tuning.end_gain import XI_TOKENS, fit_ends
 
-    if options.returns and not trace.has_hashes:
-        raise InputError(
-            "a trace of lengths tells no turn from another",
-            where="--returns",
-            remedy="take a trace with hashes",
-        )
     with stores.reading() as store:
         evidence = load_evidence(store, trace)
     fitted = fit_to(evidence, trace, window_s=options.window, warmup=options.warmup)
@@ -78,14 +64,7 @@ def fit_trace(
                 monitor.note(f"fitted for the pool of {where.summary}: {blocks:,} blocks")
         write_export(stores, trace, exported, Path(options.export), blocks)
         monitor.note(f"policy written to {options.export}")
-    if not options.returns:
-        return fitted, None
-    ends = fit_ends(
-        replayable(stores, trace),
-        horizon_s=options.horizon or HORIZON.default,
-        xi_tokens=options.xi or XI_TOKENS,
-    )
-    return fitted, ends
+    return fitted
 
 
 def write_export(
@@ -95,7 +74,6 @@ def write_export(
     from kvscope.app.traces import replayable
     from kvscope.latency.file import load_profile
     from kvscope.latency.profile import DEFAULT_PROFILE
-    from kvscope.learning.learners import needs_fit
     from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters
     from kvscope.replay.traffic import traffic
@@ -105,12 +83,6 @@ def write_export(
     estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
     policy = bind(variant, estimates)
     fitted = fit_for(whole, policy, capacity_blocks)
-    if fitted is not None and needs_fit(type(policy)) and not fitted.requests:
-        raise InputError(
-            "too few requests whose outcome is known to learn from",
-            where=trace.name,
-            remedy="take a longer trace, or a shorter tlru-learned.horizon_s",
-        )
     write_policy(path, policy, fitted, trace=trace.name, block_size=trace.block_size)
 
 
@@ -131,9 +103,7 @@ def _exported(options: FitOptions) -> Variant:
     check_required(kinds[0], variants[0].given, "--policy")
     for name in ("capacity_blocks", "deployment"):
         if getattr(options, name) is not None and not reads_fit(kinds[0]):
-            raise UsageError(
-                f"{kinds[0].name} has no classes to choose, and no threshold", where=option(name)
-            )
+            raise UsageError(f"{kinds[0].name} has no classes to choose", where=option(name))
     if options.capacity_blocks is not None and options.deployment is not None:
         raise UsageError(
             "both state the capacity",

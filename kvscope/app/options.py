@@ -265,7 +265,7 @@ class AnalyzeOptions(DeploymentOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """What `fit` takes; `horizon` and `xi` need `returns`, all from `policy` on need `export`."""
+    """What `fit` takes; all from `policy` on need `export`."""
 
     window: Annotated[
         float | None,
@@ -275,24 +275,6 @@ class FitOptions:
         ),
     ] = None
     warmup: Warmup = 0.0
-    returns: Annotated[
-        bool,
-        Option(
-            "Also learn, request by request, whether another turn will follow: how well that is"
-            " predicted over time, and what it is worth to T-LRU."
-        ),
-    ] = False
-    horizon: Annotated[
-        float | None,
-        Time("With --returns: time within which the next turn has to follow.", default="10m"),
-    ] = None
-    xi: Annotated[
-        int | None,
-        Tokens(
-            "With --returns: tokens that may stay uncached within the latency threshold.",
-            default="8192",
-        ),
-    ] = None
     export: Annotated[
         str | None,
         Target("Write a policy and its fitted table to this file, for kvscope's plugin for vLLM."),
@@ -312,7 +294,7 @@ class FitOptions:
         int | None,
         Blocks(
             "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins and the threshold of tlru-learned.",
+            " classes of gittins.",
             default="the deployment's pool, if there is one",
         ),
     ] = None

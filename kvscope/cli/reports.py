@@ -105,8 +105,8 @@ def fit(
 
         check_names(printing.section, report.SECTIONS)
         stored = load_trace(store, trace, Terminal(), reading)
-        fitted, ends = fit_trace(store, stored, options, exported, Terminal())
-    output.report(report.report(fitted, ends), printing)
+        fitted = fit_trace(store, stored, options, exported, Terminal())
+    output.report(report.report(fitted), printing)
 
 
 def simulate(

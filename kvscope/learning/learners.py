@@ -11,9 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from kvscope.core.errors import UsageError
 from kvscope.learning.conversations import RequestHints
 from kvscope.learning.observer import Request
 from kvscope.policies.base import Floats, LanePolicy, Policy
@@ -39,8 +38,6 @@ class OnlineLearner:
     `arrive` returns what to remember of a request; the engine passes it back as `memo`. `in_words`
     is for the log.
     """
-
-    needs_fit: ClassVar[bool] = False  # runs by a fit from a file alone
 
     table: Floats
     in_words = ""
@@ -108,26 +105,10 @@ def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedT
     return None if learner is None else learner.read_fit(document, where)
 
 
-def check_fit(policy: Policy, fitted: FittedTable | None, where: str) -> None:
-    """Raise UsageError for a policy that an engine cannot run without a fit, if there is none."""
-    if needs_fit(type(policy)) and fitted is None:
-        raise UsageError(
-            f"{policy.name} needs a fitted table, and there is none",
-            where=where,
-            remedy=f"take the file that `kvscope fit --export PATH --policy {policy.name}` writes",
-        )
-
-
 def reads_fit(policy: type[Policy]) -> bool:
     """Return whether a policy file can carry a fit for a policy."""
     learner = learner_class(policy)
     return learner is not None and learner.read_fit is not OnlineLearner.read_fit
-
-
-def needs_fit(policy: type[Policy]) -> bool:
-    """Return whether an engine runs a policy by the fit of a file alone."""
-    learner = learner_class(policy)
-    return learner is not None and learner.needs_fit
 
 
 def computed_blocks(request: Request, block_size: int) -> int:

@@ -22,7 +22,6 @@ from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_end import TLruEnd
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.tlru_length import TLruLength
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
@@ -41,7 +40,6 @@ POLICIES: tuple[type[Policy], ...] = (
     Etlru,
     Wa,
     Gittins,
-    TLruLearned,
     Ttl,
     TLruEnd,
     TLruLength,
@@ -49,16 +47,25 @@ POLICIES: tuple[type[Policy], ...] = (
     TailBelady,
 )
 
+REMOVED = {"tlru-learned": "gittins"}
+"""Policies of earlier versions, each with the one to take instead."""
+
 
 def by_name(name: str) -> type[Policy]:
     """Return the policy with this name or alias, in upper or lower case.
 
-    Raises UsageError with the nearest name.
+    Raises UsageError with the nearest name, or with what replaces a removed policy.
     """
     wanted = name.casefold()
     for known in POLICIES:
         if wanted in (known.name, *known.aliases):
             return known
+    if wanted in REMOVED:
+        raise UsageError(
+            f"the policy {wanted} was removed",
+            where="--policies",
+            remedy=f"take {REMOVED[wanted]} instead",
+        )
     names = [known.name for known in POLICIES]
     near = get_close_matches(wanted, names, n=1)
     raise UsageError(

@@ -7,7 +7,7 @@ from functools import partial
 
 from kvscope.app.documents.fit import fit_document
 from kvscope.core import units
-from kvscope.report import returns, style
+from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, curve_plot, tabulate
 from kvscope.report.words import (
@@ -35,9 +35,8 @@ from kvscope.reuse_models.results import (
     WindowFit,
     WindowFits,
 )
-from kvscope.tuning.end_gain import EndsFit
 
-SECTIONS = ("summary", "models", "stability", "conversations", "next-prompts", "returns")
+SECTIONS = ("summary", "models", "stability", "conversations", "next-prompts")
 """What `--section` of `kvscope fit` takes; a trace need not have them all."""
 
 SHOWN_WINDOWS = 12  # more lines cannot be told apart
@@ -58,7 +57,7 @@ _MEANING = (
 )
 
 
-def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
+def sections(fit: Fit) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
     known = [
         headline(fit),
@@ -66,19 +65,18 @@ def sections(fit: Fit, ends: EndsFit | None = None) -> list[Section]:
         _stability(fit, fit.windows) if fit.windows is not None else None,
         _conversations(fit) if fit.next_turns else None,
         _next_prompts(fit.next_prompts) if fit.next_prompts else None,
-        returns.section(ends) if ends is not None else None,
     ]
     return [section for section in known if section is not None]
 
 
-def report(fit: Fit, ends: EndsFit | None = None) -> Report:
-    """Return the fit in every form; its screen has how well ends are predicted where asked."""
+def report(fit: Fit) -> Report:
+    """Return the fit in every form."""
     return Report(
         "kvscope fit",
         fit.trace,
-        document=lambda: fit_document(fit, ends),
-        screen=lambda: [headline(fit), *([returns.section(ends)] if ends is not None else [])],
-        sections=lambda: sections(fit, ends),
+        document=lambda: fit_document(fit),
+        screen=lambda: [headline(fit)],
+        sections=lambda: sections(fit),
     )
 
 

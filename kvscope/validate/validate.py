@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.learners import FittedTable, check_fit
+from kvscope.learning.learners import FittedTable
 from kvscope.learning.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
@@ -56,7 +56,7 @@ def recommended_run(
 
     `overlapped` as in `EngineSettings.async_scheduling`; `trace_clock`: the policy's clock follows
     the arrival times that requests carry (`sequential`). Raises UsageError for a policy that vLLM
-    cannot run, or not without what the file lacks.
+    cannot run.
     """
     if flags(file.policy).vllm is None:
         raise UsageError(
@@ -64,7 +64,6 @@ def recommended_run(
             where=str(path),
             remedy=f"tune with --policies {plugin_policies()}",
         )
-    check_fit(file.policy, file.fitted, str(path))
     if file.policy.name == Lru.name:
         return PolicyRun()
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"

@@ -20,7 +20,7 @@ import msgspec
 
 from kvscope.core.errors import InputError
 from kvscope.core.toml_files import document_in, table_as
-from kvscope.learning.learners import FittedTable, check_fit, read_fit
+from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, policy_in
 from kvscope.policies.base import LanePolicy
 from kvscope.vllm_plugin.eviction_controller import lane_policy
@@ -85,10 +85,7 @@ def _policy(
         document: Mapping[str, Any] = {
             "policy": {"params": {}, **given} if isinstance(given, dict) else given
         }
-        where = f"{_WHERE}: policy.name"
-        policy = lane_policy(policy_in(document, _WHERE), where)
-        check_fit(policy, None, where)
-        return policy, None
+        return lane_policy(policy_in(document, _WHERE), f"{_WHERE}: policy.name"), None
     path = table.recommendation or environment.get(RECOMMENDATION)
     if not path:
         return None, None
@@ -100,9 +97,7 @@ def _policy(
             remedy=f"tune for the deployment (--gpu, --model), or set {CACHE_STUDY}=1",
         )
     policy = lane_policy(policy_in(document, path), f"{path}: policy.name")
-    fitted = read_fit(document, policy, path)
-    check_fit(policy, fitted, path)
-    return policy, fitted
+    return policy, read_fit(document, policy, path)
 
 
 def _readable(text: str) -> Path:

@@ -190,52 +190,6 @@ def test_fit_imports_no_more_than_it_needs() -> None:
     assert json.loads(done.stderr.splitlines()[-1]) == [0, []]
 
 
-def test_returns_are_foreseen_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """The document then has the scores, the table of the last fit, and what it is worth."""
-    assert fitted(capsys, BIRTH_DEATH)["returns"] is None
-    found = fitted(capsys, CHATS, "--returns", "--horizon", "5m", "--xi", "4096")["returns"]
-    assert found["horizon_s"] == 300
-    assert found["xi_tokens"] == 4096
-    assert found["auc_later"] > 0.7 > found["auc_first"]
-    assert {"start_s", "requests", "base_rate", "auc", "brier"} <= set(found["windows"][0])
-    assert {"low", "high", "n", "predicted", "observed"} <= set(found["calibration"][0])
-    assert {"level", "capacity_blocks", "tel_tokens", "share", "low", "high"} <= set(
-        found["end_gains"][0]
-    )
-    trees = found["trees"]
-    assert len(trees["features"]) == len(trees["edges"]) == len(trees["values"]) > 0
-    assert max(max(three) for three in trees["features"]) < len(found["features"])
-
-
-def test_returns_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The terminal has the calibration and the way gone; the page the charts."""
-    page = tmp_path / "fit.html"
-    assert run(["fit", CHATS, "--db", ":memory:", "--returns", "--html", str(page)]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert "does another turn follow within 10 min?" in words
-    assert "tlru-learned reaches" in words
-    assert "Calibration" in words
-    assert "AUC over time" in words
-    assert "predicted" in page.read_text()
-
-
-@pytest.mark.parametrize("option", [("--horizon", "5m"), ("--xi", "8k")])
-def test_what_says_how_wants_returns(
-    capsys: pytest.CaptureFixture[str], option: tuple[str, str]
-) -> None:
-    """Alone these options say nothing."""
-    assert run(["fit", CHATS, "--db", ":memory:", *option]) == 2
-    assert f"{option[0]}: says how returns are foreseen; add --returns" in capsys.readouterr().err
-
-
-def test_lengths_tell_no_returns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One line, with what to do."""
-    path = tmp_path / "lengths.csv"
-    path.write_text(LENGTHS)
-    assert run(["fit", str(path), "--db", ":memory:", "--returns"]) == 3
-    assert "take a trace with hashes" in capsys.readouterr().err
-
-
 def test_all_requests_at_one_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There is nothing to compare over time; the rest is fitted."""
     trace = tmp_path / "burst.jsonl"

@@ -11,11 +11,8 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
 from kvscope.core.hits import standard
-from kvscope.learning.ends.file import FittedEnds
-from kvscope.learning.ends.offline import EndsOffline
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.policies.gittins import Gittins
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.replay.traffic import traffic
 from kvscope.vllm_plugin.settings import read_settings
 from tests.golden.samples import sample
@@ -75,32 +72,6 @@ def test_a_capacity_may_choose_the_classes(tmp_path: Path) -> None:
     assert found.fitted is not None
     assert found.fitted.class_set == expected.class_set
     assert np.array_equal(found.fitted.index, expected.index)
-
-
-@pytest.mark.parametrize("capacity", [None, 1000])
-def test_the_plugin_reads_who_is_taken_to_end(tmp_path: Path, capacity: int | None) -> None:
-    """Trees to the last bit, and the threshold that is cautious, or that a capacity asks for."""
-    path = tmp_path / "policy.toml"
-    more = [] if capacity is None else ["--capacity-blocks", str(capacity)]
-    told = ["--policy", "tlru-learned", "--param", "tlru-learned.xi_tokens=1k", *more]
-    assert exported(path, *told) == 0
-    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
-    assert isinstance(found.policy, TLruLearned)
-    assert found.policy.values["xi_tokens"] == 1000
-    expected = EndsOffline().fit(traffic(sample("to-c"), standard()), found.policy, capacity)
-    assert isinstance(found.fitted, FittedEnds)
-    assert found.fitted == expected
-    assert len(found.fitted.trees.features) == 50
-
-
-def test_a_horizon_that_no_request_has_behind_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is learned, so nothing is written."""
-    told = ["--policy", "tlru-learned", "--param", "tlru-learned.horizon_s=1000d"]
-    assert exported(tmp_path / "policy.toml", *told) == 3
-    assert "too few requests whose outcome is known" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_other_policies_of_the_plugin_need_no_fit(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa, reuse_rows
 from kvscope.replay.replay import Tables
@@ -25,7 +24,6 @@ from kvscope.replay.traffic import traffic
 from tests.conformance.conversations import prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, both, fitting, stepped
-from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -41,11 +39,9 @@ POLICIES: dict[str, LanePolicy] = {
     "gittins": Gittins({"xi_tokens": 200, "next_prompt_tokens": 60}),
     "gittins hits": Gittins({"xi_tokens": 0, "refit_s": 60}),
     "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
-    "tlru-learned": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60}),
-    "tlru-learned ttl": TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60, "ttl_s": 90}),
 }
 KINDS = 5
-TABLE = Tables(
+TABLE = Tables.of(
     np.zeros(1, dtype=np.int64),
     reuse_rows(
         np.array([[0.9, 0.2, 0.6, 0.6, 0.0]]),
@@ -72,12 +68,8 @@ def compared(
         rng = np.random.default_rng(len(trace))
         more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(trace))]}
         more |= {"tables": TABLE}
-    fitted = None
     if isinstance(policy, Gittins):
         fitted = random_fit(int(name.endswith("pace")), len(trace))
-    elif isinstance(policy, TLruLearned):
-        fitted = drawn_ends(len(trace))
-    if fitted is not None:
         known = traffic(prompts_of(trace, 16), standard())
         more = {"fitted": fitted, "tables": plugin_tables(known, policy, fitted)}
     vllm, model = both(
@@ -104,9 +96,7 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overla
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
-@pytest.mark.parametrize(
-    "name", ["wa", "gittins", long("tlru"), long("gittins pace"), long("tlru-learned")]
-)
+@pytest.mark.parametrize("name", ["wa", "gittins", long("tlru"), long("gittins pace")])
 def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
     """Bursts, long prompts, long outputs, and repeated prompts."""
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)

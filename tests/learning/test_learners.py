@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvscope import learning
-from kvscope.learning.learners import OnlineLearner, learner_class, needs_fit, reads_fit
+from kvscope.learning.learners import OnlineLearner, learner_class, reads_fit
 from kvscope.learning.offline.learners import OfflineLearner, offline_learner
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES
@@ -35,9 +35,8 @@ def test_each_folder_is_some_policys() -> None:
 
 
 def test_fits_in_files() -> None:
-    """`gittins` may take one along, `tlru-learned` has to."""
-    assert {policy.name for policy in POLICIES if reads_fit(policy)} == {"gittins", "tlru-learned"}
-    assert {policy.name for policy in POLICIES if needs_fit(policy)} == {"tlru-learned"}
+    """`gittins` may take one along."""
+    assert {policy.name for policy in POLICIES if reads_fit(policy)} == {"gittins"}
 
 
 def test_the_online_halves_are_light() -> None:

@@ -17,7 +17,6 @@ from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.ttl import Ttl
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
@@ -30,7 +29,6 @@ POLICIES: dict[str, LanePolicy] = {
     "gittins ttl": Gittins({"xi_tokens": 5, "ttl_s": 3.0}),
     "lru": Lru(),
     "tlru": TLru({"xi_tokens": 5, "next_prompt_tokens": 2}),
-    "tlru-learned": TLruLearned({"xi_tokens": 5, "next_prompt_tokens": 2}),
     "threshold-lru": ThresholdLru({"threshold_tokens": 9}),
     "ttl": Ttl({"ttl_s": 2.0}),
 }
@@ -82,7 +80,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     for which, shadow in enumerate(shadows.each):
         sound(shadow)
         since, columns = np.zeros(1, dtype=np.int64), (classes[which], cuts[which])
-        tables = Tables(since, values[which][None], *(x.astype(np.int32) for x in columns))
+        tables = Tables.of(since, values[which][None], *(x.astype(np.int32) for x in columns))
         expected = replay(of, policy, capacity, tables=tables).hit_blocks
         assert np.minimum([each[which] for each in found], of.look).tolist() == expected.tolist()
     return expected

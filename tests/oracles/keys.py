@@ -125,12 +125,6 @@ def _tlru_end(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     return (0.0,) if ended else _tlru(asked, block, one)
 
 
-def _tlru_learned(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
-    """Class 0 is taken to end; so is every other one while its row of the table says 0."""
-    kind = int(asked.traffic.category[one.owner])
-    return _tlru(asked, block, one) if kind > 0 and asked.table[kind][0] > 0 else (0.0,)
-
-
 def _tlru_length(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     truth = int(asked.traffic.next_prompt_tokens[one.owner])
     return (0.0 if truth == ENDS or _safe(asked, one, truth) else 1.0,)
@@ -203,7 +197,6 @@ KEYS: dict[str, Key] = {
     "gdfs": _gdfs,
     "tlru": _tlru,
     "tlru-end": _tlru_end,
-    "tlru-learned": _tlru_learned,
     "tlru-length": _tlru_length,
     "etlru": _etlru,
     "wa": _wa,

@@ -33,7 +33,6 @@ _VALUES: dict[str, tuple[float, ...]] = {
     "turn_rate_per_s": (0.0, 0.013, 0.7),
     "death_rate_per_s": (0.0, 0.011, 0.43),
     "given_silence": (0.0, 1.0),
-    "horizon_s": (600.0,),
 }
 """What a test draws from, by the name of a parameter; binary fractions where keys may tie."""
 
@@ -70,7 +69,7 @@ def tables(draw: st.DrawFn, policy: str) -> Tables:
     later = draw(st.lists(st.integers(1, 9), min_size=periods - 1, max_size=periods - 1))
     rows = CATEGORIES * (2 if policy == "gittins" else 1)
     values = draw(st.lists(_ROWS[policy], min_size=periods * rows, max_size=periods * rows))
-    return Tables(
+    return Tables.of(
         np.array([0, *sorted(later)], dtype=np.int64),
         np.array(values, dtype=np.float64).reshape(periods, rows, -1),
     )
@@ -91,9 +90,7 @@ _INDEX = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 3.0)), min_size=5, max_
     lambda drawn: np.repeat(sorted(drawn, reverse=True), (5, 6, 7, 6, AGES - 24)).tolist()
 )
 """Falls with age, at 0.3 s, 1.3 s, 6.3 s and 25 s."""
-_GOES_ON = st.sampled_from(([0.0], [1.0]))
-"""Whether a class's conversations are taken to end."""
-_ROWS = {"wa": _WA_ROWS, "etlru": _PROMPTS, "gittins": _INDEX, "tlru-learned": _GOES_ON}
+_ROWS = {"wa": _WA_ROWS, "etlru": _PROMPTS, "gittins": _INDEX}
 
 
 def plain_tables(policy: type[Policy]) -> Tables:
@@ -103,9 +100,8 @@ def plain_tables(policy: type[Policy]) -> Tables:
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
     index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in range(1, 7))
-    goes_on = (0.0,), (1.0,), (0.0,)
-    rows = {"wa": wa, "etlru": prompts, "gittins": index, "tlru-learned": goes_on}[policy.name]
-    return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))
+    rows = {"wa": wa, "etlru": prompts, "gittins": index}[policy.name]
+    return Tables.of(np.zeros(1, dtype=np.int64), np.array([rows]))
 
 
 def capacities(traffic: Traffic) -> st.SearchStrategy[int]:

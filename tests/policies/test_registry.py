@@ -6,7 +6,7 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
-from kvscope.policies.registry import POLICIES, by_name, check_required, plugin_policies
+from kvscope.policies.registry import POLICIES, REMOVED, by_name, check_required, plugin_policies
 from tests.oracles.keys import KEYS
 from tests.oracles.queues import QUEUES
 
@@ -33,6 +33,15 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         by_name("tlruu")
 
 
+def test_a_removed_policy_names_its_successor() -> None:
+    """An old command says what to take instead, in either case of letters."""
+    for name, successor in REMOVED.items():
+        assert name not in {policy.name for policy in POLICIES}
+        assert by_name(successor).name == successor
+        with pytest.raises(UsageError, match=f"{name} was removed; take {successor} instead"):
+            by_name(name.upper())
+
+
 def test_a_policy_that_needs_a_value_is_refused_without_it() -> None:
     """`ttl` without a time to live would be LRU; the others take their defaults."""
     for policy in POLICIES:
@@ -45,7 +54,7 @@ def test_a_policy_that_needs_a_value_is_refused_without_it() -> None:
 
 def test_the_plugins_policies() -> None:
     """Lanes that do not know the future."""
-    assert plugin_policies() == "lru,threshold-lru,tlru,wa,gittins,tlru-learned,ttl"
+    assert plugin_policies() == "lru,threshold-lru,tlru,wa,gittins,ttl"
 
 
 def test_hindsight_is_marked() -> None:

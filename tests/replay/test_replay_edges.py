@@ -58,7 +58,7 @@ def test_a_block_that_tlru_needs_in_part_is_not_safe(leaves: Leaves) -> None:
 def test_tables_that_lack_a_category_are_refused() -> None:
     """A category without a row is an error, not a read behind the table's end."""
     of = _chains([[1]], [5])._replace(category=np.array([3], dtype=np.int32))
-    for name in ("wa", "etlru", "gittins", "tlru-learned"):
+    for name in ("wa", "etlru", "gittins"):
         with pytest.raises(ValueError, match="a row of its table"):
             replay(of, by_name(name)(), 1)
 

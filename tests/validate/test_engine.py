@@ -14,7 +14,6 @@ from threading import Event
 
 import numpy as np
 import pytest
-import tomli_w
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
@@ -22,12 +21,10 @@ from kvscope.core.trace import OUTPUTS, Prompts
 from kvscope.latency.calibration import fit, grid, measure
 from kvscope.latency.profile import LatencyProfile
 from kvscope.latency.targets import ServerTarget
-from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
 from kvscope.serving.client import BlockPool, block_pool, completion
 from kvscope.serving.interpreter import interpreter, with_vllm
@@ -38,7 +35,6 @@ from kvscope.validate.replay import Measurement, Pace, TraceReplay
 from kvscope.validate.tokens import TokenTrace
 from kvscope.validate.validate import PolicyRun, recommended_run
 from kvscope.vllm_sim import EngineSettings
-from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
 from tests.validate.test_tokens import chats
 
@@ -54,9 +50,7 @@ POLICIES: tuple[Policy, ...] = (
     TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
     Wa({"refit_s": 60}),
     Gittins({"xi_tokens": 200, "refit_s": 60}),
-    TLruLearned({"xi_tokens": 200, "next_prompt_tokens": 60}),
 )
-FITTED: dict[str, FittedTable] = {"tlru-learned": drawn_ends(3)}
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
 LOGGED = {"VLLM_LOGGING_LEVEL": "INFO"}  # other tests of this process ask for less
@@ -117,8 +111,7 @@ def foreseen(
     """Return the prediction for the requests."""
     sent = TokenTrace(prompts, forced=True).sent(SIZE)
     settings = replace(SETTINGS, usable_blocks=blocks)
-    fitted = FITTED.get(policy.name)
-    return predict(sent, policy, settings, PROFILE, pace, measured, fitted=fitted)
+    return predict(sent, policy, settings, PROFILE, pace, measured)
 
 
 def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
@@ -166,7 +159,6 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"params = {{ {params} }}\n[capacity]\ntokens = {BLOCKS * SIZE}\n"
         f'[latency]\nschema = 1\nname = "a guess"\nsource = ""\n'
         f"base_ms = 5\nper_token_ms = 0.03\n"
-        + tomli_w.dumps(FITTED[policy.name].document() if policy.name in FITTED else {})
     )
     run = recommended_run(read_recommendation(file), file, overlapped=False, trace_clock=True)
     prompts = chats(tmp_path, 300, ALIVE, gap_s=3.0, longest_output=12)

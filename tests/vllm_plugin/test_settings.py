@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kvscope import vllm_plugin
 from kvscope.core.errors import InputError, KvscopeError, UsageError
-from kvscope.learning.ends import file as ends
 from kvscope.learning.policy_file import KEYS
 from kvscope.learning.returns import file as returns
 from kvscope.tuning.file import RecommendationTable
@@ -131,8 +130,8 @@ def test_nothing_is_asked_for() -> None:
         ({"policy": {"name": "tlru", "params": {"xi": 3}}}, InputError, "no parameter 'xi'"),
         (
             {"policy": {"name": "tlru-learned"}},
-            UsageError,
-            r"policy.name: tlru-learned needs a fitted table, and there is none; take the file",
+            InputError,
+            r"policy.name: the policy tlru-learned was removed; take gittins instead$",
         ),
         ({"recommendation": "missing.toml"}, InputError, "No such file"),
         (
@@ -191,7 +190,7 @@ def test_keys_that_no_version_writes_are_refused(
 def test_all_that_kvscope_writes_is_known() -> None:
     """The plugin, which imports little, knows every key of every file."""
     fields = {field.encode_name for field in msgspec.structs.fields(RecommendationTable)}
-    assert {*fields, "block_size", returns.TABLE, ends.TABLE} == set(KEYS)
+    assert {*fields, "block_size", returns.TABLE, "ends"} == set(KEYS)
 
 
 JSON = st.recursive(
@@ -279,7 +278,7 @@ EDITS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["policy-gittins", "recommendation-tlru-learned"])
+@pytest.mark.parametrize("name", ["policy-gittins", "recommendation-gittins"])
 @settings(deadline=None)
 @given(edits=EDITS)
 def test_no_file_raises_anything_else(

@@ -178,7 +178,7 @@ def test_an_error_in_a_score_is_told_once_too(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
 def test_policies_that_an_engine_can_follow(policy: type[LanePolicy]) -> None:
     """Those of recency lists that know no future; others are refused by name, in one line."""
-    if policy.name in {"lru", "tlru", "threshold-lru", "wa", "gittins", "tlru-learned", "ttl"}:
+    if policy.name in {"lru", "tlru", "threshold-lru", "wa", "gittins", "ttl"}:
         assert lane_policy(policy()).name == policy.name
     else:
         with pytest.raises(UsageError, match="kvscope's plugin cannot run it"):

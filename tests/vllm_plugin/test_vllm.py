@@ -28,7 +28,6 @@ from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.policies.wa import Wa
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
@@ -37,7 +36,6 @@ from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import engine_traffic
 from tests.conformance.conversations import TokenRequest, prompts_of
-from tests.learning.drawn_trees import drawn_ends
 from tests.long import long
 from tests.vllm_plugin.serving import BLOCK, MOST_BLOCKS
 
@@ -165,19 +163,6 @@ def test_every_request_hits_what_was_predicted_of_one_fit(
     index = np.random.default_rng(3).lognormal(-4.0, 2.0, (math.prod(STEPS[class_set]), AGES))
     fitted = FittedReturns(class_set, index, 10_800.0, 1)
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
-    path = recommended(tmp_path / "policy.toml", policy, fitted)
-    answer = vllm.serve("conversations", KVSCOPE_RECOMMENDATION=str(path))
-    assert answer["broken"] == [False]
-    known = prompts(answer)
-    measured = [one["hit_tokens"] for one in answer["served"]]
-    assert measured == predicted(known, policy, fitted)
-    assert measured not in [predicted(known, one) for one in (Lru(), TAIL, policy)]
-
-
-def test_ends_are_foreseen_as_the_simulator_has_them(vllm: Vllm, tmp_path: Path) -> None:
-    """T-LRU with trees from a file: whose conversation ends is known of each request alike."""
-    fitted = drawn_ends(3)
-    policy = TLruLearned({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
     answer = vllm.serve("conversations", KVSCOPE_RECOMMENDATION=str(path))
     assert answer["broken"] == [False]

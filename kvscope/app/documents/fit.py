@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts, TraceFacts
-from kvscope.learning.ends.chances import FEATURES
-from kvscope.learning.ends.prediction_quality import PredictionQuality
 from kvscope.reuse_models.results import (
     CategoryFit,
     Conversation,
@@ -17,7 +15,6 @@ from kvscope.reuse_models.results import (
     StabilityFit,
     WindowFit,
 )
-from kvscope.tuning.end_gain import EndGain, EndsFit
 
 
 class WindowsFacts(Facts):
@@ -29,27 +26,11 @@ class WindowsFacts(Facts):
     fits: tuple[WindowFit, ...]
 
 
-class TreesFacts(Facts):
-    """A boosted model of whether a conversation goes on."""
-
-    start: float
-    features: tuple[tuple[int, int, int], ...]
-    edges: tuple[tuple[float, float, float], ...]
-    values: tuple[tuple[float, float, float, float], ...]
-
-
-class ReturnsFacts(Facts, PredictionQuality):
-    """How well returns are predicted, and what that is worth to T-LRU."""
-
-    features: tuple[str, ...]
-    trees: TreesFacts | None  # type: ignore[assignment]  # by name rather than by position
-    xi_tokens: float
-    judged_after: float
-    end_gains: tuple[EndGain, ...]
-
-
 class FitDocument(Document):
-    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths."""
+    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths.
+
+    `returns` is always null: it described predictions of a policy that was removed.
+    """
 
     command: Literal["fit"] = "fit"
     trace: TraceFacts
@@ -64,11 +45,11 @@ class FitDocument(Document):
     conversation: Conversation | None
     next_turns: tuple[NextTurnFit, ...]
     next_prompt_tokens: tuple[NextPromptFit, ...]
-    returns: ReturnsFacts | None
+    returns: None
 
 
-def fit_document(fit: Fit, ends: EndsFit | None) -> FitDocument:
-    """Return the document of `kvscope fit`; `ends` is what `--returns` adds."""
+def fit_document(fit: Fit) -> FitDocument:
+    """Return the document of `kvscope fit`."""
     windows = fit.windows
     return FitDocument.build(
         fit,
@@ -77,17 +58,5 @@ def fit_document(fit: Fit, ends: EndsFit | None) -> FitDocument:
         windows=WindowsFacts.build(windows) if windows else None,
         stability=windows.stability if windows else (),
         next_prompt_tokens=fit.next_prompts,
-        returns=_returns(ends) if ends else None,
-    )
-
-
-def _returns(ends: EndsFit) -> ReturnsFacts:
-    trees = ends.foreseen.trees
-    return ReturnsFacts.build(
-        ends.foreseen,
-        ends,
-        trees=TreesFacts.build(trees) if trees else None,
-        features=FEATURES,
-        judged_after=ends.warmup,
-        end_gains=ends.gains,
+        returns=None,
     )

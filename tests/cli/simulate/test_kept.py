@@ -85,6 +85,7 @@ def test_ctrl_c_keeps_what_is_finished(
     ("arguments", "code", "message"),
     [
         (["--policies", "lru,tlur"], 2, "--policies: unknown policy 'tlur'; did you mean tlru?"),
+        (["--policies", "tlru-learned"], 2, "tlru-learned was removed; take gittins instead"),
         (["--param", "tlru.xi_token=2"], 2, "--param tlru.xi_token: tlru has no parameter"),
         (["--param", "tlru.xi_token=2"], 2, "did you mean xi_tokens?"),
         (["--param", "tlru.xi_tokens=2s"], 2, "--param tlru.xi_tokens: '2s' is not a number"),

@@ -15,7 +15,6 @@ from kvscope.learning.returns.file import FittedReturns
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_learned import TLruLearned
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.traffic import traffic
 from tests.golden.samples import sample
@@ -23,9 +22,7 @@ from tests.golden.samples import sample
 BLOCKS = 1000
 
 
-@pytest.mark.parametrize(
-    "policy", [TLru(), Gittins(), TLruLearned({"xi_tokens": 1024})], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("policy", [TLru(), Gittins()], ids=lambda one: one.name)
 def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     """As `fit` has it; a table that an engine can fit anew says that it is to."""
     prompts = sample("to-c")

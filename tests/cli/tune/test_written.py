@@ -15,7 +15,6 @@ from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
 GITTINS = ("--policies", "gittins")
-LEARNED = ("--policies", "tlru-learned")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,6 @@ LEARNED = ("--policies", "tlru-learned")
         ("--capacity-blocks", "100"),  # too little: LRU, or another capacity
         ("--slo", "20ms", *HERE),
         (*GITTINS, *HERE),
-        (*LEARNED, *HERE),
     ],
     ids=" ".join,
 )
@@ -77,7 +75,7 @@ def test_the_file_is_what_was_recommended(
     assert (None if tpot_slo_s is None else tpot_slo_s * 1e3) == target["tpot_slo_ms"]
     assert (read.target.measure, read.target.view) == (target["measure"], target["view"])
     assert read.profile.base_s == 0.010
-    assert (read.fitted is None) == (read.policy.learner not in {"returns", "ends"})
+    assert (read.fitted is None) == (read.policy.learner != "returns")
     flags = {engine: text for engine, text in best["flags"].items() if text is not None}
     assert read.flags == flags
     assert bool(flags) == (not best["why_no_flags"])

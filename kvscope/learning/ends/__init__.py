@@ -1,1 +1,0 @@
-"""Learner of `tlru-learned`: which conversations end."""
