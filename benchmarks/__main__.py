@@ -13,6 +13,7 @@ from benchmarks import (
     ROOT,
     analyze,
     dashboard,
+    fits,
     lru_curve,
     peers,
     replays,
@@ -24,7 +25,7 @@ from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("analyze", "start", "peers", "curve", "replays", "dashboard")
+PARTS = ("analyze", "start", "peers", "curve", "replays", "fits", "dashboard")
 VERSIONS = "versions"  # needs --before
 PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
@@ -78,6 +79,8 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
             tables = [versions.table(measured, options.before.resolve(), rounds)]
         case "curve":
             tables = [lru_curve.table(traces.t6(folder), folder, rounds)]
+        case "fits":
+            tables = [fits.table([traces.week(folder), traces.t6(folder)], folder, rounds)]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
         case "peers":

@@ -64,11 +64,11 @@ class Plan:
     system: NDArray[np.int64] = field(repr=False)
 
 
-def plan(requests: int, seed: int) -> Plan:
+def plan(requests: int, seed: int, requests_per_s: float = REQUESTS_PER_S) -> Plan:
     """Sample the first `requests` turns of conversations that start at a constant rate."""
     rng = np.random.default_rng(seed)
     chats = int(requests * (1 - NEXT_TURN) * 1.05) + 100
-    births = np.cumsum(rng.exponential(1 / (REQUESTS_PER_S * (1 - NEXT_TURN)), chats))
+    births = np.cumsum(rng.exponential(1 / (requests_per_s * (1 - NEXT_TURN)), chats))
     turns = rng.geometric(1 - NEXT_TURN, chats)
     chat = np.repeat(np.arange(chats), turns)
     first = np.cumsum(turns) - turns
@@ -96,9 +96,11 @@ def _lognormal(rng: np.random.Generator, law: tuple[float, float], count: int) -
     return np.maximum(lengths.astype(np.int64), 1)
 
 
-def records(requests: int, seed: int) -> Iterator[dict[str, Any]]:
+def records(
+    requests: int, seed: int, requests_per_s: float = REQUESTS_PER_S
+) -> Iterator[dict[str, Any]]:
     """Yield one record per request, in order of arrival."""
-    planned = plan(requests, seed)
+    planned = plan(requests, seed, requests_per_s)
     ids = BlockIds()
     low, high = SYSTEM_BLOCKS
     heads = [list(ids.take(low + which % high)) for which in range(SYSTEM_PROMPTS)]
@@ -144,12 +146,12 @@ def _turn(
     return record
 
 
-def write(path: Path, requests: int, seed: int = 0) -> None:
+def write(path: Path, requests: int, seed: int = 0, requests_per_s: float = REQUESTS_PER_S) -> None:
     """Write the trace to `path`; the file appears only when it is complete."""
     part = path.with_name(path.name + ".part")
     encode = msgspec.json.Encoder().encode
     with part.open("wb", buffering=1 << 20) as file:
-        for record in records(requests, seed):
+        for record in records(requests, seed, requests_per_s):
             file.write(encode(record) + b"\n")
     part.replace(path)
 
@@ -160,8 +162,9 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--requests", type=int, default=265_002)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests-per-s", type=float, default=REQUESTS_PER_S)
     options = parser.parse_args()
-    write(options.path, options.requests, options.seed)
+    write(options.path, options.requests, options.seed, options.requests_per_s)
 
 
 if __name__ == "__main__":

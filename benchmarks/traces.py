@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.processes import measure, note
 
-T6_REQUESTS = 265_002
+T6_REQUESTS, WEEK_REQUESTS = 265_002, 7_000
 MOONCAKE = "mooncake_conversation.jsonl.gz"
 
 
@@ -37,6 +37,11 @@ def t03(folder: Path) -> TraceFile:
     return _generated(folder, "t03", T6_REQUESTS // 20)
 
 
+def week(folder: Path) -> TraceFile:
+    """Return a generated trace of 7,000 requests, spread over a week."""
+    return _generated(folder, "week", WEEK_REQUESTS, WEEK_REQUESTS / (7 * 86_400))
+
+
 def published(folder: Path) -> TraceFile:
     """Return the Mooncake conversation trace if KVSCOPE_TRACES names its folder, else t03."""
     traces = os.environ.get("KVSCOPE_TRACES")
@@ -46,11 +51,14 @@ def published(folder: Path) -> TraceFile:
     return t03(folder)
 
 
-def _generated(folder: Path, name: str, requests: int) -> TraceFile:
+def _generated(
+    folder: Path, name: str, requests: int, requests_per_s: float | None = None
+) -> TraceFile:
     path = folder / f"{name}.jsonl"
     if not path.exists():
         note(f"generating {path} ({requests:,} requests), once")
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.generate", str(path)]
-        measure([*command, "--requests", str(requests)])
+        rate = ["--requests-per-s", str(requests_per_s)] if requests_per_s else []
+        measure([*command, "--requests", str(requests), *rate])
     return TraceFile(name, path, 16)

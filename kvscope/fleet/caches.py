@@ -20,9 +20,10 @@ from kvscope.core.prefix import Paths
 from kvscope.policies.base import Floats, KeyPolicy, LanePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Heap, Keys, empty_keys, keys_order
 from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_order
-from kvscope.replay.kernels.loop import EvictionOrder, Now, server
+from kvscope.replay.kernels.loop import EvictionOrder, Now, TablePeriods, server
 from kvscope.replay.kernels.queues import Queues, empty_queues, queues_server
 from kvscope.replay.last_touch import Segments
+from kvscope.replay.replay import Tables
 from kvscope.replay.structures.runs import END, NAMED, TIP, CachedRuns
 from kvscope.replay.traffic import Traffic
 
@@ -50,7 +51,7 @@ class FleetCaches(NamedTuple):
     `touched` and `state` are what the functions of `Caches` take. By replica, `size` counts the
     blocks cached, `evictions` those evicted, `requests` those served; `p` has a row of the policy's
     parameters. `progress` is the NEXT request to serve, in order of arrival, the next to be
-    EXPIRED, and the PERIOD whose table holds.
+    EXPIRED, and the PERIOD whose table of `tables` is in force.
     """
 
     touched: Touched
@@ -60,6 +61,7 @@ class FleetCaches(NamedTuple):
     requests: Int64s
     p: Floats
     progress: Int64s
+    tables: TablePeriods
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,13 +85,15 @@ class Caches:
 
 
 def empty_fleet(
-    policy: Policy, traffic: Traffic, replicas: int, capacity: int, lanes: int
+    policy: Policy, traffic: Traffic, replicas: int, capacity: int, tables: Tables
 ) -> FleetCaches:
-    """Return N empty caches; `lanes` as the policy's table says.
+    """Return N empty caches with the policy's tables.
 
     Raises UsageError for a policy that knows the future, which depends on the router here.
     """
-    touched = _empty_touched(traffic, replicas)
+    touched, lanes = _empty_touched(traffic, replicas), 1
+    if isinstance(policy, LanePolicy):
+        lanes = tables.categories if policy.by_category else policy.lanes
     size, evictions, requests = (np.zeros(replicas, dtype=np.int64) for _ in range(3))
     return FleetCaches(
         touched,
@@ -99,6 +103,7 @@ def empty_fleet(
         requests,
         np.repeat(policy.settings()[None], replicas, axis=0),
         np.zeros(3, dtype=np.int64),
+        tables.periods(),
     )
 
 

@@ -100,9 +100,14 @@ class _Replica:
 
 def _idle_replica(known: Machine) -> _Replica:
     """Return an engine to which nothing was sent; `known` has all requests of the trace."""
-    machine = Machine._make(column.copy() for column in known)
+    tables, columns = known.tables, known._asdict()
+    own = {name: column.copy() for name, column in columns.items() if name != "tables"}
+    machine = Machine(
+        **own,
+        tables=tables._replace(since=tables.since.copy(), in_force=tables.in_force.copy()),
+    )
     machine.requests.arrival_s = np.inf
-    machine.since[1:] = _NEVER
+    machine.tables.since[1:] = _NEVER
     return _Replica(machine)
 
 
@@ -139,7 +144,7 @@ class _Engines:
     def take_table(self, period: int) -> None:
         """Let all replicas read the policy's table of a period from their next request on."""
         for engine in (*self.replicas, *self.reported):
-            engine.machine.since[period] = len(engine.sent)
+            engine.machine.tables.since[period] = len(engine.sent)
 
     def advance(self, until_s: float) -> None:
         """Simulate all replicas up to `until_s`."""
@@ -249,7 +254,7 @@ def replay_engines(
     for turn in np.flatnonzero(think_s >= 0).tolist():
         turns.setdefault(int(prompts.parent[turn]), []).append(turn)
     order, replica_of, best = np.zeros((3, count), dtype=np.int32)
-    place_of, period = np.zeros(count, dtype=np.int64), 0
+    place_of, period, since = np.zeros(count, dtype=np.int64), 0, known.tables.since
     for slot in range(count):
         if closed:
             while ended := engines.advance_to_end(due[0][0] if due else math.inf):
@@ -259,7 +264,7 @@ def replay_engines(
         else:
             engines.advance(due[0][0])
         now_s, request = heappop(due)
-        while period + 1 < len(known.since) and known.since[period + 1] <= slot:
+        while period + 1 < len(since) and since[period + 1] <= slot:
             period += 1
             engines.take_table(period)
         scraped_at_s = math.floor(now_s / scrape_s) * scrape_s if scrape_s > 0 else now_s

@@ -20,7 +20,7 @@ from kvscope.core.prefix import write_path
 from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Floats, Policy
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
-from kvscope.replay.kernels.loop import Now
+from kvscope.replay.kernels.loop import Now, take_table
 from kvscope.replay.traffic import Traffic
 from kvscope.routers.base import Prompt, ReplicaLoad, Router, View
 
@@ -103,13 +103,6 @@ class CacheLimits(NamedTuple):
     event_lag_s: float
 
 
-class Rules(NamedTuple):
-    """The tables of a policy, and from which request on (in order of arrival) each holds."""
-
-    tables: Floats
-    since: Int64s
-
-
 @callable_in_kernels
 def _copy_load(source: ReplicaLoad, target: ReplicaLoad) -> None:
     for replica in range(len(source.in_flight)):
@@ -182,16 +175,17 @@ def fleet_kernel(
 
     @callable_in_kernels
     def open_request(
-        caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits, rules: Rules
+        caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits
     ) -> None:
         """Let time pass in caches until their next request arrives, and write its path."""
         touched, state, progress = caches.touched, caches.state, caches.progress
         slot, before = progress[NEXT], progress[PERIOD]
         now_s = served.arrival_s[slot]
-        while progress[PERIOD] + 1 < len(rules.since) and rules.since[progress[PERIOD] + 1] <= slot:
+        since, table = caches.tables.since, caches.tables.in_force
+        while progress[PERIOD] + 1 < len(since) and since[progress[PERIOD] + 1] <= slot:
             progress[PERIOD] += 1
-        table = rules.tables[progress[PERIOD]]
         if progress[PERIOD] != before:
+            take_table(caches.tables, progress[PERIOD])
             for replica in range(len(caches.size)):
                 now = Now(now_s, served.block_size, caches.p[replica], table)
                 retable(state, served, replica, slot, now)
@@ -209,12 +203,11 @@ def fleet_kernel(
 
     @callable_in_kernels
     def serve_request(
-        caches: FleetCaches, served: Traffic, replica: int, limits: CacheLimits, rules: Rules
+        caches: FleetCaches, served: Traffic, replica: int, limits: CacheLimits
     ) -> int:
         """Serve the request that was opened on a replica; return the blocks that it hits."""
         progress = caches.progress
-        slot = progress[NEXT]
-        table = rules.tables[progress[PERIOD]]
+        slot, table = progress[NEXT], caches.tables.in_force
         now = Now(served.arrival_s[slot], served.block_size, caches.p[replica], table)
         hit, size, evicted = serve(
             served,
@@ -250,7 +243,6 @@ def fleet_kernel(
         path: Int32s,
         memory: Any,
         router_p: Floats,
-        rules: Rules,
         done: Served,
     ) -> None:
         own, truth, users = view.own, view.truth, replicas.users
@@ -295,8 +287,8 @@ def fleet_kernel(
             if lagging:
                 late = reported.progress[NEXT]
                 while late < slot and served.arrival_s[late] + limits.event_lag_s <= now_s:
-                    open_request(reported, served, done, limits, rules)
-                    serve_request(reported, served, done.replica[late], limits, rules)
+                    open_request(reported, served, done, limits)
+                    serve_request(reported, served, done.replica[late], limits)
                     late += 1
                 write_path(
                     trace.block_parent,
@@ -306,7 +298,7 @@ def fleet_kernel(
                     trace.length[request],
                 )
 
-            open_request(caches, served, done, limits, rules)
+            open_request(caches, served, done, limits)
             write_path(trace.block_parent, asked.leaf[request], path, 0, asked.blocks[request])
             tokens, best = int(trace.input_tokens[request]), 0
             for replica in range(count):
@@ -336,7 +328,7 @@ def fleet_kernel(
             view.fetch.blocks[0], view.expected_blocks[0] = 0, -1
             replica = choose(prompt, path, view, memory, router_p)
 
-            hit = serve_request(caches, served, replica, limits, rules)
+            hit = serve_request(caches, served, replica, limits)
             fetch_s, fetched = 0.0, min(int(view.fetch.blocks[0]), best)
             if fetched > hit:
                 fetch_s, hit = view.fetch.seconds[0], fetched

@@ -17,12 +17,11 @@ from kvscope.fleet.kernel import (
     CacheLimits,
     Costs,
     Replicas,
-    Rules,
     Served,
     fleet_kernel,
 )
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.base import LanePolicy, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.kernels.keys import Heap
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic
@@ -131,11 +130,8 @@ def replay_fleet(
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.classified(policy, traffic)
     requests, blocks = len(traffic.leaf), len(traffic.block_parent)
-    lanes = 1
-    if isinstance(policy, LanePolicy):
-        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
     leaf = policy.evicts == "leaf"
-    caches = empty_fleet(policy, traffic, replicas, capacity_blocks, lanes)
+    caches = empty_fleet(policy, traffic, replicas, capacity_blocks, tables)
     longest = int(routed.blocks.max(initial=0)) + 1
     memory = router.memory(
         MemorySizes(
@@ -152,7 +148,7 @@ def replay_fleet(
     scrape_s = router.values.get("scrape_s", 0.0)
     event_lag_s, reported = router.values.get("event_lag_s", 0.0), caches
     if event_lag_s > 0:
-        reported = empty_fleet(policy, traffic, replicas, capacity_blocks, lanes)
+        reported = empty_fleet(policy, traffic, replicas, capacity_blocks, tables)
     view = no_view(replicas, capacity_blocks, traffic.block_size, scrape_s > 0, event_lag_s > 0)
     counts = _empty_served(requests)
     kernel = fleet_kernel(type(policy), leaf, type(router), event_lag_s > 0)
@@ -185,7 +181,6 @@ def replay_fleet(
         np.zeros(longest, dtype=np.int32),
         memory,
         router.settings(),
-        Rules(tables.values, tables.since),
         counts,
     )
     place = np.empty(requests, dtype=np.int64)

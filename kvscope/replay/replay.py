@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from kvscope.core.prefix import Paths, paths
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
 from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel
+from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.kernels.next_use import NextUses, empty_next_uses, next_uses_kernel
 from kvscope.replay.kernels.queues import empty_queues, queues_kernel
 from kvscope.replay.last_touch import NextTouches, Segments, last_touch_segments, next_touches
@@ -47,18 +48,58 @@ class Replay:
 class Tables:
     """What a policy has learned of the traffic's categories, and from which request on.
 
-    `values[k]` (a row a category) holds from request `since[k]` on; `since[0]` is 0. `classes` (R
-    entries) take the place of the traffic's categories for policies with classes of their own, and
-    `cuts` (R x P) of its cuts for those that tell parts of a path apart: each class then has P + 1
-    categories, one for each part, from the head on.
-    `choose` gives the tables for one policy and capacity, where they depend on that.
+    Table k holds from request `since[k]` on; `since[0]` is 0. Its row for category c is
+    `values[rows[k, c]]`: tables share rows that are equal. `classes` (R entries) take the place of
+    the traffic's categories for policies with classes of their own, and `cuts` (R x P) of its cuts
+    for those that tell parts of a path apart: each class then has P + 1 categories, one for each
+    part, from the head on. `choose` gives the tables for one policy and capacity, where they depend
+    on that.
     """
 
     since: Int64s
+    rows: Int32s
     values: Float64s
     classes: Int32s | None = None
     cuts: Int32s | None = None
     choose: Callable[[Policy, int], Tables] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        since: Int64s,
+        tables: Float64s,
+        classes: Int32s | None = None,
+        cuts: Int32s | None = None,
+    ) -> Tables:
+        """Return `tables` (periods x categories x columns), which share no rows."""
+        periods, categories, columns = tables.shape
+        rows = np.arange(periods * categories, dtype=np.int32).reshape(periods, categories)
+        return cls(since, rows, tables.reshape(periods * categories, columns), classes, cuts)
+
+    @property
+    def categories(self) -> int:
+        """The number of categories that have a row in each table."""
+        return int(self.rows.shape[1])
+
+    def at(self, period: int) -> Float64s:
+        """Return a copy of the table of a period (categories x columns)."""
+        table: Float64s = self.values[self.rows[period]]
+        return table
+
+    def periods(self) -> TablePeriods:
+        """Return the tables as kernels read them, the first one in force."""
+        return TablePeriods(self.since, self.rows, self.values, self.at(0))
+
+    def category(self, traffic: Traffic) -> Int32s:
+        """Return the category of each request, as these tables number them."""
+        return traffic.category if self.classes is None else self.classes
+
+    def of_requests(self, requests: Int64s) -> Tables:
+        """Return the tables of a replay of these requests alone, in ascending order."""
+        classes = None if self.classes is None else self.classes[requests]
+        cuts = None if self.cuts is None else self.cuts[requests]
+        since = np.searchsorted(requests, self.since)
+        return replace(self, since=since, classes=classes, cuts=cuts)
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the tables for this policy in a cache of so many blocks."""
@@ -69,12 +110,11 @@ class Tables:
 
         Raises ValueError where the policy's table lacks a row for one of them.
         """
-        if self.classes is not None:
-            traffic = traffic._replace(category=self.classes[: len(traffic.category)])
+        traffic = traffic._replace(category=self.category(traffic)[: len(traffic.category)])
         if self.cuts is not None:
             traffic = traffic._replace(cuts=self.cuts[: len(traffic.cuts)])
         categories = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
-        if policy.learner and self.values.shape[1] < categories:
+        if policy.learner and self.categories < categories:
             raise ValueError(f"{policy.name} needs a row of its table for every category")
         return traffic
 
@@ -98,7 +138,7 @@ def touch_history(traffic: Traffic) -> TouchHistory:
     )
 
 
-NO_TABLES = Tables(np.zeros(1, dtype=np.int64), np.zeros((1, 1, 1)))
+NO_TABLES = Tables.of(np.zeros(1, dtype=np.int64), np.zeros((1, 1, 1)))
 
 
 def replay(
@@ -132,8 +172,8 @@ def replay(
     state = _empty_state(policy, traffic, history, tables, leaf)
     ttl_s = policy.values["ttl_s"]
     evictions = kernel(
-        traffic, history.segments, state, capacity_blocks, p, tables.values, tables.since,
-        ttl_s, mandatory, hits,
+        traffic, history.segments, state, capacity_blocks, p, tables.periods(), ttl_s,
+        mandatory, hits,
     )  # fmt: skip
     end = state.runs.of[:, END].copy()  # not a view, which would keep all runs
     left = partial(cached_blocks, traffic.block_parent, history.segments.owner, end)
@@ -144,7 +184,7 @@ def _empty_state(
     policy: Policy, traffic: Traffic, history: TouchHistory, tables: Tables, leaf: bool
 ) -> Lanes | NextUses | Keys:
     if isinstance(policy, LanePolicy):
-        lanes = tables.values.shape[1] if policy.by_category else policy.lanes
+        lanes = tables.categories if policy.by_category else policy.lanes
         return empty_lanes(traffic, lanes, leaf)
     if isinstance(policy, NextUsePolicy):
         needed = policy.needed(traffic.input_tokens, traffic.look, traffic.block_size)

@@ -180,7 +180,7 @@ def taker(policy: type[LanePolicy], leaf: bool) -> Callable[[Machine], int]:
             worth = 0.0
             if state.lanes > 1:
                 idle_s = state.now_s - blocks[head].freed_s
-                worth = score(lane, idle_s, machine.p, machine.tables[state.period])
+                worth = score(lane, idle_s, machine.p, machine.tables.in_force)
             older = chosen != NONE and blocks[head].freed < blocks[chosen].freed
             if chosen == NONE or worth < lowest or (worth == lowest and older):
                 chosen, lowest = head, worth

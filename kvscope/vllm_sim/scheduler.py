@@ -15,6 +15,7 @@ import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy
+from kvscope.replay.kernels.loop import take_table
 from kvscope.vllm_sim.admission import (
     admitter,
     allocator,
@@ -32,11 +33,14 @@ Step = Callable[[Machine], Any]
 @callable_in_kernels
 def arrive(machine: Machine) -> None:
     """Queue the requests that have arrived by now, and take the policy's table of that time."""
-    requests, since, state = machine.requests, machine.since, machine.state[0]
+    requests, since, state = machine.requests, machine.tables.since, machine.state[0]
     while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
         state.arrived += 1
+    before = state.period
     while state.period + 1 < len(since) and since[state.period + 1] < state.arrived:
         state.period += 1
+    if state.period != before:
+        take_table(machine.tables, state.period)
 
 
 @callable_in_kernels

@@ -18,6 +18,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
 from kvscope.replay.traffic import Traffic, traffic
@@ -96,8 +97,7 @@ class Machine(NamedTuple):
     free `slots`. Row 0 of `batch` lists the requests that the step in progress computes for, row 1
     those of the planned one, and
     `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
-    `p` the policy's parameters, `tables` what it has learned: row k holds from request `since[k]`
-    on.
+    `p` the policy's parameters, `tables` what it has learned.
     """
 
     blocks: Records
@@ -114,8 +114,7 @@ class Machine(NamedTuple):
     yields: Bools
     recent: Int64s
     p: Floats
-    tables: Floats
-    since: Int64s
+    tables: TablePeriods
 
 
 def idle_machine(
@@ -135,7 +134,7 @@ def idle_machine(
     kind = lane_class(policy)
     tables = tables.chosen(policy, settings.usable_blocks)
     known = tables.classified(policy, engine_traffic(prompts, rate_scale))
-    lanes = tables.values.shape[1] if kind.by_category else kind.lanes
+    lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings.usable_blocks)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
     longest = int(blocks_needed(known)[requests.oversized == 0].max(initial=1))
@@ -159,8 +158,7 @@ def idle_machine(
         yields=np.empty((2, slots), dtype=np.bool_),
         recent=nothing_recent(),
         p=policy.settings(),
-        tables=tables.values,
-        since=tables.since,
+        tables=tables.periods(),
     )
 
 

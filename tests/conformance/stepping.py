@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,7 @@ def both(
         fitted=fitted,
     )
     if fitted is None and tables is not NO_TABLES:
-        vllm.steering.use(tables.values[0])
+        vllm.steering.use(tables.at(0))
         vllm.steering.learner._estimator._refit_s = 1e9
     settings = EngineSettings(
         usable_blocks,
@@ -95,9 +96,10 @@ def classed(vllm: VllmScheduler, model: Model) -> None:
 
     learner.category = shared_category
     use = vllm.steering.use
+    model.machine.tables.since[1:] = sys.maxsize
 
     def used(table: Any) -> None:
-        model.machine.tables[:] = table
+        model.machine.tables.in_force[:] = table
         use(table)
 
     vllm.steering.use = used

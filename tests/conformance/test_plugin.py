@@ -41,7 +41,7 @@ POLICIES: dict[str, LanePolicy] = {
     "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
 }
 KINDS = 5
-TABLE = Tables(
+TABLE = Tables.of(
     np.zeros(1, dtype=np.int64),
     reuse_rows(
         np.array([[0.9, 0.2, 0.6, 0.6, 0.0]]),

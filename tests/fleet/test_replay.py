@@ -61,9 +61,8 @@ def check_split(
     evictions = []
     for replica in range(done.replicas):
         members = np.flatnonzero(done.replica == replica)
-        since = np.searchsorted(members, told.since)
         part = replay(
-            sub_traffic(traffic, members), policy, capacity, tables=Tables(since, told.values)
+            sub_traffic(traffic, members), policy, capacity, tables=told.of_requests(members)
         )
         assert done.hit_blocks[members].tolist() == part.hit_blocks.tolist()
         evictions.append(part.evictions)

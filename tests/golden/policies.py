@@ -41,7 +41,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
         rows = [tuple(1.0 / (10 * k + age) for age in range(AGES)) for k in numbers for _ in "ds"]
     else:
         rows = [(32.0 * k, 256.0, 1024.0) for k in numbers]
-    return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))
+    return Tables.of(np.zeros(1, dtype=np.int64), np.array([rows]))
 
 
 def counted(name: str) -> Counts:

@@ -18,7 +18,6 @@ from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_replays import Candidate
 from kvscope.learning.recent_blocks import RecentBlocks
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, STEPS
@@ -46,7 +45,7 @@ def watched(
     of: Traffic,
     policy: LanePolicy,
     capacity: int,
-    candidates: tuple[Candidate, ...],
+    candidates: tuple[Tables, ...],
     every: int = 1,
 ) -> tuple[NDArray[np.float64], list[int]]:
     """Return what an engine's guard counts in each interval, and the candidates in force.
@@ -54,11 +53,12 @@ def watched(
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
     refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / GUARD.looks)
-    kinds = [
-        list(zip(one.classes.tolist(), map(tuple, one.cuts.tolist()), strict=True))
-        for one in candidates
-    ]
-    tables = [[Scores(values) for values in one.values] for one in candidates]
+    kinds = []
+    for one in candidates:
+        assert one.cuts is not None
+        cuts = map(tuple, one.cuts.tolist())
+        kinds.append(list(zip(one.category(of).tolist(), cuts, strict=True)))
+    tables = [[Scores(one.at(at)) for at in range(len(one.since))] for one in candidates]
     familiar = RecentBlocks(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
     made = OnlineGuard(
         policy,
@@ -139,7 +139,7 @@ def first_half(policy: Gittins) -> FittedReturns:
 def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
     """Return the tables of a replay that goes by one fit for good, without a guard."""
     classes = class_set_tables(of, REFIT_S)[fitted.class_set].classes
-    return Tables(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
+    return Tables.of(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
 
 
 @pytest.mark.parametrize(

@@ -128,15 +128,15 @@ def test_the_plugin_learns_the_same() -> None:
     some = served_traffic(of, served)
     learner = ReuseOffline()
     tables = tables_of_served(of, served, lambda part: learner.tables(part, online.REFIT_S))
-    since, expected = online.served(some, tables.values.shape[1])
+    since, expected = online.served(some, tables.categories)
     assert np.flatnonzero(served)[since].tolist() == [
         np.flatnonzero(served)[0],
         *tables.since[1:].tolist(),
     ]
-    for found, table in zip(tables.values, expected, strict=True):
+    for found, table in zip(tables.values[tables.rows], expected, strict=True):
         np.testing.assert_allclose(found, table, rtol=1e-9, atol=1e-12)
-    everyone = learner.tables(of, online.REFIT_S).values
-    assert not np.allclose(everyone[-1], tables.values[-1][: everyone.shape[1]])
+    everyone = learner.tables(of, online.REFIT_S)
+    assert not np.allclose(everyone.at(-1), tables.at(-1)[: everyone.categories])
 
 
 def test_a_turn_continues_the_latest_served_one() -> None:

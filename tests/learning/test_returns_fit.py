@@ -31,7 +31,7 @@ def test_a_fit_is_the_refit_at_its_time(class_set: int) -> None:
     part = traffic(select(prompts, np.arange(first)), standard())
     end_s = float(of.arrival_s[first] // REFIT_S * REFIT_S)
     found = fit_at_end(part, REFIT_S, class_set, end_s)
-    np.testing.assert_allclose(found.values, whole.values[row], rtol=1e-9)
+    np.testing.assert_allclose(found.values, whole.at(row), rtol=1e-9)
     assert found.requests == np.sum(part.arrival_s >= end_s - 36 * REFIT_S)
 
 
@@ -59,17 +59,17 @@ def test_a_guard_begins_with_the_file_and_looks_at_what_else_can_be_learned() ->
     index = np.random.default_rng(3).random((math.prod(STEPS[1]), AGES))
     sets = class_set_tables(of, REFIT_S)
     alone = plugin_tables(of, policy, FittedReturns(1, index, 600.0, 9))
-    assert alone.values.shape[1] == 2 * len(index)
-    assert np.all(alone.values == np.repeat(index, 2, axis=0))
+    assert alone.categories == 2 * len(index)
+    assert np.all(alone.values[alone.rows] == np.repeat(index, 2, axis=0))
     more = plugin_tables(of, policy, FittedReturns(1, index, 600.0, 9, refits=True))
     for found in (alone, more):
         assert found.classes is not None
         assert found.classes.tolist() == sets[1].classes.tolist()
-    mine, other = more.values[:, : 2 * len(index)], more.values[:, 2 * len(index) :]
-    assert np.array_equal(other, sets[0].values)
+    mine, other = np.split(more.values[more.rows], [2 * len(index)], axis=1)
+    assert np.array_equal(other, sets[0].values[sets[0].rows])
     early = of.arrival_s[more.since] < 600.0
-    assert np.all(mine[early] == alone.values[0])
-    assert np.array_equal(mine[~early], sets[1].values[~early])
+    assert np.all(mine[early] == alone.at(0))
+    assert np.array_equal(mine[~early], sets[1].values[sets[1].rows[~early]])
     chosen = more.chosen(policy, 1000)
     assert chosen.classes is not None
     assert chosen.classes.max() < math.prod(STEPS[0]) + math.prod(STEPS[1])

@@ -7,14 +7,13 @@ from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
 from kvscope.learning.offline.prefix_features import prefix_features
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, by_class
+from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, WORTHS, by_class
 from kvscope.learning.returns.offline import (
     Returns,
     ReturnsOffline,
@@ -39,12 +38,11 @@ REFIT_S = 1.5
 
 
 @st.composite
-def touch_streams(draw: st.DrawFn, classes: int) -> tuple[Touches, Returns]:
+def touch_streams(draw: st.DrawFn) -> tuple[Touches, Returns]:
     """Draw touches, some at the same time, at a refit's, or long after; and their returns."""
     steps_s = (0.0, 0.0, 0.25, 1.0, REFIT_S, 7 * REFIT_S, 40 * REFIT_S)
     gaps_s = draw(st.lists(st.sampled_from(steps_s), min_size=1, max_size=15))
     arrival_s = np.cumsum(gaps_s)
-    kind = draw(st.lists(st.integers(0, classes - 1), min_size=len(gaps_s), max_size=len(gaps_s)))
     blocks = np.array([draw(st.integers(0, 9)) for _ in gaps_s])
     left, rows = blocks.copy(), list[tuple[int, int, int]]()
     for number in range(1, len(gaps_s)):
@@ -55,27 +53,30 @@ def touch_streams(draw: st.DrawFn, classes: int) -> tuple[Touches, Returns]:
     touch, by, count = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     bins = (arrival_s // REFIT_S).astype(np.int64)
     return (
-        Touches(arrival_s, bins, np.array(kind, dtype=np.int32), blocks),
+        Touches(arrival_s, bins, blocks),
         Returns(touch, arrival_s[by], bins[by], count),
     )
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@settings(deadline=None, max_examples=40)
-@given(st.data())
-def test_every_refit_fits_what_single_blocks_did(
-    steps: tuple[int, ...], data: st.DataObject
-) -> None:
+@settings(deadline=None, max_examples=60)
+@given(touch_streams(), st.randoms(use_true_random=False))
+def test_a_refit_fits_what_blocks_did(stream: tuple[Touches, Returns], draw: object) -> None:
     """Every refit, every touch in its window: how long until the return, or until the refit."""
-    classes = math.prod(steps)
-    rows = np.arange(classes, dtype=np.int32)
-    touches, returns = data.draw(touch_streams(classes))
+    assert hasattr(draw, "randrange")
+    touches, returns = stream
     refits = np.unique(np.append(touches.bin, touches.bin[-1] + np.array([1, 5, 36, 37])))
-    fits = fit_windows((touches, returns), refits, REFIT_S, steps)
-    for row, refit in zip(fits.rows, refits.tolist(), strict=True):
-        counts = oracle.count_window(touches, returns, refit, REFIT_S, classes)
-        expected = oracle.index_of(counts, steps)
-        np.testing.assert_allclose(fits.values[row], expected[by_class(rows)], rtol=1e-11)
+    class_sets = []
+    for steps in STEPS:
+        kinds = [draw.randrange(math.prod(steps)) for _ in touches.blocks]
+        class_sets.append((steps, np.array(kinds, dtype=np.int32)))
+    values, rows = fit_windows(touches, returns, refits, REFIT_S, class_sets)
+    for (steps, kinds), rows_of_set in zip(class_sets, rows, strict=True):
+        classes = math.prod(steps)
+        order = by_class(np.arange(classes, dtype=np.int32))
+        for row, refit in zip(rows_of_set, refits.tolist(), strict=True):
+            counts = oracle.count_window(touches, kinds, returns, refit, REFIT_S, classes)
+            expected = oracle.index_of(counts, steps)
+            np.testing.assert_allclose(values[row], expected[order], rtol=1e-11)
 
 
 @settings(deadline=None, max_examples=40)
@@ -98,7 +99,7 @@ def test_parts_are_touched_and_return(of: Traffic, memory_s: float) -> None:
             if before >= 0:
                 again[before, part_of[before, block], float(of.arrival_s[at])] += 1
     touches, returns = touched.touches, touched.returns
-    keys = list(zip(touched.request.tolist(), touches.kind.tolist(), strict=True))
+    keys = list(zip(touched.request.tolist(), touched.part.tolist(), strict=True))
     assert dict(zip(keys, touches.blocks.tolist(), strict=True)) == counts
     assert touches.arrival_s.tolist() == of.arrival_s[touched.request].tolist()
     returned = Counter[tuple[int, int, float]]()
@@ -113,15 +114,15 @@ def test_parts_are_touched_and_return(of: Traffic, memory_s: float) -> None:
 def test_the_fit_grows_with_touches_not_with_time() -> None:
     """Between far touches nothing is counted, and classes without touches have no rows."""
     steps, number = STEPS[1], np.arange(500)
-    kind = (number % math.prod(steps)).astype(np.int32)
+    kinds = (number % math.prod(steps)).astype(np.int32)
     for refits_between in (40, 4_000):
         bins = number * refits_between
-        touches = Touches((bins + 0.5) * REFIT_S, bins, kind, np.full(len(number), 3))
+        touches = Touches((bins + 0.5) * REFIT_S, bins, np.full(len(number), 3))
         returns = Returns(number[:-1], touches.arrival_s[1:], bins[1:], touches.blocks[1:])
-        fits = fit_windows((touches, returns), bins + 1, REFIT_S, steps)
-        assert fits.rows.shape == (len(number), math.prod(steps))
-        assert len(fits.values) == len(number) * (1 + len(steps))
-        assert fits.values.base is None
+        values, (rows,) = fit_windows(touches, returns, bins + 1, REFIT_S, [(steps, kinds)])
+        assert rows.shape == (len(number), math.prod(steps))
+        assert len(values) == len(WORTHS) + len(number) * (1 + len(steps))
+        assert values.base is None
 
 
 def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffic:
@@ -172,7 +173,7 @@ def test_the_policy_is_replayed_by_its_own_classes() -> None:
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0])
     tables = ReturnsOffline().tables(of, 60.0)
     assert tables.classes is not None
-    assert tables.values.shape[1:] == (2 * ROWS, AGES)
+    assert tables.at(0).shape == (2 * ROWS, AGES)
     other = of._replace(category=np.full(5, 10_000, dtype=np.int32))
     one, two = (replay(each, Gittins(), 6, tables=tables) for each in (of, other))
     assert one.hit_blocks.tolist() == two.hit_blocks.tolist()

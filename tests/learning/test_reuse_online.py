@@ -40,10 +40,10 @@ def test_the_tables_are_the_simulators(name: str) -> None:
     """Request by request or from the whole trace: the same tables from the same request on."""
     of = traffic(sample(name), standard())
     expected = ReuseOffline().tables(of, REFIT_S)
-    categories = expected.values.shape[1]
+    categories = expected.categories
     since, tables = served(of, categories)
     assert since == expected.since.tolist()
-    for found, table in zip(tables, expected.values, strict=True):
+    for found, table in zip(tables, expected.values[expected.rows], strict=True):
         np.testing.assert_allclose(found, table, rtol=1e-9, atol=1e-12)
 
 
@@ -51,9 +51,9 @@ def test_more_categories_than_are_met_change_nothing() -> None:
     """Rows for categories that nobody is of yet leave the others as they are."""
     of = traffic(sample("to-c"), standard())
     expected = ReuseOffline().tables(of, REFIT_S)
-    categories = expected.values.shape[1]
+    categories = expected.categories
     _, tables = served(of, categories + 9)
-    np.testing.assert_allclose(tables[-1][:categories], expected.values[-1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(tables[-1][:categories], expected.at(-1), rtol=1e-9, atol=1e-12)
 
 
 def test_a_sample_of_the_blocks_does_in_little_memory() -> None:

@@ -80,7 +80,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
     for which, shadow in enumerate(shadows.each):
         sound(shadow)
         since, columns = np.zeros(1, dtype=np.int64), (classes[which], cuts[which])
-        tables = Tables(since, values[which][None], *(x.astype(np.int32) for x in columns))
+        tables = Tables.of(since, values[which][None], *(x.astype(np.int32) for x in columns))
         expected = replay(of, policy, capacity, tables=tables).hit_blocks
         assert np.minimum([each[which] for each in found], of.look).tolist() == expected.tolist()
     return expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -126,13 +128,13 @@ def test_classes_follow_the_set_in_force() -> None:
     judge = ClassSetShadows(of, 300.0, class_set_tables(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
     assert tables.classes is not None
-    assert tables.values.shape[1] == 2 * ROWS
+    assert tables.categories == 2 * ROWS
     looks = refits_of(of, 300.0 / GUARD.looks)
     taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
     in_force = taken[np.searchsorted(looks.number, looks.bin)]  # when each request came
     assert {LRU, FIRST} <= set(in_force.tolist())
     row = np.searchsorted(tables.since, np.arange(len(of.leaf)), side="right") - 1
-    nothing = np.all(tables.values == 0, axis=(1, 2))
+    nothing = np.all(tables.values[tables.rows] == 0, axis=(1, 2))
     assert np.array_equal(nothing[row], in_force == LRU)
     assert np.all(tables.classes[in_force == FIRST] < 12)
     assert np.all(tables.classes[in_force > FIRST] >= 12)
@@ -150,6 +152,6 @@ def test_drift_costs_less_with_a_guard() -> None:
 
     lru = computed(replay(of, Lru(), capacity).hit_blocks)
     guarded = computed(replay(of, policy, capacity, tables=tables).hit_blocks)
-    bare = Tables(tables.since, tables.values, tables.classes, tables.cuts)
+    bare = replace(tables, choose=None)
     unguarded = computed(replay(of, policy, capacity, tables=bare).hit_blocks)
     assert guarded < 1.02 * lru < unguarded

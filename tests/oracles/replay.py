@@ -109,7 +109,7 @@ def _by_key(traffic: Traffic, setting: Setting) -> Outcome:
     ttl_s = setting.values.get("ttl_s", float("inf"))
     for at, path in enumerate(paths(traffic)):
         asked.now_s = float(traffic.arrival_s[at])
-        asked.table = setting.tables.values[_period(setting.tables, at)]
+        asked.table = setting.tables.at(_period(setting.tables, at))
         for block in [b for b, one in cached.items() if asked.silence_s(one) > ttl_s]:
             del cached[block]
             evictions += 1

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.learning.returns.formulas import BEGINS_S, ReturnCounts
 from kvscope.learning.returns.offline import Returns, Touches
 from kvscope.policies.base import Floats
@@ -20,13 +20,18 @@ PRIOR = 1.0 / (30.0 + BEGINS_S + LASTS_S / 2)
 
 
 def count_window(
-    touches: Touches, returns: Returns, refit: int, refit_s: float, classes: int
+    touches: Touches,
+    kinds: Int32s,
+    returns: Returns,
+    refit: int,
+    refit_s: float,
+    classes: int,
 ) -> ReturnCounts:
     """Return the counts of the window before a refit: how long each block waited, or waits."""
     returned, waiting, seconds = np.zeros((3, classes, AGES))
     inside = np.flatnonzero((touches.bin >= refit - WINDOW_REFITS) & (touches.bin < refit))
     for touch in inside:
-        since_s, kind, left = touches.arrival_s[touch], touches.kind[touch], touches.blocks[touch]
+        since_s, kind, left = touches.arrival_s[touch], kinds[touch], touches.blocks[touch]
         own = (returns.touch == touch) & (returns.bin < refit)
         for arrival_s, blocks in zip(returns.arrival_s[own], returns.blocks[own], strict=True):
             _add(returned[kind], seconds[kind], arrival_s - since_s, blocks)

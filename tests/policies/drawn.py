@@ -69,7 +69,7 @@ def tables(draw: st.DrawFn, policy: str) -> Tables:
     later = draw(st.lists(st.integers(1, 9), min_size=periods - 1, max_size=periods - 1))
     rows = CATEGORIES * (2 if policy == "gittins" else 1)
     values = draw(st.lists(_ROWS[policy], min_size=periods * rows, max_size=periods * rows))
-    return Tables(
+    return Tables.of(
         np.array([0, *sorted(later)], dtype=np.int64),
         np.array(values, dtype=np.float64).reshape(periods, rows, -1),
     )
@@ -101,7 +101,7 @@ def plain_tables(policy: type[Policy]) -> Tables:
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
     index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in range(1, 7))
     rows = {"wa": wa, "etlru": prompts, "gittins": index}[policy.name]
-    return Tables(np.zeros(1, dtype=np.int64), np.array([rows]))
+    return Tables.of(np.zeros(1, dtype=np.int64), np.array([rows]))
 
 
 def capacities(traffic: Traffic) -> st.SearchStrategy[int]:

@@ -36,7 +36,7 @@ DEFINITIONS = st.builds(
 
 def _table(*row: float) -> Tables:
     """Return the same row for every category, from the first request on."""
-    return Tables(np.zeros(1, dtype=np.int64), np.array([[row] * CATEGORIES], dtype=float))
+    return Tables.of(np.zeros(1, dtype=np.int64), np.array([[row] * CATEGORIES], dtype=float))
 
 
 def _assert_equal(of: Traffic, one: Policy, other: Policy, told: Tables = NO_TABLES) -> None:
@@ -72,7 +72,7 @@ def test_wa_with_one_category_is_lru(of: Traffic, reused: float, rate: float, li
     """Whatever the distribution: within a category the older block is never worth more."""
     of = of._replace(category=np.zeros_like(of.category))
     rows = reuse_rows(*np.array([[[reused]], [[rate]], [[life]]]))
-    table = Tables(np.zeros(1, dtype=np.int64), rows)
+    table = Tables.of(np.zeros(1, dtype=np.int64), rows)
     _assert_equal(of, by_name("wa")(), by_name("lru")(), table)
 
 
@@ -99,7 +99,7 @@ def test_gittins_without_memory_is_tlru(of: Traffic, xi: int, mean: int) -> None
 
 def _alike(index: NDArray[np.float64]) -> Tables:
     """Return the same index for every class."""
-    return Tables(np.zeros(1, dtype=np.int64), np.tile(index, (1, 2 * CATEGORIES, 1)))
+    return Tables.of(np.zeros(1, dtype=np.int64), np.tile(index, (1, 2 * CATEGORIES, 1)))
 
 
 @QUICK

@@ -51,7 +51,7 @@ class NextPromptsOffline(OfflineLearner):
                 values[row] = NextPrompt().fit(recent).values_
             for category in np.flatnonzero(np.bincount(own, minlength=categories) >= VALUES):
                 values[row, category] = NextPrompt().fit(recent[own == category]).values_
-        return Tables(refits.since, values)
+        return Tables.of(refits.since, values)
 
 
 LEARNER = NextPromptsOffline()

@@ -105,7 +105,7 @@ def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:
     since = np.flatnonzero(served)[tables.since]
     since[:1] = 0
     classes = np.zeros(len(served), dtype=np.int32)
-    classes[served] = some.category if tables.classes is None else tables.classes
+    classes[served] = tables.category(some)
     cuts = np.zeros((len(served), 0 if tables.cuts is None else tables.cuts.shape[1]), np.int32)
     if tables.cuts is not None:
         cuts[served] = tables.cuts

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int64s
 from kvscope.core.prefix import Paths
 from kvscope.learning.guard import Guard, Rule
 from kvscope.learning.offline.refits import refits_of
@@ -26,15 +26,6 @@ from kvscope.replay.traffic import Traffic
 
 SHADOW_BLOCKS = 65_536  # that a shadow holds at most: a larger cache is sampled
 NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
-
-
-class Candidate(NamedTuple):
-    """Tables that a policy may go by, and each request's class and cuts in them, as in `Tables`."""
-
-    since: Int64s
-    values: Floats
-    classes: Int32s
-    cuts: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +46,7 @@ class ShadowReplays:
 
     rule: ClassVar[Rule]
 
-    def __init__(self, traffic: Traffic, refit_s: float, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, traffic: Traffic, refit_s: float, candidates: Sequence[Tables]) -> None:
         self.candidates = tuple(candidates)
         self._traffic = traffic
         self._refits = refits_of(traffic, refit_s)
@@ -88,9 +79,7 @@ class ShadowReplays:
         small = max(round(sample.rate * capacity_blocks), 1)
         row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
         for at, candidate in enumerate(self.candidates):
-            since = np.searchsorted(sample.requests, candidate.since)
-            classes, cuts = candidate.classes[sample.requests], candidate.cuts[sample.requests]
-            tables = Tables(since, candidate.values, classes, cuts)
+            tables = candidate.of_requests(sample.requests)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
             hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
             computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]

@@ -15,7 +15,7 @@ from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
 from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
 from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_replays import Candidate, ShadowReplays
+from kvscope.learning.offline.shadow_replays import ShadowReplays
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
     BEGINS_S,
@@ -46,22 +46,23 @@ class ClassSetShadows(ShadowReplays):
 
     rule = GUARD
 
-    def __init__(self, traffic: Traffic, refit_s: float, class_sets: Sequence[Candidate]) -> None:
-        """`class_sets` have the same refits."""
+    def __init__(self, traffic: Traffic, refit_s: float, class_sets: Sequence[Tables]) -> None:
+        """`class_sets` have the same refits and the same values, the first of which are WORTHS."""
+        since, values = np.zeros(1, dtype=np.int64), class_sets[0].values
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
         uncut = traffic.cuts[:, :0]
         simple = [
-            Candidate(np.zeros(1, dtype=np.int64), np.full((1, 2, AGES), worth), nothing, uncut)
-            for worth in WORTHS
+            Tables(since, np.full((1, 2), row, dtype=np.int32), values, nothing, uncut)
+            for row in range(len(WORTHS))
         ]
         super().__init__(traffic, refit_s, [*simple, *class_sets])
         self._class_sets = tuple(class_sets)
 
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, those of the first class set."""
-        values = np.concatenate([candidate.values for candidate in self._class_sets], axis=1)
         first = self._class_sets[0]
-        return Tables(self._refits.since, values, first.classes, first.cuts, self.choose)
+        rows = np.concatenate([tables.rows for tables in self._class_sets], axis=1)
+        return replace(first, since=self._refits.since, rows=rows, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the tables of the candidates in force, each from its time on.
@@ -73,22 +74,23 @@ class ClassSetShadows(ShadowReplays):
         changed = np.flatnonzero(np.diff(taken, prepend=-1))
         since = np.unique(np.concatenate((self._refits.since, self._looks.since[changed])))
         now = taken[_row(self._looks.since, since)]
-        begins = np.cumsum(
-            [0, *(of_set.values.shape[1] // (2 * PARTS) for of_set in self._class_sets)]
-        )
+        begins = np.cumsum([0, *(tables.categories // (2 * PARTS) for tables in self._class_sets)])
         classes = np.stack(
-            [of_set.classes + at for of_set, at in zip(self._class_sets, begins, strict=False)]
+            [
+                tables.category(self._traffic) + begin
+                for tables, begin in zip(self._class_sets, begins, strict=False)
+            ]
         )
         latest, sets = 0, []
         for candidate in now.tolist():
             latest = candidate - FIRST if candidate >= FIRST else latest
             sets.append(latest)
         requests = np.arange(len(self._traffic.leaf))
-        in_force = classes[np.array(sets)[_row(since, requests)], requests]
-        values = self.tables().values[_row(self._refits.since, since)]
-        for candidate, worth in enumerate(WORTHS):
-            values[now == candidate] = worth
-        return Tables(since, values, in_force.astype(np.int32), self._class_sets[0].cuts)
+        in_force = classes[np.array(sets)[_row(since, requests)], requests].astype(np.int32)
+        tables = self.tables()
+        rows = tables.rows[_row(self._refits.since, since)]
+        rows[now < FIRST] = now[now < FIRST, None]
+        return Tables(since, rows, tables.values, in_force, tables.cuts)
 
 
 def _row(since: Int64s, requests: Int64s) -> Int64s:
@@ -135,41 +137,40 @@ class ReturnsOffline(OfflineLearner):
         refit_s = policy.values["refit_s"]
         if not isinstance(fitted, FittedReturns):
             return self.tables(traffic, refit_s)
+        others = list(class_set_tables(traffic, refit_s))
+        first = others.pop(fitted.class_set)
+        early = np.ones(len(first.since), dtype=np.bool_)
         if not fitted.refits:
-            since = refits_of(traffic, refit_s).since
-            values = np.repeat(fitted.values[None], len(since), axis=0)
-            classes, cuts = _sorted(traffic, last_touch_segments(traffic), refit_s)
-            only = Candidate(since, values, classes[fitted.class_set], cuts)
-            return ClassSetShadows(traffic, refit_s, [only]).tables()
-        candidates = list(class_set_tables(traffic, refit_s))
-        first = candidates.pop(fitted.class_set)
-        if len(traffic.leaf):
+            others = []
+        elif len(traffic.leaf):
             early = traffic.arrival_s[first.since] < fitted.window_s
-            values = np.where(early[:, None, None], fitted.values, first.values)
-            first = first._replace(values=values)
-        return ClassSetShadows(traffic, refit_s, [first, *candidates]).tables()
+        values, rows = np.concatenate((first.values, fitted.index)), first.rows.copy()
+        rows[early] = np.arange(len(first.values), len(values)).repeat(2)
+        candidates = [replace(first, rows=rows), *others]
+        candidates = [replace(candidate, values=values) for candidate in candidates]
+        return ClassSetShadows(traffic, refit_s, candidates).tables()
 
 
 LEARNER = ReturnsOffline()
 
 
-def class_set_tables(
-    traffic: Traffic, refit_s: float = REFIT_OFTEN.default
-) -> tuple[Candidate, ...]:
-    """Return what refits learn, by each class set.
+def class_set_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> tuple[Tables, ...]:
+    """Return what refits learn, by each class set; they share values, the first ones WORTHS.
 
     A refit sees the blocks touched within `WINDOW_REFITS` times `refit_s` before it. Blocks not
     touched for as long are forgotten: they count as new, as in an engine that remembers no more.
     """
     segments, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
-    class_sets, cuts = _sorted(traffic, segments, refit_s)
+    kinds, cuts = _sorted(traffic, segments, refit_s)
     parts = touch_parts(traffic, segments, refits.bin, cuts)
-    candidates = []
-    for steps, classes in zip(STEPS, class_sets, strict=True):
-        fits = fit_windows(parts.of_classes(classes, steps), refits.number, refit_s, steps)
-        values = np.repeat(fits.values[fits.rows], 2, axis=1)
-        candidates.append(Candidate(refits.since, values, classes, cuts))
-    return tuple(candidates)
+    class_sets = [
+        (steps, parts.kinds(classes, steps)) for steps, classes in zip(STEPS, kinds, strict=True)
+    ]
+    values, rows = fit_windows(parts.touches, parts.returns, refits.number, refit_s, class_sets)
+    return tuple(
+        Tables(refits.since, of_set.repeat(2, axis=1), values, classes, cuts)
+        for of_set, classes in zip(rows, kinds, strict=True)
+    )
 
 
 def fit_at_end(
@@ -182,12 +183,14 @@ def fit_at_end(
     traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
     bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
     segments = last_touch_segments(traffic)
-    class_sets, cuts = _sorted(traffic, segments, refit_s)
+    kinds, cuts = _sorted(traffic, segments, refit_s)
     parts, steps = touch_parts(traffic, segments, bins, cuts), STEPS[class_set]
-    touches = parts.of_classes(class_sets[class_set], steps)
-    fits = fit_windows(touches, np.array([ends]), refit_s, steps)
+    class_sets = [(steps, parts.kinds(kinds[class_set], steps))]
+    values, (rows,) = fit_windows(
+        parts.touches, parts.returns, np.array([ends]), refit_s, class_sets
+    )
     requests = int(np.sum(bins >= ends - WINDOW_REFITS))
-    return FittedReturns(class_set, fits.values[fits.rows[0]], WINDOW_REFITS * refit_s, requests)
+    return FittedReturns(class_set, values[rows[0]], WINDOW_REFITS * refit_s, requests)
 
 
 def _sorted(
@@ -221,12 +224,11 @@ def path_cuts(prefixes: PrefixFeatures) -> Int32s:
 class Touches(NamedTuple):
     """N touches of so many `blocks` each, ascending in time.
 
-    `bin` is the number of the latest refit before a touch, `kind` its class.
+    `bin` is the number of the latest refit before a touch.
     """
 
     arrival_s: Floats
     bin: Int64s
-    kind: Int32s
     blocks: Int64s
 
 
@@ -242,28 +244,30 @@ class Returns(NamedTuple):
 class TouchedParts(NamedTuple):
     """One touch for each part of a path that has blocks, and its returns.
 
-    `touches.kind` is the part, `request` the request of each touch.
+    `request` and `part` (N entries) say of which.
     """
 
     touches: Touches
     returns: Returns
     request: Int64s
+    part: Int64s
 
-    def of_classes(self, classes: Int32s, steps: tuple[int, ...]) -> tuple[Touches, Returns]:
-        """Return touches and returns by part and class; requests have `classes`, of a class set."""
-        kind = self.touches.kind * math.prod(steps[1:]) + classes[self.request]
-        return self.touches._replace(kind=kind.astype(np.int32)), self.returns
+    def kinds(self, classes: Int32s, steps: tuple[int, ...]) -> Int32s:
+        """Return the class of each touch, by part and by its request's in a class set."""
+        kinds: Int32s = (self.part * math.prod(steps[1:]) + classes[self.request]).astype(np.int32)
+        return kinds
 
 
 class IndexRows(NamedTuple):
-    """The index of each class at K refits: `values[rows[k, c]]` (AGES), of class c at refit k.
+    """The index of each class at K refits: `values[rows[s][k, c]]`, of class c of set s at refit k.
 
-    `values` have a row for each class of a refit with touches, and a row for all other classes of a
-    coarser one: as many as the touches in the refits' windows at the most.
+    The first of `values` (rows of AGES) are WORTHS. Then there is one for each class of a refit
+    that touches are of, and one for all others of a coarser class: no more than the touches in the
+    refits' windows times the features of the sets.
     """
 
     values: Floats
-    rows: Int32s
+    rows: tuple[Int32s, ...]
 
 
 def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
@@ -287,7 +291,6 @@ def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s
         Touches(
             traffic.arrival_s[request],
             bins[request],
-            part.astype(np.int32),
             (end - begin)[request, part].astype(np.int64),
         ),
         Returns(
@@ -297,38 +300,46 @@ def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s
             shared[segment, returning].astype(np.int64),
         ),
         request,
+        part,
     )
 
 
 def fit_windows(
-    touched: tuple[Touches, Returns], refits: Int64s, refit_s: float, steps: tuple[int, ...]
+    touches: Touches,
+    returns: Returns,
+    refits: Int64s,
+    refit_s: float,
+    class_sets: Sequence[tuple[tuple[int, ...], Int32s]],
 ) -> IndexRows:
     """Fit the index to the window before each of the `refits`, by ascending number.
 
-    A touch is in the windows of the next `WINDOW_REFITS` refits. Time and memory grow with the
-    touches and returns in windows, whatever the time between them.
+    A touch is in the windows of the next `WINDOW_REFITS` refits. Each of `class_sets` has its steps
+    and the class of each touch. Time and memory grow with the touches and returns in windows,
+    whatever the time between them.
     """
-    touches, returns = touched
     window = _window_ranges(touches.bin, returns.bin, refits)
-    classes = math.prod(steps)
-    most_rows = np.minimum(classes, len(steps) * (window.touch_end - window.first_touch) + 1)
-    values = np.empty((int(most_rows.sum()), AGES))  # where it is not written it takes no memory
-    rows = np.empty((len(refits), classes), dtype=np.int32)
-    returned, waiting, seconds = np.empty((3, classes, AGES))
-    wait_s = returns.arrival_s - touches.arrival_s[returns.touch]
-    used = _fill_rows(
-        touches,
-        _Waits(returns.touch, ages_of(wait_s), wait_s, returns.blocks),
-        window,
-        (refits * refit_s).astype(np.float64),
-        ReturnCounts(returned, waiting, seconds, 0.0),
-        np.empty(len(touches.blocks), dtype=np.int64),
-        fit_memory(steps),
-        values,
-        rows,
+    inside = window.touch_end - window.first_touch
+    most = sum(
+        int(np.minimum(math.prod(steps), len(steps) * inside + 1).sum()) for steps, _ in class_sets
     )
+    used, rows = len(WORTHS), []
+    values = np.empty((used + most, AGES))  # where it is not written it takes no memory
+    values[:used] = np.array(WORTHS)[:, None]
+    wait_s = returns.arrival_s - touches.arrival_s[returns.touch]
+    waits = _Waits(returns.touch, ages_of(wait_s), wait_s, returns.blocks)
+    refits_s = (refits * refit_s).astype(np.float64)
+    still_waiting = np.empty(len(touches.blocks), dtype=np.int64)
+    for steps, kinds in class_sets:
+        classes = math.prod(steps)
+        returned, waiting, seconds = np.empty((3, classes, AGES))
+        counts = ReturnCounts(returned, waiting, seconds, 0.0)
+        rows.append(np.empty((len(refits), classes), dtype=np.int32))
+        used = _fill_rows(
+            touches, kinds, waits, window, refits_s, counts, still_waiting, fit_memory(steps),
+            values, used, rows[-1],
+        )  # fmt: skip
     values.resize((used, AGES), refcheck=False)  # in place
-    return IndexRows(values, by_class(rows))
+    return IndexRows(values, tuple(map(by_class, rows)))
 
 
 class _WindowRanges(NamedTuple):
@@ -362,6 +373,7 @@ class _Waits(NamedTuple):
 @kernel
 def _fill_rows(
     touches: Touches,
+    kinds: Int32s,
     waits: _Waits,
     window: _WindowRanges,
     refits_s: Floats,
@@ -369,12 +381,12 @@ def _fill_rows(
     waiting: Int64s,
     memory: FitMemory,
     values: Floats,
+    used: int,
     rows: Int32s,
 ) -> int:
-    """Fill `values` and `rows`, refit by refit; return the rows of `values` used."""
-    used = 0
+    """Fill `values` after the rows `used`, and `rows`, refit by refit; return the rows used."""
     for refit in range(len(refits_s)):
-        count_window(touches, waits, window, refit, refits_s[refit], counts, waiting)
+        count_window(touches, kinds, waits, window, refit, refits_s[refit], counts, waiting)
         count = float(window.touch_end[refit] - window.first_touch[refit])
         of_window = ReturnCounts(counts.returned, counts.waiting, counts.seconds, count)
         used = fit_rows(of_window, memory, values, used, rows[refit])
@@ -384,6 +396,7 @@ def _fill_rows(
 @callable_in_kernels
 def count_window(
     touches: Touches,
+    kinds: Int32s,
     waits: _Waits,
     window: _WindowRanges,
     refit: int,
@@ -404,7 +417,7 @@ def count_window(
     for at in range(window.first_return[refit], window.return_end[refit]):
         touch = waits.touch[at]
         if touch >= first:
-            kind, age, blocks = touches.kind[touch], waits.age[at], waits.blocks[at]
+            kind, age, blocks = kinds[touch], waits.age[at], waits.blocks[at]
             waiting[touch] -= blocks
             counts.returned[kind, age] += blocks
             counts.seconds[kind, age] += blocks * (waits.wait_s[at] - BEGINS_S[age])
@@ -413,6 +426,6 @@ def count_window(
         wait_s = max(refit_s - touches.arrival_s[touch], 0.0)
         while wait_s < BEGINS_S[age]:
             age -= 1
-        kind, blocks = touches.kind[touch], waiting[touch]
+        kind, blocks = kinds[touch], waiting[touch]
         counts.waiting[kind, age] += blocks
         counts.seconds[kind, age] += blocks * (wait_s - BEGINS_S[age])

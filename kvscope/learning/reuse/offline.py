@@ -19,7 +19,7 @@ class ReuseOffline(OfflineLearner):
     def tables(self, traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
         """Return the table of each refit."""
         refits = refits_of(traffic, refit_s)
-        return Tables(refits.since, reuse_table(*count_reuse(traffic, refits, refit_s)))
+        return Tables.of(refits.since, reuse_table(*count_reuse(traffic, refits, refit_s)))
 
 
 def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Floats]:

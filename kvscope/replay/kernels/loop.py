@@ -27,6 +27,24 @@ class Now(NamedTuple):
     table: Floats
 
 
+class TablePeriods(NamedTuple):
+    """The tables of a policy, as in `Tables`, and the one `in_force` (categories x columns)."""
+
+    since: Int64s
+    rows: Int32s
+    values: Floats
+    in_force: Floats
+
+
+@callable_in_kernels
+def take_table(tables: TablePeriods, period: int) -> None:
+    """Put the table of a period in force."""
+    for category in range(len(tables.in_force)):
+        row = tables.rows[period, category]
+        for column in range(tables.in_force.shape[1]):
+            tables.in_force[category, column] = tables.values[row, column]
+
+
 @callable_in_kernels
 def turn_of(traffic: Traffic, request: int, part: int = 0) -> Turn:
     """Return a request as policies see it, with the category of a part of its path."""
@@ -136,22 +154,20 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
         state: Any,
         capacity: int,
         p: Floats,
-        tables: Floats,
-        since: Int64s,
+        tables: TablePeriods,
         ttl_s: float,
         mandatory: bool,
         hits: Int32s,
     ) -> int:
         size, evictions, expired, period = 0, 0, 0, 0
-        table = tables[0]
         for request in range(len(traffic.leaf)):
             now_s = traffic.arrival_s[request]
             before = period
-            while period + 1 < len(since) and since[period + 1] <= request:
+            while period + 1 < len(tables.since) and tables.since[period + 1] <= request:
                 period += 1
-                table = tables[period]
-            now = Now(now_s, traffic.block_size, p, table)
+            now = Now(now_s, traffic.block_size, p, tables.in_force)
             if period != before:
+                take_table(tables, period)
                 retable(state, traffic, request, now)
             while expired < request and traffic.arrival_s[expired] < now_s - ttl_s:
                 count = expire(state, traffic, expired, now)
