@@ -19,7 +19,7 @@ from kvscope.report.words import WHATEVER_OPTIONS
 _WIDTH = 170  # of a number, in pixels: two of them fit on a phone
 _MOST_CACHED = 64  # sections with their charts
 _MOST_UNSCROLLED = 20  # rows of a table
-_LONG, _CHARACTER_PX, _WIDEST = 20, 7, 560  # of cells, which a narrower column cuts
+_LONG, _CHARACTER_PX, _WIDEST = 20, 7, 440  # of cells, which a narrower column cuts
 _MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
 
 

@@ -26,21 +26,19 @@ TouchedSegments = list[tuple[int, int]]
 class PrefixMatch(NamedTuple):
     """What is known of a request when it arrives.
 
-    `known_blocks` of its prompt were touched before, the deepest of them `since_s` ago by request
-    `previous` (0 and -1: none were). `turns` requests came before it in its conversation. It
-    touches `followed` blocks, and `segments` say which request touched them before; blocks that are
-    not followed are not counted. `cuts` are the depths in front of which blocks had waited for at
-    most each of the gaps that `RecentBlocks` tells apart; the last one is `known_blocks`.
+    `known_blocks` of its prompt were touched before. `turns` requests came before it in its
+    conversation. It touches `followed` blocks, and `segments` say which request touched them
+    before; blocks that are not followed are not counted. `cuts` are the depths in front of which
+    blocks had waited for at most each of the gaps that `RecentBlocks` tells apart; the last one is
+    `known_blocks`.
     """
 
     number: int
     known_blocks: int
     turns: int
-    since_s: float
     followed: int
     segments: TouchedSegments
-    cuts: tuple[int, ...] = ()
-    previous: int = -1
+    cuts: tuple[int, ...]
 
 
 class RecentBlocks:
@@ -90,15 +88,13 @@ class RecentBlocks:
         if self.every > 1:
             known, previous = self._deeper(keys, known, previous, arrival_s)
             cuts = (*cuts[:-1], known)
-        turns, since_s = 0, 0.0
-        if previous >= 0:
-            since_s = arrival_s - self._arrival_s[previous % self._slots]
-            if known >= self._full[previous % self._slots]:
-                turns = self._turns[previous % self._slots] + 1
+        turns = 0
+        if previous >= 0 and known >= self._full[previous % self._slots]:
+            turns = self._turns[previous % self._slots] + 1
         self._turns[at] = turns
         if keys:
             remember(self._ends, keys[-1], number)
-        return PrefixMatch(number, known, turns, since_s, followed, segments, cuts, previous)
+        return PrefixMatch(number, known, turns, followed, segments, cuts)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:
         """Touch the full blocks of a request's output; return the number followed, and segments."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvscope.core.errors import ExitCode, InputError
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.returns.file import FittedReturns
-from kvscope.learning.returns.formulas import STEPS
+from kvscope.learning.returns.formulas import PARTS, STEPS
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.registry import POLICIES, by_name
@@ -381,7 +381,8 @@ def test_old_recommendations_are_read(name: str, fitted: int | None) -> None:
     assert plugin.policy.values == read.policy.values
     if isinstance(read.fitted, FittedReturns):
         assert (read.fitted.class_set, read.fitted.refits) == (0, True)
-        assert read.fitted.index[:2, :3].tolist() == [[0.512, 0.95, 0.144], [0.191, 0.082, 0.855]]
+        first, second = [0.512, 0.95, 0.144], [0.191, 0.082, 0.855]  # of all parts of a path
+        assert read.fitted.index[:6, :3].tolist() == [first] * PARTS + [second]
 
 
 def test_an_old_recommendation_of_a_removed_policy_names_its_successor() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from kvscope.core.toml_files import Count, Finite, Number, table_as
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, STEPS
+from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, PARTS, STEPS
 from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES
 
@@ -36,10 +36,10 @@ _EDGES = tuple([[*map(float, edges)] for _, edges in features] for features in C
 class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
     by: list[str]
     edges: list[list[Finite]]
-    gaps_s: list[Finite]
     window_s: Number
     requests: Count
     index: list[list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]]]
+    gaps_s: list[Finite] = []  # files of earlier versions tell no parts apart
     refits: bool = False
 
     def __post_init__(self) -> None:
@@ -48,13 +48,19 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
         class_set = _NAMES.index(self.by)
         if self.edges != _EDGES[class_set]:
             raise ValueError("edges: other classes than those of this kvscope")
-        if tuple(self.gaps_s) != GAPS_S:
+        if self.gaps_s and tuple(self.gaps_s) != GAPS_S:
             raise ValueError("gaps_s: other parts than those of this kvscope")
-        if len(self.index) != math.prod(STEPS[class_set]):
-            raise ValueError(f"index: not {math.prod(STEPS[class_set])} rows")
+        rows = math.prod(STEPS[class_set]) // self.parts_a_row
+        if len(self.index) != rows:
+            raise ValueError(f"index: not {rows} rows")
         for at, row in enumerate(self.index):
             if len(row) != AGES:
                 raise ValueError(f"index[{at}]: not {AGES} numbers")
+
+    @property
+    def parts_a_row(self) -> int:
+        """The number of parts of a path that one row of the index is for."""
+        return 1 if self.gaps_s else PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,7 @@ def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | Non
     if TABLE not in document:
         return None
     table = table_as(document[TABLE], _ReturnsTable, f"{where}: {TABLE}", _REMEDY)
+    index = np.repeat(np.array(table.index), table.parts_a_row, axis=0)
     return FittedReturns(
-        _NAMES.index(table.by), np.array(table.index), table.window_s, table.requests, table.refits
+        _NAMES.index(table.by), index, table.window_s, table.requests, table.refits
     )
