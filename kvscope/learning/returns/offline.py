@@ -275,11 +275,11 @@ def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s
 
     `bins` (R) number the latest refit before each request.
     """
-    blocks = traffic.length.astype(np.int64) + traffic.anonymous
+    blocks = traffic.length + traffic.anonymous
     begin = np.concatenate((np.zeros_like(cuts[:, :1]), cuts), axis=1)
     end = np.concatenate((cuts, blocks[:, None]), axis=1)
     request, part = np.nonzero(end > begin)
-    number = np.full(end.shape, -1, dtype=np.int64)
+    number = np.full(end.shape, -1, dtype=np.int32)
     number[request, part] = np.arange(len(request))
     previous = segments.previous
     # Of each segment, what lies in each part of the request that touched it last.
@@ -294,7 +294,7 @@ def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s
             (end - begin)[request, part].astype(np.int64),
         ),
         Returns(
-            number[previous[segment], returning],
+            number[previous[segment], returning].astype(np.int64),
             traffic.arrival_s[again],
             bins[again],
             shared[segment, returning].astype(np.int64),
