@@ -121,7 +121,7 @@ def _tabs(kind: str, key: str, titles: Sequence[str]) -> Sequence[TabContainer]:
     return query_params.tabs(name, [escape(title) for title in titles])
 
 
-def _width(cells: Sequence[str]) -> int | None:
+def column_px(cells: Sequence[str]) -> int | None:
     """Return the width in pixels of a column of long texts; of others the browser chooses it."""
     longest = max(map(len, cells), default=0)
     return min(_CHARACTER_PX * longest + 20, _WIDEST) if longest > _LONG else None
@@ -139,7 +139,7 @@ def _table(table: Table, key: str) -> None:
     cells = {name: [row[number] for row in table.rows] for name, number in names.items()}
     configuration = {
         name: st.column_config.TextColumn(
-            width=_width(cells[name]),
+            width=column_px(cells[name]),
             alignment="left" if number == 0 or number in table.words else "right",
             help=meaning(table.columns[number]),
         )

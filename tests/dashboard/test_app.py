@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard import render
 from dashboard.wording import in_page_words
 from kvscope.app.analyze import analyze
 from kvscope.app.options import AnalyzeOptions
@@ -99,6 +100,15 @@ def test_capacity(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     app.select_slider(key="capacity").set_value(1).run()
     assert metrics(app)["Blocks"] == "1"
     assert app.query_params["capacity"] in ("1", ["1"])
+
+
+def test_long_cells_are_whole() -> None:
+    """A column is as wide as its longest text, but no wider than a page; short ones have none."""
+    policy = "threshold-lru threshold_tokens=256"
+    assert (render.column_px([policy, "lru"]) or 0) > 6 * len(policy)
+    assert render.column_px(["x" * 5000]) == render.column_px(["x" * 500])
+    assert render.column_px(["lru", "41.8"]) is None
+    assert render.column_px([]) is None
 
 
 def test_capacity_gets_the_optimum(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

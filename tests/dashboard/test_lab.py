@@ -71,6 +71,13 @@ def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams)
     table = table_with(app, "xi (tokens)", "xi (ms)")
     assert "256" in set(table["xi (tokens)"])
     assert len(set(table["xi (tokens)"])) == len(table) > 8
+    app.select_slider(key="xi").set_value(
+        max(int(xi.replace(",", "")) for xi in table["xi (tokens)"])
+    )
+    changes = [each.delta for each in app.run().metric]
+    print(changes)
+    assert all(change[0] in "+-" or change == "unchanged" for change in changes)
+    assert "unchanged" in changes
 
 
 def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
