@@ -18,6 +18,7 @@ from kvscope.learning.returns.offline import (
     Returns,
     ReturnsOffline,
     Touches,
+    class_set_tables,
     fit_windows,
     path_cuts,
     request_features,
@@ -25,7 +26,7 @@ from kvscope.learning.returns.offline import (
 )
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.last_touch import last_touch_segments
-from kvscope.replay.replay import replay
+from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic, uncut
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.state import idle_machine
@@ -190,3 +191,16 @@ def test_an_engine_sees_the_classes_too() -> None:
     assert chosen.classes is not None
     assert machine.requests.category.tolist() == chosen.classes.tolist()
     assert int(machine.state[0].lanes) == 2 * ROWS
+
+
+def test_tables_that_share_rows_replay_as_if_each_had_its_own() -> None:
+    """Both class sets lie in one array, in fewer rows than classes and refits have together."""
+    of = traffic(sample("agent"), standard())
+    first, second = class_set_tables(of, 60.0)
+    assert first.values is second.values
+    assert len(first.values) < (first.rows.size + second.rows.size) // 2
+    apart = Tables.of(first.since, first.values[first.rows], first.classes, first.cuts)
+    both = (replay(of, Gittins(), 2_000, tables=tables) for tables in (first, apart))
+    shared_hits, own_hits = (done.hit_blocks.tolist() for done in both)
+    assert shared_hits == own_hits
+    assert any(shared_hits)
