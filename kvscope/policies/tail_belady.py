@@ -21,7 +21,7 @@ class TailBelady(NextUsePolicy):
     """
 
     name = "tail-belady"
-    summary = "oracle for tail excess latency: needed last to stay within xi, leaves first"
+    summary = "oracle for TEL: needed last to stay within xi, leaves first"
     source = "T-LRU paper, Theorem 1"
     parameters = (XI_TOKENS, TTL)
 
