@@ -1,4 +1,4 @@
-"""The Python API: `analyze`, `fit`, `simulate`, `tune`, `simulate_fleet` and `tune_fleet`.
+"""The Python API: `hash_logs`, `analyze`, `fit`, `simulate`, `tune` and their fleet variants.
 
     import kvscope
 
@@ -62,6 +62,7 @@ __all__ = [
     "UsageError",
     "analyze",
     "fit",
+    "hash_logs",
     "open_trace",
     "simulate",
     "simulate_fleet",
@@ -377,6 +378,29 @@ def open_trace(
     except BaseException:
         store.close()
         raise
+
+
+def hash_logs(
+    logs: str | PathLike[str] | Sequence[str | PathLike[str]],
+    output: str | PathLike[str],
+    *,
+    tokenizer: str | PathLike[str],
+    from_: Literal["openai", "litellm", "otlp"] | None = None,
+    block_size: int = 16,
+    chat_template: str | PathLike[str] | None = None,
+    salt_file: str | PathLike[str] | None = None,
+    strict: bool = False,
+    max_bad: Share = 0.01,
+) -> int:
+    """Write the trace of logs with prompts: hashes, lengths and times; return its requests."""
+    from kvscope.app.hash_logs import HashOptions
+    from kvscope.app.hash_logs import hash_logs as run
+
+    named = {name: fspath(value) for name, value in locals().items() if isinstance(value, PathLike)}
+    paths = [logs] if isinstance(logs, str | PathLike) else logs
+    with _arguments():
+        options = parsed(HashOptions, locals() | named)
+    return run([fspath(path) for path in paths], options, _Logged()).requests
 
 
 def analyze(

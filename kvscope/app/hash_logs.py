@@ -1,0 +1,126 @@
+"""Hash logs: prompts become a trace of salted hashes, written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from kvscope.app import values
+from kvscope.app.monitor import Monitor
+from kvscope.app.options import Option, Share, Source, Target
+from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.files import sink
+
+if TYPE_CHECKING:
+    from kvscope.chat_logs.convert import HashCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashOptions:
+    """What makes tokens and hashes of the prompts in logs."""
+
+    tokenizer: Annotated[
+        str,
+        Source(
+            "The model's tokenizer: a folder with tokenizer.json and chat template, or a"
+            " Mistral tekken.json."
+        ),
+    ]
+    output: Annotated[
+        str,
+        Option(
+            "Trace to write; .gz and .zst compress, - is standard output.",
+            "FILE",
+            values.target,
+            flags=("--output", "-o"),
+        ),
+    ]
+    from_: Annotated[
+        Literal["openai", "litellm", "otlp"] | None,
+        Option("Format of the logs.", default="detected", flags=("--from",)),
+    ] = None
+    block_size: Annotated[
+        int, Option("Tokens per block of the engine.", "TOKENS", values.whole(1))
+    ] = 16
+    chat_template: Annotated[
+        str | None, Source("Jinja file of another chat template.", default="the model's")
+    ] = None
+    salt_file: Annotated[
+        str | None,
+        Target(
+            "File that keeps the salt, so that later logs get the same hashes; made if missing.",
+            default="a random salt, kept nowhere",
+        ),
+    ] = None
+    strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
+    max_bad: Annotated[
+        float, Share("Largest share of bad lines; with more nothing is written.", default="1%")
+    ] = 0.01
+
+
+def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> HashCounts:
+    """Write the trace of all `logs`, in their order; return what was hashed.
+
+    Raises InputError where a log or the tokenizer cannot be read, or too many lines are bad.
+    """
+    from kvscope.chat_logs import hashing, tokenizer
+    from kvscope.chat_logs.convert import Converter, refuse_if_too_bad
+    from kvscope.ingest.formats.base import Rejects
+    from kvscope.ingest.pipeline import UnusableLinesError
+
+    if not logs:
+        raise UsageError("no log is named", where="LOGS")
+    model = tokenizer.load(options.tokenizer, options.chat_template)
+    sizes = [Path(path).stat().st_size for path in logs if Path(path).is_file()]
+    total = sum(sizes) if len(sizes) == len(logs) else None
+    with (
+        hashing.salt(options.salt_file) as salt,
+        sink(options.output) as stream,
+        monitor.steps("hashing", total, unit="bytes") as advance,
+    ):
+
+        def read_on(amount: int) -> None:
+            if monitor.stop.is_set():
+                raise Stopped("stopped before the trace was written")
+            advance(amount)
+
+        converter = Converter(model, hashing.Hasher(salt, options.block_size), options.block_size)
+        for path in logs:
+            rejects = Rejects(path, options.strict)
+            for line in converter.lines(path, options.from_, rejects, read_on):
+                stream.write(line)
+            try:
+                refuse_if_too_bad(rejects, options.max_bad)
+            except UnusableLinesError:
+                if len(rejects.reasons) > 1:
+                    _note_all(rejects.in_words(), monitor)
+                raise
+            _note_all(rejects.in_words(), monitor)
+        if not converter.counts.requests:
+            raise InputError("no request is in these logs", where=", ".join(logs))
+    _note_all(_notes(converter.counts), monitor)
+    return converter.counts
+
+
+def _note_all(texts: Sequence[str], monitor: Monitor) -> None:
+    for text in texts:
+        monitor.note(text)
+
+
+def _notes(counts: HashCounts) -> list[str]:
+    """Return what the user has to know about the trace."""
+    notes = [f"{count:,} {reason} were left out" for reason, count in counts.left_out.items()]
+    if counts.different:
+        notes.append(
+            f"the log states another prompt length for {counts.different:,} of"
+            f" {counts.compared:,} requests: is this the tokenizer of the model that served them?"
+        )
+    models = [name for name, _ in counts.models.most_common() if name]
+    if len(models) > 1:
+        notes.append(
+            f"{len(models)} models ({', '.join(models[:3])}"
+            f"{', …' if len(models) > 3 else ''}), all hashed with one tokenizer"
+        )
+    return notes

@@ -1,0 +1,1 @@
+"""Logs with prompts in them become a trace of salted hashes."""

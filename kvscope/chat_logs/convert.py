@@ -1,0 +1,247 @@
+"""Logs to lines of a trace, in a stream: a batch is tokenized while others are read and hashed.
+
+Lines are those of the Mooncake format with `session_id`, `block_size`, model, LoRA adapter, cache
+salt, worker and measured times, as kvscope ingests them. No text and no token id is in them;
+sessions, users, cache salts and what is no plain word are hashes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvscope.chat_logs.formats import registry
+from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
+from kvscope.chat_logs.hashing import Hasher, Tokens
+from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
+from kvscope.core.background import in_background
+from kvscope.core.errors import InputError
+from kvscope.core.units import MIB
+from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Rejects
+from kvscope.ingest.formats.exporter import milliseconds
+from kvscope.ingest.limits import MAX_LINE_BYTES, MAX_TOKENS
+from kvscope.ingest.pipeline import UnusableLinesError
+from kvscope.ingest.source import Source
+
+_BATCH_CHARACTERS = 1 << 19
+_BATCHES = 2
+_PLAIN = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
+_TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
+
+
+class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A request as the trace has it."""
+
+    timestamp: int | float | None = None
+    input_length: int
+    output_length: int | None = None
+    session_id: int | None = None
+    user_id: int | None = None
+    type: str | None = None
+    hash_ids: list[int]
+    block_size: int
+    model: str | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    worker: str | None = None
+    ttft_ms: int | float | None = None
+    duration_ms: int | float | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class HashCounts:
+    """What was hashed. `compared` requests state their prompt's length, `different` another one."""
+
+    requests: int = 0
+    tokens: int = 0
+    compared: int = 0
+    different: int = 0
+    models: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Record:
+    """A line of a log with its requests; `pieces` has prompt and, to be counted, answer of each."""
+
+    line: int
+    requests: Sequence[LoggedRequest]
+    pieces: list[tuple[Piece, Piece | None]]
+
+    @property
+    def texts(self) -> list[Text]:
+        """What has to be tokenized, in order."""
+        return [piece for pair in self.pieces for piece in pair if isinstance(piece, Text)]
+
+
+class Converter:
+    """Turns logs into lines of one trace under one salt."""
+
+    def __init__(self, tokenizer: Tokenizer, hasher: Hasher, block_size: int) -> None:
+        self.counts = HashCounts()
+        self._tokenizer, self._hasher, self._block_size = tokenizer, hasher, block_size
+        self._encode = msgspec.json.Encoder().encode
+
+    def lines(
+        self,
+        path: str,
+        format_name: str | None,
+        rejects: Rejects,
+        advance: Callable[[int], None] | None = None,
+    ) -> Iterator[bytes]:
+        """Yield the trace's lines for the log at `path`; note in `rejects` what cannot be used.
+
+        `advance` gets the number of bytes read. Raises InputError where the log cannot be read.
+        """
+        with closing(Source(path, advance)) as source:
+            kind = registry.FORMATS[format_name] if format_name else None
+            reader = (kind or registry.detect(source.head, path))()
+            waiting: deque[tuple[list[_Record], Future[list[Tokens]]]] = deque()
+            for batch in self._batches(source, reader, rejects):
+                texts = [text for record in batch for text in record.texts]
+                waiting.append((batch, in_background(self._tokenizer.encode, texts)))
+                if len(waiting) == _BATCHES:
+                    yield from self._hashed(*waiting.popleft(), rejects)
+            while waiting:
+                yield from self._hashed(*waiting.popleft(), rejects)
+            self.counts.left_out += reader.left_out
+
+    def _batches(
+        self, source: Source, reader: LogFormat, rejects: Rejects
+    ) -> Iterator[list[_Record]]:
+        """Yield records whose texts together have some hundred thousand characters."""
+        batch: list[_Record] = []
+        size = 0
+        for line, text in _numbered_lines(source, rejects):
+            try:
+                record = self._record(line, reader.parse(text))
+            except (BadLine, msgspec.MsgspecError) as error:
+                rejects.reject(line, str(error))
+            except UnicodeDecodeError:
+                rejects.reject(line, NOT_UTF8)
+            except RecursionError:
+                rejects.reject(line, TOO_DEEP)
+            else:
+                if record.requests:
+                    batch.append(record)
+                    size += 1 + sum(len(piece.text) for piece in record.texts)
+            if rejects.is_hopeless:
+                return
+            if size >= _BATCH_CHARACTERS:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _record(self, line: int, requests: Sequence[LoggedRequest]) -> _Record:
+        pieces: list[tuple[Piece, Piece | None]] = []
+        for request in requests:
+            prompt = self._tokenizer.prompt(request)
+            counts = request.output_tokens is None and request.response is not None
+            pieces.append((prompt, self._tokenizer.answer(request, prompt) if counts else None))
+        return _Record(line, requests, pieces)
+
+    def _hashed(
+        self, batch: list[_Record], encoded: Future[list[Tokens]], rejects: Rejects
+    ) -> Iterator[bytes]:
+        """Yield the lines of a batch once it is tokenized."""
+        tokens = iter(encoded.result())
+
+        def encoded_piece(piece: Piece) -> Tokens:
+            return next(tokens) if isinstance(piece, Text) else piece
+
+        for record in batch:
+            pairs = [
+                (encoded_piece(prompt), None if answer is None else encoded_piece(answer))
+                for prompt, answer in record.pieces
+            ]
+            try:
+                lines = [
+                    self._line(request, *pair)
+                    for request, pair in zip(record.requests, pairs, strict=True)
+                ]
+            except BadLine as error:
+                rejects.reject(record.line, str(error))
+                continue
+            rejects.accepted += 1
+            self._count(record.requests, lines)
+            yield from (self._encode(line) + b"\n" for line in lines)
+
+    def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _Line:
+        outputs = request.output_tokens if answer is None else len(answer)
+        total = len(prompt) + (outputs or 0)
+        if not len(prompt) or total > MAX_TOKENS or (outputs or 0) < 0:
+            raise BadLine(f"tokens must be 1 to {MAX_TOKENS:,} with the answer's: {total}")
+        name = self._hasher.name
+        salt = request.cache_salt
+        return _Line(
+            timestamp=milliseconds(request.arrival_s),
+            input_length=len(prompt),
+            output_length=outputs,
+            session_id=None if request.session is None else name("session", request.session),
+            user_id=None if request.user is None else name("user", request.user),
+            type=self._plain("type", request.type),
+            hash_ids=self._hasher.blocks(prompt),
+            block_size=self._block_size,
+            model=self._plain("model", request.model),
+            lora_name=self._plain("adapter", request.adapter and str(request.adapter)),
+            cache_salt=str(name("salt", salt)) if salt else None,
+            worker=self._plain("worker", request.worker),
+            ttft_ms=milliseconds(request.ttft_s),
+            duration_ms=milliseconds(request.duration_s),
+            cached_tokens=request.cached_tokens,
+        )
+
+    def _plain(self, kind: str, text: object) -> str | None:
+        """Return a name as it is if it is a plain word; else its hash."""
+        if not text:
+            return None
+        word = str(text)
+        return word if _PLAIN.fullmatch(word) else str(self._hasher.name(kind, word))
+
+    def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_Line]) -> None:
+        counts = self.counts
+        counts.requests += len(lines)
+        for request, line in zip(requests, lines, strict=True):
+            counts.tokens += line.input_length
+            counts.models[line.model or ""] += 1
+            if request.input_tokens is not None:
+                counts.compared += 1
+                counts.different += request.input_tokens != line.input_length
+
+
+def refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
+    """Raise UnusableLinesError where more than a share of a log's lines cannot be used."""
+    lines = rejects.accepted + rejects.count
+    if not rejects.count or (rejects.accepted and rejects.count <= max_bad * lines):
+        return
+    line, reason = rejects.lines[0]
+    share = f"more than {100 * max_bad:.3g}% of them" if rejects.accepted else "all of them"
+    what = f"{rejects.count:,} of {lines:,} lines cannot be used, {share}"
+    raise UnusableLinesError(
+        f"{what}; the first: {rejects.path}:{line}: {reason}",
+        rejects,
+        "correct them, or allow more with --max-bad; nothing was written",
+    )
+
+
+def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, line) of lines that are not blank; a cut file raises InputError."""
+    for first, text in source.lines():
+        if text is None:
+            rejects.reject(first, _TOO_LONG)
+            continue
+        for number, line in enumerate(text.split(b"\n"), first):
+            if line and not line.isspace():
+                yield number, line
+    if source.is_cut:
+        raise InputError(
+            "the compressed data is cut", where=source.path, remedy="copy the file again"
+        )

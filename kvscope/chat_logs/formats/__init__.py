@@ -1,0 +1,1 @@
+"""The formats of logs with prompts, one a file."""

@@ -1,0 +1,228 @@
+"""OpenAI's requests as gateways log them: chats, whole conversations and plain prompts.
+
+A line is a request body, or an object with the body in `request` or `body` and the response in
+`response`. Messages that end with the assistant's are a conversation: one request per answer.
+Conversations of public data sets (`conversation`, or `conversations` with `from` and `value`) are
+read too.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from secrets import randbits
+from typing import Any
+
+import msgspec
+
+from kvscope.chat_logs.formats.base import (
+    Chat,
+    LogFormat,
+    LoggedRequest,
+    Message,
+    Prompt,
+    Response,
+    Tool,
+    Usage,
+    difference,
+    seconds,
+)
+from kvscope.ingest.formats.base import BadLine, Identifier
+
+ASSISTANT = "assistant"
+
+_BODIES = ("request", "body")
+_CHATS = ("messages", "conversation", "conversations")
+_TIMES = (
+    "timestamp", "time", "ts", "created", "created_at", "created_time", "request_time",
+    "start_time", "startTime", "arrival_time",
+)  # fmt: skip
+_ENDS = ("end_time", "endTime", "finished_at", "completed_at")
+_SESSIONS = (
+    "session_id", "conversation_id", "conversation_hash", "chat_id", "thread_id", "trace_id",
+)  # fmt: skip
+_USERS = ("user", "user_id")
+_TEMPLATE_ARGUMENTS = (
+    "documents", "reasoning_effort", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
+_ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
+
+
+class _Row(msgspec.Struct, gc=False, kw_only=True):
+    """The keys of a line and of the request body in it, with types that are checked."""
+
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    response: Response | str | None = None
+    usage: Usage | None = None
+    model: str | None = None
+    type: str | None = None
+    lora_name: str | None = None
+    lora_id: Identifier | None = None
+    cache_salt: str | None = None
+    worker: Identifier | None = None
+    ttft_ms: float | None = None
+    duration_ms: float | None = None
+
+
+class OpenAI(LogFormat):
+    """JSON lines with `messages` or `prompt`, as OpenAI's API takes them."""
+
+    name = "openai"
+    summary = "OpenAI requests (chats, completions) or whole conversations, one per line"
+
+    @classmethod
+    def recognizes(cls, keys: frozenset[str]) -> bool:
+        """Return True if lines have messages, a prompt, or a request with them."""
+        return bool(keys & {*_CHATS, *_BODIES, "prompt"})
+
+    def parse(self, line: bytes) -> Sequence[LoggedRequest]:
+        """Return the line's request, or one per answer of a conversation."""
+        fields = _flattened(msgspec.json.decode(line, type=dict[str, Any]))
+        row = msgspec.convert(fields, _Row)
+        start_s = _time(fields, _TIMES)
+        common: dict[str, Any] = {
+            "session": _identifier(fields, _SESSIONS),
+            "user": _identifier(fields, _USERS),
+            "type": row.type,
+            "model": row.model,
+            "adapter": row.lora_name or row.lora_id,
+            "cache_salt": row.cache_salt,
+            "worker": None if row.worker is None else str(row.worker),
+        }
+        if row.messages is not None:
+            answers = _answers(row)
+            if answers:
+                return _conversation(row, fields, answers, start_s, common)
+            prompts: list[Prompt] = [_chat(row, fields, row.messages)]
+        else:
+            prompts = texts(fields.get("prompt"))
+        response = row.response if isinstance(row.response, Response) else Response()
+        usage = row.usage or response.usage or Usage()
+        duration_s = difference(start_s, _time(fields, _ENDS))
+        if row.duration_ms is not None:
+            duration_s = row.duration_ms / 1000
+        if len(prompts) > 1:  # what is measured is measured of all of them together
+            return [LoggedRequest(prompt=each, arrival_s=start_s, **common) for each in prompts]
+        return [
+            LoggedRequest(
+                prompt=prompts[0],
+                response=row.response if isinstance(row.response, str) else response.answer,
+                input_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                arrival_s=start_s,
+                ttft_s=None if row.ttft_ms is None else row.ttft_ms / 1000,
+                duration_s=duration_s,
+                **common,
+            )
+        ]
+
+
+def texts(prompt: object) -> list[Prompt]:
+    """Return the prompts of a completion request: text or token ids, one or several.
+
+    Raises BadLine for anything else.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        kinds = {type(each) for each in prompt}
+        if kinds == {int}:
+            return [prompt]
+        if kinds == {str}:
+            return [*prompt]
+        if kinds == {list} and all({type(token) for token in each} == {int} for each in prompt):
+            return [*prompt]
+    if prompt is None:
+        raise BadLine("Object missing required field `messages` or `prompt`")
+    raise BadLine(f"prompt is neither text nor token ids: {reprlib.repr(prompt)}")
+
+
+def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a line and of the request body in it under the names of the API."""
+    for name in _BODIES:
+        if isinstance(body := fields.get(name), dict):
+            fields = fields | body
+    if isinstance(fields.get("choices"), list) and "response" not in fields:
+        fields["response"] = {"choices": fields["choices"]}
+    if isinstance(fields.get("lora_request"), dict):
+        fields.setdefault("lora_name", fields["lora_request"].get("lora_name"))
+    for name in _CHATS:
+        if fields.get(name) is not None:
+            fields["messages"] = fields[name]
+            break
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [*map(_message, fields["messages"])]
+    return fields
+
+
+def _message(message: Any) -> Any:
+    """Return a message of ShareGPT's kind as one of OpenAI's; others as they are."""
+    if isinstance(message, dict) and "role" not in message and "from" in message:
+        role = message["from"]
+        role = _ROLES.get(role, role) if isinstance(role, str) else role
+        return {**message, "role": role, "content": message.get("value")}
+    return message
+
+
+def _chat(row: _Row, fields: Mapping[str, Any], messages: Sequence[Message]) -> Chat:
+    arguments = dict(row.chat_template_kwargs or {})
+    for name in _TEMPLATE_ARGUMENTS:
+        if fields.get(name) is not None:
+            arguments[name] = fields[name]
+    return Chat(messages, row.tools, arguments)
+
+
+def _answers(row: _Row) -> list[int]:
+    """Return where the answers of a whole conversation are, nothing if it is a request."""
+    messages = row.messages or []
+    if row.continue_final_message or row.response is not None or not messages:
+        return []
+    roles = [message.get("role") for message in messages]
+    if roles[-1] != ASSISTANT:
+        return []
+    return [
+        at for at in range(1, len(roles)) if roles[at] == ASSISTANT and roles[at - 1] != ASSISTANT
+    ]
+
+
+def _conversation(
+    row: _Row,
+    fields: Mapping[str, Any],
+    answers: Sequence[int],
+    start_s: float | None,
+    common: dict[str, Any],
+) -> list[LoggedRequest]:
+    """Return a request per answer; the conversation's time is that of the first."""
+    messages = row.messages or []
+    if common["session"] is None:
+        common["session"] = randbits(62)  # the conversation has no name
+    requests = []
+    for number, at in enumerate(answers):
+        told_s = _time(messages[at - 1], _TIMES)
+        requests.append(
+            LoggedRequest(
+                prompt=_chat(row, fields, messages[:at]),
+                response=messages[at],
+                arrival_s=start_s if told_s is None and number == 0 else told_s,
+                **common,
+            )
+        )
+    return requests
+
+
+def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    return next((seconds(fields[name], name) for name in names if fields.get(name)), None)
+
+
+def _identifier(fields: Mapping[str, Any], names: Sequence[str]) -> Identifier | None:
+    """Return the first of these fields, or of the same ones in `metadata`, that is an id."""
+    metadata = fields.get("metadata")
+    for source in (fields, metadata if isinstance(metadata, dict) else {}):
+        for name in names:
+            if isinstance(value := source.get(name), str | int) and value != "":
+                return value
+    return None

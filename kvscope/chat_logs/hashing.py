@@ -1,0 +1,106 @@
+"""Chained, keyed hashes of blocks of tokens, and of the names in a log.
+
+A block's hash covers the block's tokens and the hash before it: equal hashes mean equal prompts up
+to the block's end. Without the salt, the hash of a known prompt cannot be computed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from kvscope.core.errors import InputError
+from kvscope.core.files import is_private
+from kvscope.ingest.formats.base import BadLine, Identifier
+
+SALT_BYTES = 32
+_CHAIN_BYTES, _ID_BYTES, _TOKEN_BYTES = 16, 8, 4
+
+Tokens: TypeAlias = "array[int]"
+"""Token ids as unsigned 32-bit numbers."""
+
+
+def tokens_of(ids: Sequence[int]) -> Tokens:
+    """Return token ids as an array; raise BadLine where one cannot be a token id."""
+    try:
+        return array("I", ids)
+    except (OverflowError, TypeError) as error:
+        raise BadLine("token ids must be integers from 0 to 2^32 - 1") from error
+
+
+class Hasher:
+    """Hashes under one salt: unsigned 64-bit numbers."""
+
+    def __init__(self, salt: bytes, block_size: int) -> None:
+        self._step = block_size * _TOKEN_BYTES
+        self._blocks = blake2b(key=salt, digest_size=_CHAIN_BYTES, person=b"kvscope block")
+        self._names = blake2b(key=salt, digest_size=_ID_BYTES, person=b"kvscope name")
+
+    def blocks(self, tokens: Tokens) -> list[int]:
+        """Return the hash of each full block."""
+        if sys.byteorder == "big":
+            tokens = tokens[:]
+            tokens.byteswap()
+        text, step, empty = tokens.tobytes(), self._step, self._blocks.copy
+        chain, ids = b"", []
+        for start in range(0, len(text) - step + 1, step):
+            hashed = empty()
+            hashed.update(chain + text[start : start + step])
+            chain = hashed.digest()
+            ids.append(chain[:_ID_BYTES])
+        numbers: list[int] = np.frombuffer(b"".join(ids), dtype="<u8").tolist()
+        return numbers
+
+    def name(self, kind: str, identifier: Identifier) -> int:
+        """Return the hash of a session, a user or another name, from 0 to 2^63 - 1."""
+        hashed = self._names.copy()
+        hashed.update(f"{kind}\0{type(identifier).__name__}\0{identifier}".encode())
+        return int.from_bytes(hashed.digest(), "little") >> 1
+
+
+@contextmanager
+def salt(path: str | None) -> Iterator[bytes]:
+    """Yield the salt in the file at `path`, or a random one, which a missing file gets (mode 0600).
+
+    A file that was made is removed again where the block fails. Raises InputError for a file that
+    other users can write to, or that holds something else.
+    """
+    if path is None:
+        yield secrets.token_bytes(SALT_BYTES)
+        return
+    file = Path(path)
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as made:
+            chosen = secrets.token_bytes(SALT_BYTES)
+            made.write(chosen.hex() + "\n")
+    except FileExistsError:
+        yield _read(file)
+        return
+    try:
+        yield chosen
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _read(file: Path) -> bytes:
+    remedy = "name the file that an earlier `kvscope hash --salt-file` has made"
+    if not is_private(file.stat()):
+        raise InputError("other users can write to it", where=str(file), remedy="chmod 600 it")
+    try:
+        chosen = bytes.fromhex(file.read_text(encoding="ascii"))
+    except ValueError:
+        chosen = b""
+    if len(chosen) != SALT_BYTES:
+        raise InputError("holds no salt", where=str(file), remedy=remedy)
+    return chosen

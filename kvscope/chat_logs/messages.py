@@ -1,0 +1,161 @@
+"""Messages as vLLM hands them to a chat template, from messages as clients send them.
+
+Source: vLLM 0.32.0, vllm/renderers/chat_utils.py (_parse_chat_message_content,
+_postprocess_messages), vllm/renderers/hf.py (safe_apply_chat_template) and
+vllm/entrypoints/openai/chat_completion/protocol.py (ChatCompletionToolsParam).
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from kvscope.chat_logs.formats.base import Message, Tool
+from kvscope.ingest.formats.base import BadLine
+
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_BILLING_HEADER = "x-anthropic-billing-header"
+
+
+def rendered_messages(messages: Sequence[Message], *, as_parts: bool) -> list[Message]:
+    """Return messages as a template gets them: content as text or, `as_parts`, as a list of parts.
+
+    Arguments of tool calls become objects. Raises BadLine where content is no text.
+    """
+    if not messages:
+        raise BadLine("messages are empty")
+    return [_rendered(message, at, as_parts) for at, message in enumerate(messages)]
+
+
+def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
+    """Return tools with the fields, and in the order, in which vLLM hands them to a template."""
+    rendered = []
+    for tool in tools:
+        function = tool.get("function")
+        if not isinstance(function, dict) or "name" not in function:
+            raise BadLine(f"a tool without a function's name: {reprlib.repr(tool)}")
+        plain = {name: function.get(name) for name in ("name", "description", "parameters")}
+        plain |= {name: function[name] for name in ("strict",) if function.get(name) is not None}
+        rendered.append({"type": "function", "function": plain})
+    return rendered
+
+
+def without_developers(messages: list[Message]) -> list[Message]:
+    """Return messages for a template without that role: all system texts in one first message."""
+    system: list[str] = []
+    others = []
+    moved = False
+    for at, message in enumerate(messages):
+        if message["role"] in {"developer", "system"}:
+            moved = moved or at > 0
+            if content := message["content"]:
+                parts = [part["text"] for part in content] if isinstance(content, list) else None
+                system.append(content if parts is None else "\n".join(parts))
+        else:
+            others.append(message)
+    if not moved:
+        return [
+            message | {"role": "system"} if message["role"] == "developer" else message
+            for message in messages
+        ]
+    return [{"role": "system", "content": "\n\n".join(system)}, *others]
+
+
+def plain_text(message: Message | str) -> str:
+    """Return what a model wrote: reasoning, content and calls, without the template's marks."""
+    if isinstance(message, str):
+        return message
+    rendered = _rendered(message | {"role": "assistant"}, 0, as_parts=False)
+    calls = [json.dumps(call.get("function")) for call in rendered.get("tool_calls", ())]
+    return "\n".join([rendered.get("reasoning") or "", rendered["content"], *calls]).strip("\n")
+
+
+def _rendered(message: Message, at: int, as_parts: bool) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise BadLine(f"message without a role - at `$.messages[{at}]`")
+    parts = _texts(message.get("content"), at)
+    if role == "system":
+        parts = _without_billing_header(parts)
+    rendered: Message = {"role": role, "content": "\n".join(parts)}
+    if as_parts and role != "tool":
+        rendered["content"] = [{"type": "text", "text": text} for text in parts]
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            rendered["tool_calls"] = _calls(calls, at)
+        reasoning = message.get("reasoning")
+        reasoning = message.get("reasoning_content") if reasoning is None else reasoning
+        if isinstance(reasoning, str):
+            rendered["reasoning"] = rendered["reasoning_content"] = reasoning
+    elif role == "tool" and "tool_call_id" in message:
+        rendered["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer":
+        rendered["tools"] = message.get("tools")
+    if isinstance(message.get("name"), str):
+        rendered["name"] = message["name"]
+    return rendered
+
+
+def _texts(content: Any, at: int) -> list[str]:
+    """Return the texts of a message's content."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise BadLine(f"content is no text: {reprlib.repr(content)} - at `$.messages[{at}]`")
+    texts = []
+    for part in content:
+        text: Any = part
+        if isinstance(part, dict):
+            kind = part.get("type", "text")
+            if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+                raise BadLine(
+                    f"content that is no text cannot be hashed: {reprlib.repr(kind)}"
+                    f" - at `$.messages[{at}].content`"
+                )
+            text = part.get(_TEXT_PARTS[kind])
+        if text is not None:
+            if not isinstance(text, str):
+                raise BadLine(f"text is none: {reprlib.repr(text)} - at `$.messages[{at}].content`")
+            texts.append(text)
+    return texts
+
+
+def _without_billing_header(parts: list[str]) -> list[str]:
+    """Return system texts without Claude Code's first line, which differs in every request."""
+    kept = []
+    for text in parts:
+        if not text.startswith(_BILLING_HEADER):
+            kept.append(text)
+        elif rest := text.partition("\n")[2]:
+            kept.append(rest)
+    return kept
+
+
+def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
+    """Return tool calls with their arguments as objects; what is no object becomes an empty one."""
+    if not isinstance(calls, list):
+        raise BadLine(f"tool_calls are no list: {reprlib.repr(calls)} - at `$.messages[{at}]`")
+    rendered = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise BadLine(f"tool call without a function - at `$.messages[{at}].tool_calls`")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = {}
+        arguments = arguments if isinstance(arguments, dict) else {}
+        rendered.append(call | {"function": function | {"arguments": arguments}})
+    return rendered

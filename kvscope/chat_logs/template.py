@@ -1,0 +1,176 @@
+"""A model's chat template, rendered as transformers renders it.
+
+Templates come with models, so they run in Jinja's sandbox. Source: transformers 5.19.0,
+utils/chat_template_utils.py (render_jinja_template).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from kvscope.chat_logs.formats.base import Chat, Message
+from kvscope.chat_logs.messages import rendered_messages, rendered_tools, without_developers
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import BadLine
+
+_LONGEST_REASON = 120
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`, which marks what the model writes: rendered as if it were not there."""
+
+    tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what stands between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without Jinja's escapes for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005  (as transformers does)
+
+
+class ChatTemplate:
+    """The templates of a model by name, with its special tokens.
+
+    `templates` has "default" and, for requests with tools, maybe "tool_use". Raises InputError
+    where a template is no Jinja.
+    """
+
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], where: str
+    ) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._special_tokens = dict(special_tokens)
+        self._compiled = {}
+        self._takes_parts = {}
+        self._knows_developers = {}
+        for name, text in templates.items():
+            try:
+                self._compiled[name] = environment.from_string(text)
+                self._takes_parts[name] = takes_parts(environment.parse(text))
+            except jinja2.TemplateError as error:
+                raise InputError(f"not a Jinja template: {error}", where=where) from error
+            self._knows_developers[name] = '"developer"' in text or "'developer'" in text
+
+    def render(self, chat: Chat, *, answer: Message | None = None) -> str:
+        """Return the prompt of a chat; with `answer`, the chat ended by it, and no more.
+
+        Raises BadLine where the template refuses the messages.
+        """
+        name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
+        given = chat.messages if answer is None else [*chat.messages, answer]
+        messages = rendered_messages(given, as_parts=self._takes_parts[name])
+        if not self._knows_developers[name] and any(x["role"] == "developer" for x in messages):
+            messages = without_developers(messages)
+        arguments = {"add_generation_prompt": True, "documents": None} | dict(chat.arguments)
+        if arguments.get("reasoning_effort") is not None:
+            arguments.setdefault("enable_thinking", arguments["reasoning_effort"] != "none")
+        ending = None
+        if answer is not None:
+            arguments["add_generation_prompt"] = False
+        elif arguments.pop("continue_final_message", None):
+            arguments["add_generation_prompt"] = False
+            ending = messages[-1]["content"]
+        try:
+            text = self._compiled[name].render(
+                **self._special_tokens
+                | arguments
+                | {
+                    "messages": messages,
+                    "tools": rendered_tools(chat.tools) if chat.tools else None,
+                }
+            )
+        except BadLine:
+            raise
+        except Exception as error:  # whatever a template's code meets in messages of any shape
+            # Not its text, which may repeat the prompt.
+            reason = type(error).__name__
+            if type(error) is jinja2.TemplateError:  # raise_exception
+                reason = str(error)[:_LONGEST_REASON]
+            raise BadLine(f"the chat template refuses the messages: {reason}") from error
+        return text if ending is None else _cut_behind(text, ending)
+
+
+def _cut_behind(text: str, ending: Any) -> str:
+    """Return a prompt up to the end of its final message, which the model continues."""
+    if isinstance(ending, list):
+        ending = ending[-1]["text"] if ending else ""
+    at = text.rfind(ending.strip())
+    if at < 0 or not ending.strip():
+        raise BadLine("the final message to continue is not in the prompt")
+    kept = at + len(ending.strip())
+    whole = text.rfind(ending)
+    return text[: whole + len(ending)] if whole >= 0 and whole <= at else text[:kept]
+
+
+def takes_parts(template: nodes.Template) -> bool:
+    """Return True if a template walks the parts of a message's content, which is no text then.
+
+    Source: vLLM 0.32.0, vllm/renderers/hf.py (_detect_content_format), in a shorter form.
+    """
+    names = {"content"}
+    for assign in template.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, set()):
+            names.add(assign.target.name)
+    in_macros: dict[int, set[str]] = {}
+    for macro in template.find_all(nodes.Macro):
+        bound = {
+            parameter.name
+            for call in template.find_all(nodes.Call)
+            if isinstance(call.node, nodes.Name) and call.node.name == macro.name
+            for parameter, argument in zip(macro.args, call.args, strict=False)
+            if _is_content(argument, set())
+        }
+        in_macros |= {id(loop): bound for loop in macro.find_all(nodes.For)}
+    return any(
+        _is_content(loop.iter, in_macros.get(id(loop), names))
+        for loop in template.find_all(nodes.For)
+    )
+
+
+def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
+    """Return True if a node is a message's content, filtered or sliced, or one of `names`."""
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name in names

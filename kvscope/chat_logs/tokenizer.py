@@ -1,0 +1,265 @@
+"""A model's tokenizer and chat template, from the files that ship with the model."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
+from kvscope.chat_logs.hashing import Tokens, tokens_of
+from kvscope.chat_logs.messages import plain_text
+from kvscope.core.errors import InputError, UsageError
+from kvscope.ingest.formats.base import BadLine
+
+_EXTRA = "pip install 'kvscope[hash]'"
+_SPECIAL = "_token"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text to tokenize; `is_raw` adds the special tokens that a template would have added."""
+
+    text: str
+    is_raw: bool = False
+
+
+Piece: TypeAlias = "Text | Tokens"
+
+
+class Tokenizer(ABC):
+    """Makes tokens of prompts as the engine does."""
+
+    @abstractmethod
+    def prompt(self, request: LoggedRequest) -> Piece:
+        """Return a request's prompt, to be encoded or as tokens. Raises BadLine."""
+
+    @abstractmethod
+    def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
+        """Return what the model wrote, with the token that ends it. Raises BadLine."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+        """Return the tokens of each text, on all cores; other threads run meanwhile."""
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """The files of a model's folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+
+    `template` names another chat template. Source: transformers 5.19.0, tokenization_utils_base.py
+    (apply_chat_template, from_pretrained) and tokenization_utils_tokenizers.py.
+    """
+
+    def __init__(self, folder: Path, template: str | None = None) -> None:
+        try:
+            import jinja2
+            import tokenizers
+        except ImportError as error:
+            raise UsageError(f"needs {error.name}", where="kvscope hash", remedy=_EXTRA) from error
+        del jinja2
+        from kvscope.chat_logs.template import ChatTemplate
+
+        path = folder / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises this class itself
+            raise InputError(f"not a tokenizer: {error}", where=str(path)) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _json(folder / "tokenizer_config.json")
+        special = _special_tokens(_json(folder / "special_tokens_map.json") | config)
+        missing = [text for text in special.values() if self._tokenizer.token_to_id(text) is None]
+        self._tokenizer.add_special_tokens(
+            [tokenizers.AddedToken(text, special=True, normalized=False) for text in missing]
+        )
+        self._ends: tuple[list[int], list[int]] | None = None
+        if "add_bos_token" in config or "add_eos_token" in config:
+            self._ends = self._added(config, special, "bos"), self._added(config, special, "eos")
+        templates = _templates(folder, config, template)
+        where = template or str(folder)
+        self._template = ChatTemplate(templates, special, where) if templates else None
+        self._where = where
+
+    def prompt(self, request: LoggedRequest) -> Piece:
+        """Return the rendered chat, or the request's own text or tokens."""
+        prompt = request.prompt
+        if isinstance(prompt, Chat):
+            if self._template is None:
+                raise InputError(
+                    "no chat template, and the log has messages",
+                    where=self._where,
+                    remedy="name the template's file with --chat-template",
+                )
+            return Text(self._template.render(prompt))
+        return Text(prompt, is_raw=True) if isinstance(prompt, str) else tokens_of(prompt)
+
+    def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
+        """Return what the template adds for the answer up to its end token.
+
+        Where the chat with the answer does not begin with the prompt (the template drops earlier
+        reasoning, say), it is the answer's own text.
+        """
+        response = request.response
+        assert response is not None  # noqa: S101  (asked only then)
+        chat = request.prompt
+        if isinstance(chat, Chat) and isinstance(prompt, Text) and self._template is not None:
+            message: Message = (
+                {"role": "assistant", "content": response}
+                if isinstance(response, str)
+                else response | {"role": "assistant"}
+            )
+            whole = self._template.render(chat, answer=message)
+            if whole.startswith(prompt.text):
+                return Text(whole[len(prompt.text) :].rstrip())
+        return Text(plain_text(response))
+
+    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+        """Return the tokens of each text."""
+        tokens: list[Tokens] = [tokens_of(())] * len(texts)
+        for is_raw in (False, True):
+            chosen = [at for at, text in enumerate(texts) if text.is_raw == is_raw]
+            adds = is_raw and self._ends is None
+            first, last = self._ends if is_raw and self._ends else ([], [])
+            encodings = self._tokenizer.encode_batch_fast(
+                [texts[at].text for at in chosen], add_special_tokens=adds
+            )
+            for at, encoding in zip(chosen, encodings, strict=True):
+                ids = encoding.ids
+                tokens[at] = tokens_of([*first, *ids, *last] if first or last else ids)
+        return tokens
+
+    def _added(self, config: Mapping[str, Any], special: Mapping[str, str], end: str) -> list[int]:
+        """Return the token that plain prompts get at one end, if any."""
+        text = special.get(f"{end}{_SPECIAL}")
+        token = None if text is None else self._tokenizer.token_to_id(text)
+        return [token] if config.get(f"add_{end}_token") and token is not None else []
+
+
+class TekkenTokenizer(Tokenizer):
+    """A Mistral model's tekken.json, whose chats mistral-common turns into tokens."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from mistral_common.protocol.instruct.request import ChatCompletionRequest
+            from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+        except ImportError as error:
+            raise UsageError(
+                "needs mistral-common", where=str(path), remedy="pip install mistral-common"
+            ) from error
+        self._request = ChatCompletionRequest
+        try:
+            self._tokenizer = MistralTokenizer.from_file(str(path))
+        except Exception as error:  # whatever a damaged file makes it raise
+            raise InputError(f"not a tekken.json: {error}", where=str(path)) from error
+        self._encode = self._tokenizer.instruct_tokenizer.tokenizer.encode
+
+    def prompt(self, request: LoggedRequest) -> Piece:
+        """Return the tokens of a chat, or the request's own text or tokens."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            return Text(prompt, is_raw=True)
+        if not isinstance(prompt, Chat):
+            return tokens_of(prompt)
+        try:
+            asked = self._request.from_openai(
+                messages=[*prompt.messages],
+                tools=[*prompt.tools] if prompt.tools else None,
+                continue_final_message=bool(prompt.arguments.get("continue_final_message")),
+            )
+            return tokens_of(self._tokenizer.encode_chat_completion(asked).tokens)
+        except BadLine:
+            raise
+        except Exception as error:  # mistral-common's own, pydantic's and assertions
+            raise BadLine(f"mistral-common refuses the messages: {type(error).__name__}") from error
+
+    def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
+        """Return the text of the answer."""
+        assert request.response is not None  # noqa: S101  (asked only then)
+        return Text(plain_text(request.response))
+
+    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+        """Return the tokens of each text: prompts with the first token, answers with the last."""
+        return [
+            tokens_of(self._encode(text.text, bos=text.is_raw, eos=not text.is_raw))
+            for text in texts
+        ]
+
+
+def load(path: str, template: str | None = None) -> Tokenizer:
+    """Return the tokenizer at `path`: a model's folder, a tokenizer.json in it, or a tekken.json.
+
+    `template` names the file of another chat template. Raises InputError where there is none.
+    """
+    place = Path(path)
+    if place.is_dir():
+        if (place / "tokenizer.json").is_file():
+            return HuggingFaceTokenizer(place, template)
+        tekken = next((p for p in (place / "tekken.json",) if p.is_file()), None)
+        if tekken is None:
+            raise InputError(
+                "neither tokenizer.json nor tekken.json is in this folder",
+                where=path,
+                remedy="name the folder of a model as Hugging Face has it",
+            )
+        place = tekken
+    if not place.is_file():
+        raise InputError("no such file", where=path, remedy="name a model's folder")
+    if place.name == "tokenizer.json":
+        return HuggingFaceTokenizer(place.parent, template)
+    if template is not None:
+        raise UsageError("a tekken.json brings its own template", where="--chat-template")
+    return TekkenTokenizer(place)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object in a file, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", where=str(path)) from error
+    if not isinstance(document, dict):
+        raise InputError("not a JSON object", where=str(path))
+    return document
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by their names in templates, such as bos_token."""
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith(_SPECIAL) and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _templates(folder: Path, config: Mapping[str, Any], chosen: str | None) -> dict[str, str]:
+    """Return the chat templates by name; a file of its own wins over the configuration's."""
+    if chosen is not None:
+        return {"default": _text(Path(chosen))}
+    templates = {}
+    stated = config.get("chat_template")
+    if isinstance(stated, str):
+        templates["default"] = stated
+    elif isinstance(stated, list):
+        for each in stated:
+            if isinstance(each, dict):
+                templates[str(each.get("name"))] = str(each.get("template"))
+    if (file := folder / "chat_template.jinja").is_file():
+        templates = {"default": _text(file)}
+        for more in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            templates[more.stem] = _text(more)
+    if templates and "default" not in templates:
+        templates["default"] = next(iter(templates.values()))
+    return templates
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path)) from error
