@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnalysisResult",
+    "ExplanationResult",
     "FitResult",
     "FleetResult",
     "InputError",
@@ -61,6 +62,7 @@ __all__ = [
     "TuneResult",
     "UsageError",
     "analyze",
+    "explain",
     "fit",
     "hash_logs",
     "open_trace",
