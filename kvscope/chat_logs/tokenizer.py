@@ -93,8 +93,10 @@ class HuggingFaceTokenizer(Tokenizer):
                     where=self._where,
                     remedy="name the template's file with --chat-template",
                 )
-            return Text(self._template.render(prompt))
-        return Text(prompt, is_raw=True) if isinstance(prompt, str) else tokens_of(prompt)
+            return _sound(Text(self._template.render(prompt)))
+        if isinstance(prompt, str):
+            return _sound(Text(prompt, is_raw=True))
+        return tokens_of(prompt)
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return what the template adds for the answer up to its end token.
@@ -113,8 +115,8 @@ class HuggingFaceTokenizer(Tokenizer):
             )
             whole = self._template.render(chat, answer=message)
             if whole.startswith(prompt.text):
-                return Text(whole[len(prompt.text) :].rstrip())
-        return Text(plain_text(response))
+                return _sound(Text(whole[len(prompt.text) :].rstrip()))
+        return _sound(Text(plain_text(response)))
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
         """Return the tokens of each text."""
@@ -212,6 +214,15 @@ def load(path: str, template: str | None = None) -> Tokenizer:
     if template is not None:
         raise UsageError("a tekken.json brings its own template", where="--chat-template")
     return TekkenTokenizer(place)
+
+
+def _sound(text: Text) -> Text:
+    """Return text that can be encoded as UTF-8; raise BadLine for half a surrogate pair."""
+    try:
+        text.text.encode()
+    except UnicodeEncodeError as error:
+        raise BadLine("text with half a surrogate pair") from error
+    return text
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from tests.attack.attack import Attack
 from tests.attack.interruptions import FullDisk, Kills, TwoProcesses
+from tests.attack.logs import Logs
 from tests.attack.names import Names
 from tests.attack.parsers import Parsers
 from tests.attack.settings import Files, Plugin
@@ -10,6 +11,7 @@ from tests.attack.trace_files import TraceFiles
 
 ATTACKS: tuple[type[Attack], ...] = (
     Parsers,
+    Logs,
     TraceFiles,
     Stores,
     Files,

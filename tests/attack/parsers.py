@@ -99,8 +99,11 @@ class Parsers(Attack):
         return mutated_bytes(random, random.choice(self.lines[name]))
 
 
-def read(path: Path, name: str, options: ReadOptions) -> None:
-    """Read a trace as the pipeline does. Raises Harm where a line is neither read nor refused."""
+def read(path: Path, name: str, options: ReadOptions) -> Rejects:
+    """Read a trace as the pipeline does; return the lines that it refuses.
+
+    Raises Harm where a line is neither read nor refused.
+    """
     known = registry.by_name(name)
     rejects = Rejects(str(path))
     columns = Columns(known.default_block_size, options, rejects)
@@ -117,9 +120,10 @@ def read(path: Path, name: str, options: ReadOptions) -> None:
     except (InputError, UsageError) as refusal:
         if not str(refusal).strip():
             raise Harm("a refusal without a word") from refusal
-        return
+        return rejects
     if len(numbers) != len(set(numbers)) or rejects.accepted + rejects.count != len(numbers):
         raise Harm(f"{rejects.accepted} read, {rejects.count} refused, of {len(numbers)} records")
     for line, reason in rejects.lines:
         if not reason or len(reason) > 400:
             raise Harm(f"line {line}: the reason has {len(reason)} characters")
+    return rejects

@@ -69,7 +69,7 @@ def write_model(folder: Path, template: str = TEMPLATE) -> None:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
-        "eos_token": {"content": "<|im_end|>", "special": True},
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True},
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

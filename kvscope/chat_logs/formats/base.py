@@ -23,6 +23,7 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 
 _NANOSECONDS, _MICROSECONDS, _MILLISECONDS = 1e17, 1e14, 1e11  # since 1970, from 1973 on
+_LATEST_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,10 @@ def seconds(value: object, name: str) -> float | None:
         raise BadLine(f"{name} is neither a number nor an ISO 8601 time: {reprlib.repr(value)}")
     for least, divisor in ((_NANOSECONDS, 1e9), (_MICROSECONDS, 1e6), (_MILLISECONDS, 1e3)):
         if abs(number) >= least:
-            return number / divisor
+            number /= divisor
+            break
+    if abs(number) > _LATEST_S:
+        raise BadLine(f"{name} is no time: {reprlib.repr(value)}")
     return number
 
 

@@ -1,0 +1,100 @@
+"""Attack on the readers of logs with prompts: mutated lines, through template and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvscope.chat_logs.convert import Converter
+from kvscope.chat_logs.formats.registry import FORMATS
+from kvscope.chat_logs.hashing import SALT_BYTES, Hasher
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import ReadOptions, Rejects
+from tests.attack.attack import Attack, Case, Harm
+from tests.attack.mutations import as_json, mutated_bytes, mutated_document
+from tests.attack.parsers import read
+from tests.chat_logs.models import write_model
+
+_USER = {"role": "user", "content": [{"type": "text", "text": "Hello there"}]}
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+_ASSISTANT = {"role": "assistant", "content": "Hm", "tool_calls": [_CALL], "reasoning": "Why"}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+_PARTS = [{"role": "user", "parts": [{"type": "text", "content": "Hello"}]}]
+_ATTRIBUTES = [
+    {"key": "gen_ai.input.messages", "value": {"stringValue": json.dumps(_PARTS)}},
+    {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "3"}},
+]
+_IDS = {"arrayValue": {"values": [{"intValue": str(each)} for each in range(20)]}}
+_SPANS: list[Any] = [
+    {"startTimeUnixNano": "1700000000500000000", "attributes": _ATTRIBUTES},
+    {"endTimeUnixNano": 1, "attributes": [{"key": "lmcache.input_ids", "value": _IDS}]},
+]
+LINES: dict[str, list[Any]] = {
+    "openai": [
+        {"messages": [_USER, _ASSISTANT, _USER], "tools": [_TOOL], "timestamp": 1.5, "user": "u"},
+        {"messages": [_USER, _ASSISTANT], "session_id": 3, "chat_template_kwargs": {"x": 1}},
+        {"request": {"prompt": "Hello"}, "response": {"usage": {"completion_tokens": 3}}},
+        {"prompt": [3] * 40, "created": "2026-01-01T00:00:00Z", "lora_name": "l", "worker": 1},
+    ],
+    "litellm": [
+        {"messages": [_USER], "startTime": 1.0, "completionStartTime": 1.5, "endTime": 2.0}
+        | {"model": "m", "prompt_tokens": 3, "response": "Hm", "model_parameters": {"tools": []}},
+    ],
+    "otlp": [{"resourceSpans": [{"scopeSpans": [{"spans": _SPANS}]}]}, _SPANS[0]],
+}
+
+
+class Logs(Attack):
+    """A line is hashed or refused with a reason, and the trace is one that kvscope reads."""
+
+    name = "logs"
+    target = "readers of logs with prompts: mutated lines"
+    share = 0.1
+    short = 40
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        pytest.importorskip("tokenizers")
+        from kvscope.chat_logs.tokenizer import HuggingFaceTokenizer
+
+        write_model(home / "model")
+        self.tokenizer = HuggingFaceTokenizer(home / "model")
+
+    def attempt(self, case: Case) -> int:
+        """Mutate lines of one format, hash them, and read the trace."""
+        random = case.random
+        name = random.choice([*LINES])
+        inputs = random.choice((1, 20, 60))
+        log, trace = case.folder / "log", case.folder / "trace"
+        log.write_bytes(b"\n".join(_mutated(random, name) for _ in range(inputs)))
+        converter = Converter(self.tokenizer, Hasher(bytes(SALT_BYTES), 16), 16)
+        rejects = Rejects(str(log))
+        try:
+            lines = [*converter.lines(str(log), random.choice((None, name)), rejects)]
+        except InputError as refusal:
+            if not str(refusal).strip():
+                raise Harm("a refusal without a word") from refusal
+            return inputs
+        for line, reason in rejects.lines:
+            if not reason or len(reason) > 400:
+                raise Harm(f"line {line}: the reason has {len(reason)} characters")
+        trace.write_bytes(b"".join(lines))
+        if lines and (refused := read(trace, "mooncake", ReadOptions())).count:
+            raise Harm(f"kvscope does not read its own trace: {refused.lines[0]}")
+        return inputs
+
+
+def _mutated(random: Random, name: str) -> bytes:
+    document = random.choice(LINES[name])
+    if random.random() < 0.1:
+        return json.dumps(document).encode()
+    if random.random() < 0.7:
+        return as_json(random, mutated_document(random, document))
+    return mutated_bytes(random, json.dumps(document).encode())
+
+
+assert LINES.keys() == FORMATS.keys()
