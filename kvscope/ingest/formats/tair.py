@@ -18,7 +18,7 @@ _LOOKUPS = "lookups without lengths: as long as their blocks, with 0 output toke
 
 
 class _TairRow(msgspec.Struct, gc=False):
-    timestamp_us: int
+    timestamp_us: float
     keys: list[int | str]
     instance_id: str | None = None
     input_len: int | None = None
