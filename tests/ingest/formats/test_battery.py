@@ -27,17 +27,16 @@ def _zstd(data: bytes) -> bytes:
 COMPRESSIONS = [pytest.param(gzip.compress, id="gz"), pytest.param(_zstd, id="zst")]
 
 
-def test_exactly_one_format_claims_the_sample(sample: Any) -> None:
-    """Detection is exclusive."""
-    claims = [known.name for known in registry.FORMATS if known.recognizes(sample.data)]
-    assert claims == [sample.format]
+def test_the_sample_is_detected(sample: Any) -> None:
+    """The first format of the registry that recognizes a sample is its own."""
+    assert registry.detect(sample.data, "").name == sample.format
 
 
 def test_any_head_of_the_sample_is_claimed_by_no_other_format(sample: Any) -> None:
     """However early the head breaks off, no format claims another's trace."""
     for end in range(len(sample.data)):
-        claims = {k.name for k in registry.FORMATS if k.recognizes(sample.data[:end])}
-        assert claims <= {sample.format}
+        known = registry.recognized(sample.data[:end])
+        assert known is None or known.name == sample.format
 
 
 def test_a_broken_first_line_does_not_prevent_detection(sample: Any) -> None:
@@ -45,7 +44,7 @@ def test_a_broken_first_line_does_not_prevent_detection(sample: Any) -> None:
     if sample.headers or not sample.text:
         pytest.skip("its beginning is all that tells the format")
     head = b'{"chat_id": 1, "requests": [}\n\n' + sample.data
-    assert [k.name for k in registry.FORMATS if k.recognizes(head)] == [sample.format]
+    assert registry.detect(head, "").name == sample.format
 
 
 def test_a_byte_order_mark_changes_nothing(sample: Any, read: Any) -> None:
@@ -176,7 +175,7 @@ def test_strings_as_hash_ids_stay_as_they_are(sample: Any, read: Any) -> None:
     """Hash ids may be strings, decimal or not."""
     if not registry.by_name(sample.format).has_hashes:
         assert all(request.hash_ids is None for request in read(sample.data).requests)
-    else:
+    elif sample.string_ids is not None:  # else the reader numbers blocks itself
         assert read(sample.string_ids).requests[0].hash_ids == ["17", "a0ff", "-3"]
 
 
