@@ -14,6 +14,7 @@ from benchmarks import (
     analyze,
     dashboard,
     fits,
+    hashing,
     lru_curve,
     peers,
     replays,
@@ -25,7 +26,7 @@ from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("analyze", "start", "peers", "curve", "replays", "fits", "dashboard")
+PARTS = ("analyze", "start", "peers", "curve", "replays", "fits", "dashboard", "hash")
 VERSIONS = "versions"  # needs --before
 PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
@@ -58,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
         "--before", type=Path, help="root of another checkout, for the parts start and versions"
     )
     parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="model's folder, for the part hash",
+    )
+    parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "benchmarks", help="for generated traces"
     )
     parser.add_argument(
@@ -81,6 +87,8 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
             tables = [lru_curve.table(traces.t6(folder), folder, rounds)]
         case "fits":
             tables = [fits.table([traces.week(folder), traces.t6(folder)], folder, rounds)]
+        case "hash":
+            tables = [hashing.table(options.tokenizer, rounds)]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
         case "peers":

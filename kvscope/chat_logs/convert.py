@@ -29,8 +29,8 @@ from kvscope.ingest.limits import MAX_LINE_BYTES, MAX_TOKENS
 from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
 
-_BATCH_CHARACTERS = 1 << 19
-_BATCHES = 2
+_BATCH_CHARACTERS = 1 << 18
+_BATCHES = 3
 _PLAIN = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 

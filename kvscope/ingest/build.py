@@ -53,7 +53,15 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
     rows = columns.arrays()
     notes = _place_sessions(rows, columns.options)
-    order = np.argsort(rows["arrival_s"], kind="stable")
+    steps_s = np.diff(rows["arrival_s"])
+    newest_first = bool((steps_s < 0).any()) and not (steps_s > 0).any()
+    if newest_first:
+        notes.append("newest requests come first: put in order of time")
+        order = np.argsort(rows["arrival_s"][::-1], kind="stable")
+        order = len(order) - 1 - order
+    else:
+        order = np.argsort(rows["arrival_s"], kind="stable")
+    rows["session_parent"] = _previous_in_session(rows["session"], order)
     tenant = rows.pop("tenant")[order]
     links = {name: rows.pop(name) for name in ("parent_chat_id", "session_parent", "session")}
     requests = {name: values[order] for name, values in rows.items()}
@@ -97,6 +105,19 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         out_of_order=int(np.count_nonzero(np.diff(rows["arrival_s"]) < 0)),
         notes=(*notes, *reader_notes, *_notes(columns, kind)),
     )
+
+
+def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
+    """Return the row of each request's previous one in its session by time, -1 for none.
+
+    `session` is in file order, -1 without one; `order` has the rows by time.
+    """
+    timed = order[session[order] >= 0]
+    grouped = timed[np.argsort(session[timed], kind="stable")]
+    same = session[grouped[1:]] == session[grouped[:-1]]
+    previous = np.full(len(session), -1, dtype=np.int32)
+    previous[grouped[1:][same]] = grouped[:-1][same]
+    return previous
 
 
 def _place_sessions(rows: dict[str, NDArray[Any]], options: ReadOptions) -> list[str]:

@@ -245,7 +245,7 @@ def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions)
     line = rejects.lines[0][0]
     commonest = max(rejects.reasons, key=rejects.reasons.__getitem__)
     if commonest == TEXT_PROMPTS:
-        return registry.RECORD
+        return registry.TEXT
     other = _format_at(rejects.path, line)
     if other and other != chosen.name:
         if rejects.accepted:

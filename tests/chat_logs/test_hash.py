@@ -295,3 +295,18 @@ def test_a_tekken_json_gives_the_tokens_of_mistral_common(tmp_path: Path) -> Non
     ]
     assert [line["input_length"] for line in lines] == [*map(len, expected)]
     assert [len(line["hash_ids"]) for line in lines] == [len(ids) // BLOCK for ids in expected]
+
+
+def test_ctrl_c_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a part of the trace nor the salt."""
+
+    def interrupted(self: object, texts: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvscope.chat_logs.tokenizer.HuggingFaceTokenizer.encode", interrupted)
+    log, salt = write(tmp_path / "log.jsonl", {"messages": [USER]}), tmp_path / "salt"
+    words = ["hash", str(log), "--tokenizer", str(model), "-o", str(tmp_path / "t.jsonl")]
+    assert run([*words, "--salt-file", str(salt)]) == ExitCode.INTERRUPTED
+    assert [*tmp_path.iterdir()] == [log]

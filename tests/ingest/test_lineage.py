@@ -229,3 +229,19 @@ def test_many_requests_of_few_paths_equal_the_oracle(
     ]
     made = small_traces.built(trace, 16)
     assert small_traces.parents(made) == lineage.inferred(trace, 16)
+
+
+def test_a_log_with_the_newest_first_is_put_in_order() -> None:
+    """Turns of a session follow each other by time, whatever their order in the file."""
+    turns = [
+        Request(input_tokens=n, output_tokens=0, session_id="s", arrival_s=at_s)
+        for n, at_s in ((3, 2.0), (2, 1.0), (1, 0.0))
+    ]
+    made = small_traces.built(turns, 1)
+    assert small_traces.parents(made) == [None, 0, 1]
+    assert list(made.requests["input_tokens"]) == [1, 2, 3]
+    assert "newest requests come first: put in order of time" in made.notes
+    rotated = [turns[1], turns[0], turns[2]]
+    made = small_traces.built(rotated, 1)
+    assert small_traces.parents(made) == [None, 0, 1]
+    assert not any("newest" in note for note in made.notes)

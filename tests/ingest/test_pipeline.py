@@ -235,17 +235,17 @@ BAILIAN = '{"chat_id": %d, "timestamp": %d, "input_length": 40, "output_length":
         (
             ['{"model": "m", "messages": []}'] * 8,
             "none of its 8 lines can be read as mooncake",
-            "record a trace with `kvscope record`",
+            "record one with `kvscope record`",
         ),
         (
             ['{"id": 1, "conversations": []}'] * 8,
             "knows: JSON lines with conversations, id",
-            "record a trace with `kvscope record`",
+            "record one with `kvscope record`",
         ),
         (
             ['{"time_stamp": 1, "inputLength": 9, "x": 1}'] * 8,
             "knows: JSON lines with inputLength, time_stamp, x",
-            "the nearest is mooncake: give it timestamp, input_length, output_length, hash_ids",
+            "nearest is mooncake: it also needs timestamp, input_length, output_length, hash_ids",
         ),
         (['{"a": 1.5}'] * 8, "knows: JSON lines with a", "see `kvscope formats`"),
         (['[{"a": 1}]'], "knows: one JSON array", "`jq -c '.[]'`"),
@@ -257,7 +257,7 @@ BAILIAN = '{"chat_id": %d, "timestamp": %d, "input_length": 40, "output_length":
         (
             ["timestamp,ContextToken,GeneratedToken", "1,2,3"],
             "knows: text that begins with",
-            "the nearest is lengths: give it TIMESTAMP, ContextTokens, GeneratedTokens",
+            "the nearest is lengths: it also needs ContextTokens, GeneratedTokens",
         ),
     ],
 )

@@ -314,5 +314,5 @@ class TraceFormat(ABC):
     def recognizes(cls, head: bytes) -> bool:
         """Return True if a trace that begins with `head` (up to 64 KiB) is of this format.
 
-        No two formats may claim the same trace.
+        Where several do, the first of the registry reads it.
         """

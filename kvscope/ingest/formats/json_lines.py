@@ -70,20 +70,28 @@ class RowReader(LineReader):
         self._explain = msgspec.json.Decoder(decoded).decode
 
     @abstractmethod
-    def request(self, row: Any) -> Request:
-        """Return the request of a line. Raises BadLine with the reason if it cannot be used.
+    def request(self, row: Any) -> Request | None:
+        """Return the request of a line, None for a line that is none (a header, a tool's event).
+
+        Raises BadLine with the reason if it cannot be used.
 
         May be called twice for one line: together with others and, if one of them is bad, alone.
         """
 
-    def parse(self, line: bytes) -> Sequence[Request]:
-        """Return the line's request."""
+    def parse(self, line: bytes) -> Sequence[Request] | None:
+        """Return the line's request, None where it has none."""
         try:
             row = self._decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._explain(line)
             raise
-        return (self.request(row),)
+        request = self.request(row)
+        return None if request is None else (request,)
+
+    def note(self, text: str) -> None:
+        """Report `text` about the trace as a whole, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def parse_at_once(self, text: bytes) -> list[Request] | None:
         """Return the requests of the lines, None if some are unusual or unusable."""
@@ -92,7 +100,8 @@ class RowReader(LineReader):
             return None
         try:
             rows = self._decode_lines(text)
-            return [*map(self.request, rows)] if len(rows) == others + 1 else None
+            requests = [request for row in rows if (request := self.request(row)) is not None]
+            return requests if len(requests) == others + 1 else None
         except (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, Request, TraceFormat
+from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
 from kvscope.ingest.hash_ids import decoded
@@ -21,9 +21,9 @@ TEXT_PROMPTS = "prompts as text, without input_length"
 _BLOCK_SIZE = 512
 _TEXT_KEYS = frozenset({"messages", "text_input", "text_inputs", "texts"})
 _TYPICAL_KEYS = frozenset({"input_length", "input_tokens", "hash_ids"}) | _TEXT_KEYS
-_OTHER_FORMATS_KEYS = frozenset({"chat_id", "requests"})
 _NO_OUTPUTS = "output_length is missing in some rows: taken as 0 tokens"
 _ABSENT = msgspec.Raw()
+_decode_parts = msgspec.json.Decoder(dict[str, list[Identifier]]).decode
 
 _Number = TypeVar("_Number", int, float)
 
@@ -33,12 +33,13 @@ class _MooncakeRow(ServiceRow, gc=False):
 
     input_length: int | None = None
     output_length: int | None = None
-    timestamp: float | None = None
+    timestamp: float | str | None = None
     delay: float | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     created_time: float | None = None
     delay_ms: float | None = None
+    tool_wait_ms: float | None = None
     hash_ids: msgspec.Raw = _ABSENT
     session_id: Identifier | None = None
     block_size: int | None = None
@@ -66,8 +67,10 @@ class _MooncakeReader(RowReader):
             outputs = 0
             if _NO_OUTPUTS not in self.notes:
                 self.notes.append(_NO_OUTPUTS)
-        arrival_ms = _agreed("timestamp", row.timestamp, "created_time", row.created_time)
+        arrival_ms = _agreed("timestamp", _ms(row.timestamp), "created_time", row.created_time)
         delay_ms = _agreed("delay", row.delay, "delay_ms", row.delay_ms)
+        if row.tool_wait_ms is not None:
+            delay_ms = (delay_ms or 0.0) + row.tool_wait_ms
         if row.block_tokens is not None:
             self._check_block_tokens(row.block_tokens, inputs, row)
         return Request(
@@ -75,7 +78,7 @@ class _MooncakeReader(RowReader):
             output_tokens=outputs,
             arrival_s=None if arrival_ms is None else arrival_ms / 1000,
             delay_s=None if delay_ms is None else delay_ms / 1000,
-            hash_ids=row.hash_ids,
+            hash_ids=_whole_prompt(row.hash_ids),
             session_id=row.session_id,
             user_id=row.user_id,
             type=row.type,
@@ -94,7 +97,7 @@ class _MooncakeReader(RowReader):
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
         """Refuse blocks of another size, except a shorter one at the prompt's end."""
         size = row.block_size or self.options.block_size or _BLOCK_SIZE
-        hashes = len(decoded(row.hash_ids) or ())
+        hashes = len(decoded(_whole_prompt(row.hash_ids)) or ())
         if len(counts) != hashes:
             raise BadLine(f"block_tokens and hash_ids differ in length: {len(counts)} and {hashes}")
         blocks = -(-inputs // size)
@@ -111,6 +114,24 @@ class _MooncakeReader(RowReader):
                     f" block {depth} has {tokens} tokens, expected {expected}"
                     f" (block_size {size}, input_length {inputs})"
                 )
+
+
+def _ms(timestamp: float | str | None) -> float | None:
+    """Return a timestamp in ms, also where it is written as a string."""
+    if not isinstance(timestamp, str):
+        return timestamp
+    try:
+        return float(timestamp)
+    except ValueError as error:
+        raise BadLine(f"expected ms in timestamp: {reprlib.repr(timestamp)}") from error
+
+
+def _whole_prompt(hash_ids: msgspec.Raw) -> HashIds:
+    """Return the ids of the whole prompt, also where they are listed by its parts, in order."""
+    text = bytes(hash_ids)
+    if not text.startswith(b"{"):
+        return hash_ids
+    return [each for part in _decode_parts(text).values() for each in part]
 
 
 def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None) -> _Number | None:
@@ -137,9 +158,8 @@ class Mooncake(TraceFormat):
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Return True if lines have lengths, hash ids or texts, and no other format's key."""
-        keys = common_keys(head)
-        return bool(keys & _TYPICAL_KEYS) and not keys & _OTHER_FORMATS_KEYS
+        """Return True if lines have lengths, hash ids or texts."""
+        return bool(common_keys(head) & _TYPICAL_KEYS)
 
 
 class _MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -9,20 +9,42 @@ from typing import TypeVar
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM, sink
 from kvscope.core.trace import Trace
+from kvscope.ingest.formats.agentic import AgenticMooncake
 from kvscope.ingest.formats.bailian import Bailian, BailianExport
 from kvscope.ingest.formats.base import TraceFormat
+from kvscope.ingest.formats.dynamo import DynamoTraces
 from kvscope.ingest.formats.exporter import Advance, Exporter
 from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.lengths import LengthsCsv
+from kvscope.ingest.formats.litellm import LiteLlmPayloads
+from kvscope.ingest.formats.lmcache import LmcacheLookups
 from kvscope.ingest.formats.mooncake import Mooncake, MooncakeExport
 from kvscope.ingest.formats.oracle_general import OracleGeneralExport
+from kvscope.ingest.formats.otlp import OtlpSpans
 from kvscope.ingest.formats.parquet import Parquet, ParquetExport
+from kvscope.ingest.formats.tair import Tair
+from kvscope.ingest.formats.tracelab import TraceLab
 from kvscope.ingest.formats.weka import Weka
 from kvscope.store.db import Store
 
 T = TypeVar("T")
 
-FORMATS: tuple[type[TraceFormat], ...] = (Bailian, Mooncake, Weka, LengthsCsv, Parquet)
+# Detection takes the first that recognizes a trace: formats with keys of their own come before
+# Mooncake's, which has common ones.
+FORMATS: tuple[type[TraceFormat], ...] = (
+    Bailian,
+    Weka,
+    AgenticMooncake,
+    DynamoTraces,
+    LmcacheLookups,
+    TraceLab,
+    Tair,
+    OtlpSpans,
+    LiteLlmPayloads,
+    Mooncake,
+    LengthsCsv,
+    Parquet,
+)
 EXPORTERS: tuple[type[Exporter], ...] = (
     BailianExport,
     MooncakeExport,
@@ -30,7 +52,7 @@ EXPORTERS: tuple[type[Exporter], ...] = (
     OracleGeneralExport,
 )
 
-RECORD = "record a trace with `kvscope record`"
+TEXT = "make a trace of prompts with `kvscope hash`, or record one with `kvscope record`"
 
 _TEXT_KEYS = frozenset(
     {"completion", "content", "conversations", "messages", "prompt", "question", "text"}
@@ -53,17 +75,21 @@ def _named(name: str, known: Mapping[str, T], kind: str, where: str) -> T:
 
 
 def detect(head: bytes, path: str) -> type[TraceFormat]:
-    """Return the one format that recognizes `head`, the first bytes of the trace at `path`.
+    """Return the first format that recognizes `head`, the first bytes of the trace at `path`.
 
     Raises InputError if none does; it says what the file looks like and which format is nearest.
     """
     if not head.strip():
         raise InputError("the trace is empty", where=path)
-    for known in FORMATS:
-        if known.recognizes(head):
-            return known
+    if known := recognized(head):
+        return known
     looks, remedy = _description(head)
     raise InputError(f"no trace format that kvscope knows: {looks}", where=path, remedy=remedy)
+
+
+def recognized(head: bytes) -> type[TraceFormat] | None:
+    """Return the first format that recognizes `head`, None if none does."""
+    return next((known for known in FORMATS if known.recognizes(head)), None)
 
 
 def _description(head: bytes) -> tuple[str, str]:
@@ -89,7 +115,7 @@ def _nearest(names: list[str]) -> str | None:
     """Return what makes a file with these field names one of the nearest format, None if none."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
-        return f"kvscope reads block hashes, never text: {RECORD}"
+        return f"kvscope reads block hashes, never text: {TEXT}"
 
     def shared(known: type[TraceFormat]) -> int:
         fields = (field.casefold() for field in known.fields)
@@ -98,7 +124,8 @@ def _nearest(names: list[str]) -> str | None:
     nearest = max(FORMATS, key=lambda known: (shared(known), -len(known.fields)))
     if not shared(nearest):
         return None
-    return f"the nearest is {nearest.name}: give it {', '.join(nearest.fields)}"
+    missing = [field for field in nearest.fields if field.casefold() not in folded]
+    return f"the nearest is {nearest.name}: it also needs {', '.join(missing)}"
 
 
 def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -31,6 +32,7 @@ class Sample:
     string_ids: bytes | None = None  # a trace whose first hash ids are "17", "a0ff", "-3"
     headers: int = 0  # lines at its beginning that are no records
     text: bool = True
+    skips: bool = False  # lines that are no requests, such as events of tools
 
 
 def parquet(**columns: list[object]) -> bytes:
@@ -251,8 +253,334 @@ def _parquet() -> Sample:
     )
 
 
+def _lines(
+    format_name: str,
+    lines: list[bytes],
+    requests: tuple[Request, ...],
+    *,
+    bad: bytes,
+    reason: str,
+    string_ids: bytes | None = None,
+    header: bytes | None = None,
+) -> Sample:
+    """Return the sample of a format with a request a line; the bad line is its third."""
+    head = [] if header is None else [header]
+    return Sample(
+        format_name,
+        b"\n".join([*head, *lines]),
+        tuple((request,) for request in requests),
+        b"\n".join([*head, *lines[:2], bad, *lines[2:]]),
+        len(head) + 3,
+        reason,
+        string_ids,
+        headers=len(head),
+        skips=format_name not in {"lmcache", "tracelab"},
+    )
+
+
+def _dynamo() -> Sample:
+    def line(received_ms: int, replay: bytes, more: bytes = b"", context: bytes = b"") -> bytes:
+        return (
+            b'{"schema":"dynamo.request.trace.v1","event_type":"request_end",'
+            b'"event_time_unix_ms":%d,%b"request":{"request_id":"r","output_tokens":5,'
+            b'"request_received_ms":%d,%b"replay":{%b}}}'
+            % (received_ms + 90, context, received_ms, more, replay)
+        )
+
+    context = b'"agent_context":{"session_id":"s","parent_session_id":"p"},'
+    more = (
+        b'"model":"m","cached_tokens":64,"prefill_wait_time_ms":2.5,"ttft_ms":40,'
+        b'"total_time_ms":90,"worker":{"prefill_worker_id":7,"prefill_dp_rank":1},'
+    )
+    replays = [
+        b'"trace_block_size":64,"input_length":%d,"input_sequence_hashes":%b' % (tokens, hashes)
+        for tokens, hashes in ((130, b"[1,2,18446744073709551615]"), (64, b"[1]"), (3, b"[]"))
+    ]
+    lines = [line(2500, replays[0], more, context), line(2500, replays[1]), line(2000, replays[2])]
+    return _lines(
+        "dynamo",
+        lines,
+        (
+            Request(
+                input_tokens=130,
+                output_tokens=5,
+                arrival_s=2.5,
+                hash_ids=[1, 2, 2**64 - 1],
+                block_size=64,
+                session_id="s",
+                type="subagent",
+                model="m",
+                worker="7/1",
+                ttft_s=0.04,
+                queue_s=0.0025,
+                duration_s=0.09,
+                cached_tokens=64,
+            ),
+            Request(input_tokens=64, output_tokens=5, arrival_s=2.5, hash_ids=[1], block_size=64),
+            Request(input_tokens=3, output_tokens=5, arrival_s=2.0, hash_ids=[], block_size=64),
+        ),
+        bad=lines[1].replace(b'"input_length":64', b'"input_length":"64"'),
+        reason="Expected `int`, got `str` - at `$.request.replay.input_length`",
+        string_ids=lines[0].replace(b"[1,2,18446744073709551615]", b'["17","a0ff","-3"]'),
+    )
+
+
+def _lmcache() -> Sample:
+    lines = [
+        (
+            b'{"timestamp":%b,"request_id":"r","model_name":"m","chunk_size":256,"seq_len":%d,'
+            b'"dtypes":["int8"],"shapes":[[32,256,128]],"chunk_hashes":[%b]}' % line
+        )
+        for line in (
+            (b"9.5", 600, b'"0xab","0xcd"'),
+            (b"9.5", 256, b'"0xab"'),
+            (b"9", 1, b""),
+        )
+    ]
+    common = {"output_tokens": 0, "block_size": 256, "model": "m"}
+    return _lines(
+        "lmcache",
+        lines,
+        (
+            Request(input_tokens=600, arrival_s=9.5, hash_ids=["0xab", "0xcd"], **common),
+            Request(input_tokens=256, arrival_s=9.5, hash_ids=["0xab"], **common),
+            Request(input_tokens=1, arrival_s=9.0, hash_ids=[], **common),
+        ),
+        bad=lines[1].replace(b'"seq_len":256,', b""),
+        reason="Object missing required field `seq_len`",
+        string_ids=lines[0].replace(b'["0xab","0xcd"]', b'["17","a0ff","-3"]'),
+    )
+
+
+def _tair() -> Sample:
+    lines = [
+        (
+            b'{"instance_id":"i","trace_id":"t","timestamp_us":%d,"tokens":[],"keys":%b,'
+            b'"query_type":"prefix_match","block_mask":[],"sw_size":0,"input_len":%d,'
+            b'"output_len":%d,"total_keys":%b}' % (us, keys, inputs, outputs, keys)
+        )
+        for us, keys, inputs, outputs in (
+            (1_500_000, b"[1,2,3]", 50, 4),
+            (1_500_000, b"[1]", 16, 0),
+            (1_000_000, b"[]", 3, 9),
+        )
+    ]
+    return _lines(
+        "tair",
+        lines,
+        (
+            Request(input_tokens=50, output_tokens=4, arrival_s=1.5, hash_ids=[1, 2, 3], model="i"),
+            Request(input_tokens=16, output_tokens=0, arrival_s=1.5, hash_ids=[1], model="i"),
+            Request(input_tokens=3, output_tokens=9, arrival_s=1.0, hash_ids=[], model="i"),
+        ),
+        bad=lines[1].replace(b'"input_len":16,', b"").replace(b"[1]", b"[]"),
+        reason="a lookup without input_len and without keys",
+        string_ids=lines[0].replace(b"[1,2,3]", b'["17","a0ff","-3"]'),
+    )
+
+
+def _tracelab() -> Sample:
+    def line(session: bytes, second: int, total: int, prefix: int) -> bytes:
+        return (
+            b'{"session_id":"%b","round_index":0,"input_tokens_total":%d,"prefix_tokens":%d,'
+            b'"newly_append_tokens":%d,"output_tokens":4,"model":"m","timing_events":['
+            b'{"event_type":"user_message","timestamp":"1970-01-01T00:00:%02dZ"},'
+            b'{"event_type":"text","timestamp":"1970-01-01T00:00:%02d"}]}'
+            % (session, total, prefix, total - prefix, second, second + 2)
+        )
+
+    lines = [line(b"a", 9, 40, 0), line(b"a", 9, 70, 35), line(b"b", 5, 16, 0)]
+    common = {
+        "output_tokens": 4,
+        "block_size": 16,
+        "type": "agent",
+        "model": "m",
+        "duration_s": 2.0,
+    }
+    ids = ([1, 2], [1, 2, 3, 4], [5])
+    return _lines(
+        "tracelab",
+        lines,
+        tuple(
+            Request(
+                input_tokens=total,
+                arrival_s=second,
+                hash_ids=path,
+                session_id=session,
+                cached_tokens=cached,
+                **common,
+            )
+            for total, second, path, session, cached in (
+                (40, 9.0, ids[0], "a", 0),
+                (70, 9.0, ids[1], "a", 35),
+                (16, 5.0, ids[2], "b", 0),
+            )
+        ),
+        bad=line(b"a", 9, 0, 0),
+        reason="input tokens must be 1 to 16,777,216: 0",
+    )
+
+
+def _litellm() -> Sample:
+    def line(start: bytes, prompt: int, more: bytes) -> bytes:
+        return (
+            b'{"id":"i","startTime":%b,"endTime":12.5,"prompt_tokens":%d,"completion_tokens":7,'
+            b'"status":"success"%b}' % (start, prompt, more)
+        )
+
+    more = (
+        b',"completionStartTime":10.75,"trace_id":"t","model":"m","model_id":"w","end_user":"u",'
+        b'"metadata":{"usage_object":{"prompt_tokens_details":{"cached_tokens":16}}}'
+    )
+    lines = [line(b"10.5", 40, more), line(b"10.5", 9, b""), line(b"10", 8, b"")]
+    return _lines(
+        "litellm",
+        lines,
+        (
+            Request(
+                input_tokens=40,
+                output_tokens=7,
+                arrival_s=10.5,
+                session_id="t",
+                user_id="u",
+                model="m",
+                worker="w",
+                ttft_s=0.25,
+                duration_s=2.0,
+                cached_tokens=16,
+            ),
+            Request(input_tokens=9, output_tokens=7, arrival_s=10.5, duration_s=2.0),
+            Request(input_tokens=8, output_tokens=7, arrival_s=10.0, duration_s=2.5),
+        ),
+        bad=line(b'"noon"', 9, b""),
+        reason="Expected `float`, got `str` - at `$.startTime`",
+    )
+
+
+def _otlp() -> Sample:
+    def line(start_ns: int, attributes: bytes) -> bytes:
+        return (
+            b'{"resourceSpans":[{"resource":{},"scopeSpans":[{"scope":{},"spans":[{"name":"chat",'
+            b'"startTimeUnixNano":"%d","endTimeUnixNano":"%d","attributes":[%b]}]}]}]}'
+            % (start_ns, start_ns + 500_000_000, attributes)
+        )
+
+    def number(key: bytes, value: int) -> bytes:
+        return b'{"key":"gen_ai.usage.%b","value":{"intValue":"%d"}}' % (key, value)
+
+    first = b",".join(
+        [
+            number(b"input_tokens", 40),
+            number(b"output_tokens", 7),
+            number(b"cache_read.input_tokens", 16),
+            b'{"key":"gen_ai.conversation.id","value":{"stringValue":"c"}}',
+            b'{"key":"gen_ai.request.model","value":{"stringValue":"m"}}',
+        ]
+    )
+    latencies = (
+        b'{"key":"gen_ai.latency.time_to_first_token","value":{"doubleValue":0.25}},'
+        b'{"key":"gen_ai.latency.time_in_queue","value":{"doubleValue":0.125}},'
+        b'{"key":"gen_ai.latency.e2e","value":{"doubleValue":2}}'
+    )
+    second = b",".join([number(b"prompt_tokens", 9), number(b"completion_tokens", 3), latencies])
+    lines = [
+        line(3_000_000_000, first),
+        line(3_000_000_000, second),
+        line(2_000_000_000, number(b"input_tokens", 8)),
+    ]
+    return _lines(
+        "otlp",
+        lines,
+        (
+            Request(
+                input_tokens=40,
+                output_tokens=7,
+                arrival_s=3.0,
+                session_id="c",
+                model="m",
+                duration_s=0.5,
+                cached_tokens=16,
+            ),
+            Request(
+                input_tokens=9,
+                output_tokens=3,
+                arrival_s=3.0,
+                ttft_s=0.25,
+                queue_s=0.125,
+                duration_s=2.0,
+            ),
+            Request(input_tokens=8, output_tokens=0, arrival_s=2.0, duration_s=0.5),
+        ),
+        bad=line(1, b'{"key":"gen_ai.usage.input_tokens","value":{"intValue":"many"}}'),
+        reason="expected a whole number in gen_ai.usage.input_tokens: 'many'",
+    )
+
+
+def _agentic() -> Sample:
+    header = (
+        b'{"schema":"dynamo.agentic_mooncake","version":2,"block_size":64,"hash_id_scope":"local",'
+        b'"source":{"format":"weka","digest":"d"}}'
+    )
+
+    def line(play: bytes, begin_ms: int, tokens: int, ids: bytes, more: bytes = b"") -> bytes:
+        return (
+            b'{"request_id":"r","play_id":"%b","session_id":"s","model":"m","not_before_ms":%d,'
+            b'"input_length":%d,"output_length":3,"hash_ids":%b%b}'
+            % (play, begin_ms, tokens, ids, more)
+        )
+
+    more = b',"recorded_api_time_ms":250,"dependencies":[]'
+    lines = [
+        line(b"p", 900, 130, b"[1,2]", more),
+        line(b"q", 900, 64, b"[1]"),
+        line(b"q", 0, 3, b"[]"),
+    ]
+
+    def request(play: str, tokens: int, at_s: float, ids: list[int | str], **more: Any) -> Request:
+        return Request(
+            input_tokens=tokens,
+            output_tokens=3,
+            arrival_s=at_s,
+            hash_ids=ids,
+            session_id=f"{play}/s",
+            scope=play,
+            clock=play,
+            block_size=64,
+            model="m",
+            **more,
+        )
+
+    return _lines(
+        "agentic-mooncake",
+        lines,
+        (
+            request("p", 130, 0.9, [1, 2], duration_s=0.25),
+            request("q", 64, 0.9, [1]),
+            request("q", 3, 0.0, []),
+        ),
+        bad=lines[1].replace(b'"input_length":64,', b""),
+        reason="Object missing required field `input_length`",
+        string_ids=lines[0].replace(b"[1,2]", b'["17","a0ff","-3"]'),
+        header=header,
+    )
+
+
 SAMPLES = {
-    sample.format: sample for sample in (_bailian(), _mooncake(), _weka(), _lengths(), _parquet())
+    sample.format: sample
+    for sample in (
+        _bailian(),
+        _mooncake(),
+        _weka(),
+        _lengths(),
+        _parquet(),
+        _dynamo(),
+        _lmcache(),
+        _tair(),
+        _tracelab(),
+        _litellm(),
+        _otlp(),
+        _agentic(),
+    )
 }
 
 

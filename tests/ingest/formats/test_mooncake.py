@@ -122,3 +122,15 @@ def _with_block_tokens(tokens: list[int]) -> bytes:
         "block_tokens": tokens,
     }
     return json.dumps(row).encode()
+
+
+def test_ids_by_parts_and_times_as_strings(read: Any) -> None:
+    """Ids that are listed by parts of the prompt follow each other; a string may hold the time."""
+    line = (
+        b'{"timestamp":"1500","input_length":1600,"output_length":1,'
+        b'"hash_ids":{"system":[7,8],"tools":[],"user":["x"]},"delay":2,"tool_wait_ms":3}'
+    )
+    (request,) = read(line).requests
+    assert (request.hash_ids, request.arrival_s, request.delay_s) == ([7, 8, "x"], 1.5, 0.005)
+    bad = line.replace(b'"1500"', b'"noon"')
+    assert read(bad).rejects.lines == [(1, "expected ms in timestamp: 'noon'")]

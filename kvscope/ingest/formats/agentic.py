@@ -1,0 +1,105 @@
+"""Agentic Mooncake, version 2: a header, then a request a line with what it waits for.
+
+Hash ids mean something only within their play. Of the dependencies only the previous request of
+the session is followed. In traces made of weka sessions every play starts at 0. Source:
+ai-dynamo/aisimulate, crates/core (AgenticMooncakeHeader, AgenticMooncakeRow, version 2).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.json_lines import RowReader, common_keys
+
+_SCHEMA = "dynamo.agentic_mooncake"
+_VERSION = 2
+_FANS = (
+    "requests that wait for another session's (spawn, join) arrive at their recorded times:"
+    " a closed loop follows sessions only"
+)
+
+
+class _WaitsFor(msgspec.Struct, gc=False):
+    relation: str | None = None
+
+
+class _TraceSource(msgspec.Struct, gc=False):
+    format: str = ""
+
+
+class _AgenticRow(msgspec.Struct, gc=False):
+    """A request, or with a `schema` the header."""
+
+    schema: str | None = None
+    version: int | None = None
+    block_size: int | None = None
+    source: _TraceSource | None = None
+    play_id: Identifier | None = None
+    session_id: Identifier | None = None
+    model: str | None = None
+    input_length: int | None = None
+    output_length: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    hash_ids: msgspec.Raw = msgspec.Raw()
+    not_before_ms: float | None = None
+    recorded_api_time_ms: float | None = None
+    dependencies: list[_WaitsFor] | None = None
+
+
+class _AgenticReader(RowReader):
+    row = _AgenticRow
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._block_size: int | None = None
+        self._own_clocks = False
+
+    def request(self, row: _AgenticRow) -> Request | None:
+        if row.schema is not None:
+            if row.schema != _SCHEMA or row.version != _VERSION:
+                raise BadLine(f"not {_SCHEMA} version {_VERSION}: {row.schema[:40]} {row.version}")
+            self._block_size = row.block_size
+            self._own_clocks = row.source is not None and row.source.format == "weka"
+            return None
+        inputs = row.input_length if row.input_length is not None else row.input_tokens
+        outputs = row.output_length if row.output_length is not None else row.output_tokens
+        if inputs is None:
+            raise BadLine("Object missing required field `input_length`")
+        if row.not_before_ms is None:
+            raise BadLine("Object missing required field `not_before_ms`")
+        if any(each.relation != "sequence" for each in row.dependencies or ()):
+            self.note(_FANS)
+        play, api_ms = row.play_id, row.recorded_api_time_ms
+        session = row.session_id
+        return Request(
+            input_tokens=inputs,
+            output_tokens=outputs or 0,
+            arrival_s=row.not_before_ms / 1000,
+            hash_ids=row.hash_ids,
+            session_id=session if play is None or session is None else f"{play}/{session}",
+            scope=None if play is None else str(play),
+            clock=play if self._own_clocks else None,
+            block_size=self._block_size,
+            model=row.model,
+            duration_s=None if api_ms is None else api_ms / 1000,
+        )
+
+
+class AgenticMooncake(TraceFormat):
+    """Agentic Mooncake JSONL, version 2; older versions are read as mooncake."""
+
+    name = "agentic-mooncake"
+    summary = "Agentic Mooncake v2: plays of sessions that wait for each other"
+    source = "ai-dynamo/aisimulate (dynamo.agentic_mooncake, version 2)"
+    fields = ("request_id", "play_id", "not_before_ms", "input_length", "hash_ids")
+    default_block_size = 64
+    reader = _AgenticReader
+    places_sessions = True
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines carry `not_before_ms`, or nothing but a header is there."""
+        keys = common_keys(head)
+        return "not_before_ms" in keys or {"schema", "hash_id_scope"} <= keys

@@ -1,0 +1,120 @@
+"""Dynamo's request traces: JSON lines of events, one for the end of each request.
+
+Hashes are chained and cover the prompt with its last partial block. Source: ai-dynamo/dynamo,
+dynamo-llm 1.4.1, lib/llm/src/request_trace (types.rs, replay.rs).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope.ingest.formats.base import BadLine, Identifier, Request, TraceFormat
+from kvscope.ingest.formats.json_lines import RowReader, common_keys
+
+_REQUEST = "request_end"
+_PAYLOADS = "request_payload records hold text and are left out: `kvscope hash` reads text"
+_TOOLS = "tool events are left out: a closed loop takes think times from arrivals and durations"
+
+
+class _AgentContext(msgspec.Struct, gc=False):
+    session_id: Identifier | None = None
+    parent_session_id: Identifier | None = None
+
+
+class _DynamoWorker(msgspec.Struct, gc=False):
+    prefill_worker_id: Identifier | None = None
+    prefill_dp_rank: int | None = None
+    decode_worker_id: Identifier | None = None
+    decode_dp_rank: int | None = None
+
+    def name(self) -> Identifier | None:
+        """Return the worker and rank that computed the prompt, else those that decoded."""
+        worker, rank = self.prefill_worker_id, self.prefill_dp_rank
+        if worker is None:
+            worker, rank = self.decode_worker_id, self.decode_dp_rank
+        return f"{worker}/{rank}" if worker is not None and rank else worker
+
+
+class _ReplayMetrics(msgspec.Struct, gc=False):
+    trace_block_size: int
+    input_length: int
+    input_sequence_hashes: list[int | str]
+
+
+class _RequestMetrics(msgspec.Struct, gc=False):
+    model: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    request_received_ms: float | None = None
+    prefill_wait_time_ms: float | None = None
+    ttft_ms: float | None = None
+    total_time_ms: float | None = None
+    worker: _DynamoWorker | None = None
+    replay: _ReplayMetrics | None = None
+
+
+class _DynamoRow(msgspec.Struct, gc=False):
+    event_type: str
+    event_time_unix_ms: float | None = None
+    agent_context: _AgentContext | None = None
+    request: _RequestMetrics | None = None
+
+
+class _DynamoReader(RowReader):
+    row = _DynamoRow
+
+    def request(self, row: _DynamoRow) -> Request | None:
+        if row.event_type != _REQUEST:
+            if row.event_type == "request_payload":
+                self.note(_PAYLOADS)
+            elif row.event_type.startswith("tool_"):
+                self.note(_TOOLS)
+            return None
+        ended = row.request
+        if ended is None:
+            raise BadLine("Object missing required field `request`")
+        replay, context, arrival_ms = ended.replay, row.agent_context, ended.request_received_ms
+        inputs = ended.input_tokens if replay is None else replay.input_length
+        if inputs is None:
+            raise BadLine(
+                "Object missing required field `replay` or `input_tokens` - at `$.request`"
+            )
+        if arrival_ms is None and row.event_time_unix_ms is not None:
+            arrival_ms = row.event_time_unix_ms - (ended.total_time_ms or 0.0)
+        sub_agent = context is not None and context.parent_session_id is not None
+        return Request(
+            input_tokens=inputs,
+            output_tokens=ended.output_tokens or 0,
+            arrival_s=None if arrival_ms is None else arrival_ms / 1000,
+            hash_ids=None if replay is None else replay.input_sequence_hashes,
+            block_size=None if replay is None else replay.trace_block_size,
+            session_id=None if context is None else context.session_id,
+            type=None if context is None else "subagent" if sub_agent else "agent",
+            model=ended.model,
+            worker=None if ended.worker is None else ended.worker.name(),
+            ttft_s=_seconds(ended.ttft_ms),
+            queue_s=_seconds(ended.prefill_wait_time_ms),
+            duration_s=_seconds(ended.total_time_ms),
+            cached_tokens=ended.cached_tokens,
+        )
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+class DynamoTraces(TraceFormat):
+    """Dynamo's request traces (schema dynamo.request.trace.v1)."""
+
+    name = "dynamo"
+    summary = "Dynamo request traces (v1): sessions, workers, measured times"
+    source = "ai-dynamo/dynamo, dynamo-llm 1.4.1 (request_trace)"
+    fields = ("schema", "event_type", "event_time_unix_ms", "request")
+    default_block_size = 64
+    reader = _DynamoReader
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines are events with Dynamo's times."""
+        return "event_time_unix_ms" in common_keys(head)

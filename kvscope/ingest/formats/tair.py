@@ -1,0 +1,64 @@
+"""Tair KVCache's optimizer traces: JSON lines of dialog turns, lookups and writes.
+
+A dialog turn has lengths, a lookup its full blocks only, and a write repeats what a lookup has
+missed. Source: alibaba/tair-kvcache, kv_cache_manager/optimizer/trace_converter
+(optimizer_schema_trace.h, optimizer_schema_converter.cc), commit f6aa2b2.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope.ingest.formats.base import BadLine, Request, TraceFormat
+from kvscope.ingest.formats.json_lines import RowReader, common_keys
+
+_BLOCK_SIZE = 16
+_WRITES = "records of writes are left out: they repeat blocks that lookups have"
+_LOOKUPS = "lookups without lengths: as long as their blocks, with 0 output tokens"
+
+
+class _TairRow(msgspec.Struct, gc=False):
+    timestamp_us: float
+    keys: list[int | str]
+    instance_id: str | None = None
+    input_len: int | None = None
+    output_len: int | None = None
+    query_type: str | None = None
+
+
+class _TairReader(RowReader):
+    row = _TairRow
+
+    def request(self, row: _TairRow) -> Request | None:
+        inputs = row.input_len
+        if inputs is None:
+            if row.query_type is None:
+                self.note(_WRITES)
+                return None
+            if not row.keys:
+                raise BadLine("a lookup without input_len and without keys")
+            self.note(_LOOKUPS)
+            inputs = len(row.keys) * (self.options.block_size or _BLOCK_SIZE)
+        return Request(
+            input_tokens=inputs,
+            output_tokens=row.output_len or 0,
+            arrival_s=row.timestamp_us / 1e6,
+            hash_ids=row.keys,
+            model=row.instance_id,  # instances share no blocks
+        )
+
+
+class Tair(TraceFormat):
+    """Tair KVCache's optimizer schema; an instance counts as a model of its own."""
+
+    name = "tair"
+    summary = "Tair KVCache optimizer traces: times in us, blocks of 16 tokens"
+    source = "alibaba/tair-kvcache, kv_cache_manager/optimizer (commit f6aa2b2)"
+    fields = ("timestamp_us", "keys", "input_len", "output_len")
+    default_block_size = _BLOCK_SIZE
+    reader = _TairReader
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines carry `timestamp_us` and `keys`."""
+        return {"timestamp_us", "keys"} <= common_keys(head)

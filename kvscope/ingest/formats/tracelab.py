@@ -1,0 +1,120 @@
+"""TraceLab's coding-agent rounds: lengths with the engine's split into cached prefix and new input.
+
+There are no hashes. Block ids follow from the split: a round keeps the previous round's blocks of
+its session as far as the reported prefix reaches, and all after that are new. Rounds of a session
+come in their order. A round is sent at its latest user message or tool result. Source:
+ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit 018a03f.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import reprlib
+
+import msgspec
+
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.limits import MAX_HASH_IDS, MAX_TOKENS
+
+_BLOCK_SIZE = 16
+_INPUT_EVENTS = frozenset({"user_message", "tool_result"})
+_OUTPUT_EVENTS = frozenset({"text", "reasoning", "tool_call"})
+_DERIVED = "block ids follow from cached prefixes: nothing is shared between sessions"
+
+
+class _TimingEvent(msgspec.Struct, gc=False):
+    event_type: str | None = None
+    timestamp: str | None = None
+
+
+class _TraceLabRow(msgspec.Struct, gc=False):
+    session_id: Identifier
+    input_tokens_total: int
+    prefix_tokens: int
+    round_index: int | None = None
+    output_tokens: int | None = None
+    reasoning_output_tokens: int | None = None
+    model: str | None = None
+    user: Identifier | None = None
+    timing_events: list[_TimingEvent] | None = None
+
+
+class _TraceLabReader(RowReader):
+    row = _TraceLabRow
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._block_size = options.block_size or _BLOCK_SIZE
+        self._paths: dict[Identifier, list[int]] = {}
+        self._next = 1
+
+    def parse_at_once(self, text: bytes) -> None:
+        """Leave each line to `parse`: ids depend on all lines before, so none is read twice."""
+        return
+
+    def request(self, row: _TraceLabRow) -> Request:
+        self.note(_DERIVED)
+        total, size = row.input_tokens_total, self._block_size
+        if not 1 <= total <= MAX_TOKENS:
+            raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")
+        if total // size > MAX_HASH_IDS:
+            raise BadLine(f"request with more than {MAX_HASH_IDS:,} blocks: use larger ones")
+        arrival_s, duration_s = _times(row.timing_events or [])
+        before = self._paths.get(row.session_id, [])
+        kept = before[: max(min(row.prefix_tokens, total), 0) // size]
+        new = total // size - len(kept)
+        path = [*kept, *range(self._next, self._next + new)]
+        self._next += new
+        self._paths[row.session_id] = path
+        return Request(
+            input_tokens=total,
+            output_tokens=(row.output_tokens or 0) + (row.reasoning_output_tokens or 0),
+            arrival_s=arrival_s,
+            hash_ids=[*path],
+            block_size=size,
+            session_id=row.session_id,
+            user_id=row.user,
+            type="agent",
+            model=row.model,
+            duration_s=duration_s,
+            cached_tokens=row.prefix_tokens,
+        )
+
+
+def _times(events: list[_TimingEvent]) -> tuple[float | None, float | None]:
+    """Return when a round is sent (s since 1970), and the time until its last output."""
+    sent = [_seconds(each.timestamp) for each in events if each.event_type in _INPUT_EVENTS]
+    made = [_seconds(each.timestamp) for each in events if each.event_type in _OUTPUT_EVENTS]
+    inputs_s = [each for each in sent if each is not None]
+    outputs_s = [each for each in made if each is not None]
+    if not inputs_s and not outputs_s:
+        return None, None
+    arrival_s = max(inputs_s) if inputs_s else min(outputs_s)
+    return arrival_s, max(max(outputs_s) - arrival_s, 0.0) if outputs_s else None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        at = dt.datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise BadLine(f"expected a date and time: {reprlib.repr(text)}") from error
+
+
+class TraceLab(TraceFormat):
+    """TraceLab JSONL, a round a line."""
+
+    name = "tracelab"
+    summary = "TraceLab agent rounds: blocks follow from reported prefixes"
+    source = "aiperf, src/aiperf/dataset/loader/_tracelab_convert.py (commit 018a03f)"
+    fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
+    default_block_size = _BLOCK_SIZE
+    reader = _TraceLabReader
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines carry the split of their input."""
+        return {"input_tokens_total", "prefix_tokens"} <= common_keys(head)
