@@ -118,7 +118,7 @@ class Explanation:
     causes: tuple[CauseTotal, ...]
     findings: tuple[Finding, ...]
     requests: tuple[ExplainedRequest, ...]
-    one: bool
+    single: bool
 
     @property
     def input_tokens(self) -> int:
@@ -181,7 +181,7 @@ def explain(
         causes=_totals(causes),
         findings=_findings(causes),
         requests=tuple(_one(prompts, causes, each) for each in chosen),
-        one=number is not None,
+        single=number is not None,
     )
 
 

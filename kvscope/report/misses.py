@@ -31,8 +31,8 @@ _WORDS: dict[Cause, str] = {
 
 def report(explanation: Explanation) -> Report:
     """Return the explanation in every form."""
-    every = [_one(explanation)] if explanation.one else [_summary(explanation)]
-    if not explanation.one and explanation.requests:
+    every = [_one(explanation)] if explanation.single else [_summary(explanation)]
+    if not explanation.single and explanation.requests:
         every.append(_requests(explanation))
     return Report(
         "Misses",

@@ -1,4 +1,4 @@
-"""`kvscope explain`: its document agrees with analyze's misses; one request; conditions; mistakes."""
+"""`kvscope explain`: its causes add up to analyze's misses; single requests; conditions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRACE = str(SAMPLES / "birth-death.jsonl.gz")
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store that keeps the samples from test to test."""
+    """Return a store that keeps the samples from test to test."""
     return str(tmp_path_factory.mktemp("explain") / "store.duckdb")
 
 
