@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvscope.api import (
         AnalysisResult,
+        ExplanationResult,
         FitResult,
         FleetResult,
         InputError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         TuneResult,
         UsageError,
         analyze,
+        explain,
         fit,
         hash_logs,
         open_trace,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AnalysisResult",
+    "ExplanationResult",
     "FitResult",
     "FleetResult",
     "InputError",
@@ -44,6 +47,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "explain",
     "fit",
     "hash_logs",
     "open_trace",

@@ -1,4 +1,4 @@
-"""The Python API: `hash_logs`, `analyze`, `fit`, `simulate`, `tune` and their fleet variants.
+"""The Python API: `hash_logs`, `analyze`, `explain`, `fit`, `simulate`, `tune` and fleets.
 
     import kvscope
 
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
     AnalyzeOptions,
+    ExplainOptions,
     FitOptions,
     FleetOptions,
     Reading,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from kvscope.app.analyze import Analysis
+    from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnalysisResult",
+    "ExplanationResult",
     "FitResult",
     "FleetResult",
     "InputError",
@@ -61,6 +64,7 @@ __all__ = [
     "TuneResult",
     "UsageError",
     "analyze",
+    "explain",
     "fit",
     "hash_logs",
     "open_trace",
@@ -227,6 +231,23 @@ class AnalysisResult(_Result):
         from kvscope.report.overview import report
 
         return report(self.analysis)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExplanationResult(_Result):
+    """What `explain` returns; `explanation.attribution` has the causes of every request."""
+
+    explanation: Explanation
+
+    def to_polars(self, table: str = "causes") -> pl.DataFrame:
+        """Return a list of the document: `causes`, `findings` or `requests`."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.misses import report
+
+        return report(self.explanation)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -428,6 +449,31 @@ def analyze(
     with _opened(trace, db) as opened:
         part = in_range(opened.store, opened.facts, request, _Logged())
         return AnalysisResult(run(opened.store, part, request))
+
+
+def explain(
+    trace: Source,
+    *,
+    request: int | None = None,
+    policy: str = "lru",
+    param: Sequence[str] | None = None,
+    capacity: Amount = None,
+    capacity_blocks: Amount = None,
+    outputs: Literal["carried", "ignored"] = "carried",
+    db: str = MEMORY,
+    **of: Unpack[DeploymentArguments],
+) -> ExplanationResult:
+    """Explain why input tokens missed the cache: every missed token has one cause."""
+    with _arguments():
+        from kvscope.app.requests import explain_request
+
+        asked = explain_request(_parsed(ExplainOptions, locals()))
+    from kvscope.app.explain import explain as run
+    from kvscope.app.traces import replayable
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        return ExplanationResult(run(opened.facts, prompts, asked, _Logged()))
 
 
 def fit(

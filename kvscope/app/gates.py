@@ -26,6 +26,7 @@ from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
+    from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
@@ -43,6 +44,10 @@ _PERCENTILES = ("p50", "p90", "p95", "p99")
 _BY_SLO = ("attainment", "tel")
 _FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
 _QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
+_CAUSES = (
+    *("missed", "evicted", "diverged", "output-changed", "growth", "cold", "last-token"),
+    *("below-block", "no-hash", "rejected"),
+)
 _EQUALITY = ("=", "!=")
 _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     "<": operator.lt,
@@ -75,6 +80,9 @@ _HIT_RATE = _Quantity(units.parse_share, "<40%", "it takes a trace with block ha
 _THROUGHPUT = _Quantity(_requests_per_second, "<3", "it takes a trace with arrival times")
 
 
+_MISSED = _Quantity(units.parse_share, ">5%", "it takes a trace with block hashes")
+
+
 def _quantity(name: str) -> _Quantity:
     figure = name.rpartition(".")[2]
     fixed = {
@@ -82,6 +90,7 @@ def _quantity(name: str) -> _Quantity:
         "throughput": _THROUGHPUT,
         "attainment": _ATTAINMENT,
         "replicas": _REPLICAS,
+        **dict.fromkeys(_CAUSES, _MISSED),
     }
     return fixed.get(
         figure.removeprefix(_QUEUED), _QUEUED_TIME if figure.startswith(_QUEUED) else _TIME
@@ -253,6 +262,21 @@ def analyze_figures(analysis: Analysis) -> Figures:
     if len(caching.asked) == 1:
         figures["lru.hit-rate"] = caching.rate(caching.asked[0])
     return figures
+
+
+def explain_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
+    """Return the conditions on an explanation: shares of the input tokens, by cause."""
+    return parse_gates(texts, Known(("hit-rate", *_CAUSES))) if texts else ()
+
+
+def explain_figures(explanation: Explanation) -> Figures:
+    """Return the shares of the input tokens that hit, missed, and missed for each cause."""
+    total = explanation.input_tokens
+    return {
+        "hit-rate": explanation.hit_tokens / total,
+        "missed": explanation.missed_tokens / total,
+        **{each.cause: each.tokens / total for each in explanation.causes},
+    }
 
 
 def simulate_gates(

@@ -386,6 +386,35 @@ class SimulateOptions(DeploymentOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions(DeploymentOptions):
+    """What `explain` takes."""
+
+    request: Annotated[
+        int | None,
+        Option(
+            "Explain this request alone, by its number in order of arrival, from 0.",
+            "N",
+            values.whole(0),
+        ),
+    ] = None
+    policy: Annotated[
+        str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
+    ] = "lru"
+    param: Params = None
+    capacity: Annotated[
+        int | None,
+        Option(
+            "Capacity of the cache, for example 20GiB; needs --model.",
+            "SIZE",
+            values.size,
+            "infinite without a deployment",
+        ),
+    ] = None
+    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
+    outputs: Outputs = "carried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(DeploymentOptions):
     """What `tune` takes."""
 

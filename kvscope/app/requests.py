@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
     AnalyzeOptions,
+    ExplainOptions,
     FleetOptions,
     ReplicaOptions,
     SimulateOptions,
@@ -115,6 +116,17 @@ class SimulateRequest:
     points: int | None = None
     model: Model | None = None
     deployment: ResolvedDeployment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRequest:
+    """The one replay whose misses to explain, and the number of a request, None for all.
+
+    Without a capacity nothing is evicted.
+    """
+
+    replayed: SimulateRequest
+    request: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +264,41 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         _stated_tokens(recommended, where),
     )
     return SimulateRequest(setting, tuple(variants), capacities, options.points, kv, where)
+
+
+def explain_request(options: ExplainOptions) -> ExplainRequest:
+    """Return what the options of `explain` ask for."""
+    if options.capacity is not None and options.capacity_blocks is not None:
+        raise UsageError(
+            "one cache has one capacity",
+            where="--capacity, --capacity-blocks",
+            remedy="leave out one of them",
+        )
+    stated = {each.name: getattr(options, each.name) for each in fields(ReplicaOptions)}
+    replayed = simulate_request(
+        SimulateOptions(
+            **stated,
+            replicas=options.replicas,
+            policies=options.policy,
+            param=options.param,
+            capacity=None if options.capacity is None else (options.capacity,),
+            capacity_blocks=None if options.capacity_blocks is None else (options.capacity_blocks,),
+            outputs=options.outputs,
+        )
+    )
+    if len(replayed.variants) != 1:
+        raise UsageError(
+            f"{len(replayed.variants)} policies or settings",
+            where="--policy, --param",
+            remedy="name one policy, with one value of each parameter",
+        )
+    if replayed.capacities == Capacities() and replayed.variants[0].policy.name != BASELINE:
+        raise UsageError(
+            "needs a capacity",
+            where=f"--policy {options.policy}",
+            remedy="add --capacity or --capacity-blocks",
+        )
+    return ExplainRequest(replayed, options.request)
 
 
 def _engine(

@@ -43,6 +43,7 @@ Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
+    ("explain", Lazy("reports:explain", "Explain why input tokens missed the cache.")),
     ("fit", Lazy("reports:fit", "Fit models of reuse and of conversations.")),
     ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),

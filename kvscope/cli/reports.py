@@ -1,4 +1,4 @@
-"""`kvscope analyze`, `fit`, `simulate`, `tune` and `fleet`: a report on a trace, as options say.
+"""`kvscope analyze`, `explain`, `fit`, `simulate`, `tune` and `fleet`: a report as options say.
 
 Options are checked first, then the trace's name, then the names of sections: what loads NumPy and
 kernels is imported after the mistakes that can be told without it.
@@ -18,6 +18,7 @@ import typer
 from kvscope.app import values
 from kvscope.app.options import (
     AnalyzeOptions,
+    ExplainOptions,
     FitOptions,
     FleetOptions,
     Option,
@@ -79,6 +80,40 @@ def analyze(
         analysis = analyze_source(store, trace, request, Terminal(), reading)
     output.report(overview.report(analysis), printing)
     end_on(gates, analyze_figures(analysis))
+
+
+def explain(
+    *,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    options: ExplainOptions,
+    fail_on: FailOn = None,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Explain why input tokens missed the cache: every missed token has one cause.
+
+    Without a capacity or a deployment nothing is evicted.
+    """
+    from kvscope.app.gates import explain_figures, explain_gates
+    from kvscope.app.requests import explain_request
+
+    gates = explain_gates(fail_on)
+    with _opened(db, trace) as store:
+        request = explain_request(options)
+        load_in_background()
+        from kvscope.app.explain import explain as run
+        from kvscope.app.simulate import kernels
+        from kvscope.app.traces import prompts_to_replay
+        from kvscope.report import misses as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        needed = kernels(request.replayed)
+        with prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts):
+            explanation = run(stored, prompts, request, Terminal())
+    output.report(report.report(explanation), printing)
+    end_on(gates, explain_figures(explanation))
 
 
 def fit(

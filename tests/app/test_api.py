@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "sample_traces" / "birth-death.jsonl.gz")
 RESULTS = {
     "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
+    "explain": ("--capacity-blocks", "1k"),
     "fit": ("--window", "1h"),
     "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
     "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),

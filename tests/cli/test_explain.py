@@ -1,0 +1,80 @@
+"""`kvscope explain`: its causes add up to analyze's misses; single requests; conditions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+TRACE = str(SAMPLES / "birth-death.jsonl.gz")
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a store that keeps the samples from test to test."""
+    return str(tmp_path_factory.mktemp("explain") / "store.duckdb")
+
+
+@pytest.mark.parametrize(
+    "sample", ["agent", "birth-death", "regime-change", "to-b", "to-c"], ids=str
+)
+def test_causes_add_up_to_what_analyze_says_misses(
+    sample: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On every sample: no token without a cause, none with two."""
+    options = ("--db", db, "--capacity-blocks", "1000", "--json")
+    path = str(SAMPLES / f"{sample}.jsonl.gz")
+    assert run(["explain", path, *options]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert run(["analyze", path, *options]) == 0
+    analyzed = json.loads(capsys.readouterr().out)
+    (misses,) = (each for each in analyzed["misses"] if each["capacity_blocks"] == 1000)
+    causes = {each["cause"]: each["tokens"] for each in explained["causes"]}
+    assert sum(causes.values()) == explained["missed_tokens"]
+    assert explained["hit_tokens"] == misses["hit_tokens"]
+    assert causes["evicted"] == misses["evicted_tokens"]
+    for request in explained["requests"]:
+        assert sum(each["tokens"] for each in request["causes"]) == request["missed_tokens"]
+
+
+def test_one_request_says_what_it_shares_and_why_it_stops(
+    db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The request that lost most, by its number."""
+    options = ("--db", db, "--capacity-blocks", "100")
+    assert run(["explain", TRACE, *options, "--json"]) == 0
+    worst = json.loads(capsys.readouterr().out)["requests"][0]
+    assert run(["explain", TRACE, *options, "--request", str(worst["request"])]) == 0
+    out = capsys.readouterr().out
+    assert f"request {worst['last_use']}" in out
+    assert f"{worst['written_blocks']:,} blocks were written since" in out
+    assert run(["explain", TRACE, *options, "--request", "100000000"]) == ExitCode.USAGE
+
+
+def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cause by its name, as a share of the input tokens."""
+    command = ["explain", TRACE, "--db", db, "--capacity-blocks", "100", "--fail-on"]
+    assert run([*command, "evicted>0.1%"]) == 4
+    assert "evicted is" in capsys.readouterr().err
+    assert run([*command, "rejected>0%"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--policy", "lru,tlru"), "policies or settings"),
+        (("--policy", "fifo"), "needs a capacity"),
+        (("--capacity", "1GiB", "--capacity-blocks", "5"), "one cache has one capacity"),
+    ],
+)
+def test_mistakes_are_refused(
+    options: tuple[str, ...], what: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is computed."""
+    assert run(["explain", TRACE, "--db", db, *options]) == ExitCode.USAGE
+    assert what in capsys.readouterr().err

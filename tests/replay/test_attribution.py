@@ -1,0 +1,167 @@
+"""Why each token missed: token by token against plain Python, and causes injected on purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.core.hits import standard
+from kvscope.core.trace import Prompts
+from kvscope.ingest.formats.base import Request
+from kvscope.replay.attribution import Attribution, attribute, look_up, lru_look_up
+from kvscope.replay.misses import miss_reasons
+from kvscope.replay.stack_distances import lru_distances
+from tests import small_traces
+
+
+def explained(prompts: Prompts, capacity: int | None) -> Attribution:
+    """Return the attribution under LRU with outputs carried."""
+    distances = lru_distances(prompts, standard())
+    return attribute(prompts, standard(), lru_look_up(prompts, standard(), distances, capacity))
+
+
+def path(prompts: Prompts, leaf: int) -> list[int]:
+    """Return the blocks from the head to `leaf`."""
+    blocks = []
+    while leaf:
+        blocks.append(int(leaf))
+        leaf = int(prompts.block_parent[leaf])
+    return blocks[::-1]
+
+
+def causes_by_token(prompts: Prompts, hit_blocks: np.ndarray) -> list[Counter[str]]:
+    """Return how many tokens of each request have which cause, looking at one token at a time."""
+    size, written, causes = prompts.block_size, set[int](), []
+    for request, hits in enumerate(hit_blocks):
+        inputs, full = int(prompts.input_tokens[request]), int(prompts.full_blocks[request])
+        own = path(prompts, prompts.carried_leaf[request])
+        parent = int(prompts.parent[request])
+        before = path(prompts, prompts.carried_leaf[parent]) if parent >= 0 else []
+        common = next(
+            (at for at, pair in enumerate(zip(own, before, strict=False)) if pair[0] != pair[1]),
+            min(len(own), len(before)),
+        )
+        any_written = bool(own) and min(full, (inputs - 1) // size) > 0 and own[0] in written
+        counted: Counter[str] = Counter()
+        for token in range(inputs):
+            block = token // size
+            if block < hits:
+                cause = "hit"
+            elif block >= full:
+                cause = (
+                    "no-hash" if int(prompts.blocks[request]) < inputs // size else "below-block"
+                )
+            elif (block + 1) * size >= inputs:
+                cause = "last-token"
+            elif own[block] in written:
+                cause = "evicted"
+            elif parent >= 0 and common <= block < int(prompts.cached_blocks[parent]):
+                in_prompt = common < int(prompts.full_blocks[parent])
+                cause = "diverged" if in_prompt else "output-changed"
+            else:
+                cause = "growth" if any_written else "cold"
+            counted[cause] += 1
+        causes.append(counted)
+        written.update(own)
+    return causes
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_each_token_has_the_cause_that_plain_python_finds(data: st.DataObject) -> None:
+    """On random tries, with and without given conversations, at any capacity."""
+    size = data.draw(small_traces.SIZES)
+    chats = data.draw(st.booleans())
+    prompts = small_traces.prompts(
+        small_traces.built(data.draw(small_traces.requests(size, chats=chats)), size)
+    )
+    capacity = data.draw(st.integers(0, 12))
+    found = explained(prompts, capacity)
+    expected = causes_by_token(prompts, found.lookups.hit)
+    for request, counted in enumerate(expected):
+        misses = {cause: int(of[request]) for cause, of in found.tokens.items() if of[request]}
+        assert misses == {cause: n for cause, n in counted.items() if cause != "hit"}
+    assert (sum(found.tokens.values()) == found.missed_tokens).all()
+    (analyzed,) = miss_reasons(prompts, standard(), [capacity])
+    assert found.missed_tokens.sum() == analyzed.input_tokens - analyzed.hit_tokens
+    assert found.tokens["evicted"].sum() == analyzed.evicted_tokens
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_the_needed_capacity_keeps_all_that_was_evicted(data: st.DataObject) -> None:
+    """And one block less does not."""
+    size = data.draw(small_traces.SIZES)
+    prompts = small_traces.prompts(small_traces.built(data.draw(small_traces.requests(size)), size))
+    found = explained(prompts, data.draw(st.integers(0, 6)))
+    for request in np.flatnonzero(found.tokens["evicted"]):
+        needed = int(found.lookups.needed_blocks[request])
+        assert not explained(prompts, needed).tokens["evicted"][request]
+        assert explained(prompts, needed - 1).tokens["evicted"][request]
+
+
+def chat(turns: list[tuple[list[int], int]]) -> list[Request]:
+    """Return turns of (hash ids, output tokens), blocks of 4 tokens, one a second."""
+    return [
+        Request(
+            input_tokens=4 * len(ids) + 1,
+            output_tokens=outputs,
+            arrival_s=float(number),
+            hash_ids=[*ids, 10**6 + number],
+            chat_id=number,
+            parent_chat_id=number - 1 if number else None,
+        )
+        for number, (ids, outputs) in enumerate(turns)
+    ]
+
+
+def of_second(turns: list[tuple[list[int], int]], capacity: int | None = None) -> dict[str, int]:
+    """Return the causes of the last of these turns."""
+    prompts = small_traces.prompts(small_traces.built(chat(turns), 4))
+    return {
+        cause: int(of[-1]) for cause, of in explained(prompts, capacity).tokens.items() if of[-1]
+    }
+
+
+def test_injected_causes_are_recognized() -> None:
+    """A changed head, a dropped output, an evicted history, and a prompt below a block."""
+    first = ([1, 2, 3], 0)
+    assert of_second([first, ([1, 2, 3, 4], 0)]) == {"growth": 4, "below-block": 1}
+    assert of_second([first, ([1, 9, 3, 4], 0)]) == {"diverged": 8, "growth": 4, "below-block": 1}
+    assert of_second([first, ([8, 9, 3], 0)]) == {"diverged": 12, "below-block": 1}
+    # 16 output tokens stood behind the prompt of 13; the next turn sends 4 tokens instead.
+    assert of_second([([1, 2, 3], 16), ([1, 2, 3, 4], 0)]) == {
+        "output-changed": 4,
+        "below-block": 1,
+    }
+    assert of_second([first, ([1, 2, 3, 4], 0)], capacity=1) == {
+        "evicted": 8,
+        "growth": 4,
+        "below-block": 1,
+    }
+    assert of_second([first, ([], 0)]) == {"below-block": 1}
+
+
+def test_an_evicted_block_names_its_last_use_and_what_was_written_since() -> None:
+    """Request 0 leaves 3 blocks, request 1 writes 4 others, request 2 asks for the first ones."""
+    turns = [([1, 2, 3], 0), ([4, 5, 6, 7], 0), ([1, 2, 3], 0)]
+    prompts = small_traces.prompts(small_traces.built(chat(turns), 4))
+    found = explained(prompts, 4).lookups
+    assert (int(found.last_use[2]), int(found.shared_with[2])) == (0, 0)
+    assert (int(found.written_blocks[2]), int(found.needed_blocks[2])) == (4, 7)
+
+
+def test_hits_of_another_policy_are_explained_by_the_same_history() -> None:
+    """Without hits all that was written before counts as evicted."""
+    turns = [([1, 2, 3], 0), ([1, 2, 3], 0)]
+    prompts = small_traces.prompts(small_traces.built(chat(turns), 4))
+    none = np.zeros(2, dtype=np.int32)
+    found = attribute(prompts, standard(), look_up(prompts, standard(), none))
+    assert int(found.tokens["evicted"][1]) == 12
+    rejected = attribute(
+        prompts, standard(), look_up(prompts, standard(), none), rejected=np.array([True, False])
+    )
+    assert int(rejected.tokens["rejected"][0]) == 13
