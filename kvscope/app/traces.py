@@ -120,11 +120,10 @@ def ingest_file(
     """
     from kvscope.ingest.formats.base import ReadOptions
     from kvscope.ingest.pipeline import IngestOptions, UnusableLinesError, ingest
+    from kvscope.ingest.source import size_of
 
     file = Path(path)
-    if file.is_dir():
-        raise InputError("a folder, not a trace", where=path, remedy="name a file in it")
-    size = file.stat().st_size if file.is_file() else None
+    size = size_of(path) if file.is_file() or file.is_dir() else None
     options = IngestOptions(
         name=reading.name,
         format=reading.trace_format,

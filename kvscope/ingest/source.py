@@ -1,4 +1,8 @@
-"""Bytes of a trace: a path or standard input, plain, gzip or zstd, hashed while they are read."""
+"""Bytes of a trace: a file, a folder of files or standard input, hashed while they are read.
+
+Files are plain, gzip or zstd, those of a folder each for itself. They count as one file: lines are
+numbered on from one to the next.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +70,7 @@ class Source:
     @property
     def bytes_on_disk(self) -> int:
         """The file's size; for standard input, the bytes read so far."""
-        return (
-            self._raw.bytes_read if self.path == STANDARD_STREAM else Path(self.path).stat().st_size
-        )
+        return self._raw.bytes_read if self.path == STANDARD_STREAM else size_of(self.path)
 
     def content_hash(self) -> str:
         """Return the digest of the decompressed bytes read so far (32 hex digits)."""
@@ -173,6 +175,21 @@ class Source:
         self._raw.close()
 
 
+def size_of(path: str) -> int:
+    """Return the bytes on disk of a file, or of all files of a folder."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def files_of(path: str) -> list[Path]:
+    """Return the file at `path`, or those directly in that folder by name, hidden ones left out."""
+    place = Path(path)
+    if not place.is_dir():
+        return [place]
+    return sorted(
+        file for file in place.iterdir() if file.is_file() and not file.name.startswith(".")
+    )
+
+
 def _line_feeds(text: bytes) -> int:
     """Return the number of line feeds without holding the interpreter as `bytes.count` does."""
     return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_FEED))
@@ -191,9 +208,11 @@ class _Counted(io.RawIOBase):
 
     def readinto(self, buffer: object) -> int:
         count = cast(io.BufferedReader, self._inner).readinto(cast(bytearray, buffer))
-        self.bytes_read += count
+        inner = self._inner
+        read = inner.bytes_read - self.bytes_read if isinstance(inner, _Folder) else count
+        self.bytes_read += read
         if self._advance is not None:
-            self._advance(count)
+            self._advance(read)
         return count
 
     def close(self) -> None:
@@ -202,10 +221,51 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
+class _Folder(io.RawIOBase):
+    """The decompressed files of a folder one after another, each ended by a line feed."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._files = iter(files)
+        self._current: io.BufferedIOBase | None = None
+        self._ended = True  # by a line feed
+        self.bytes_read = 0  # from disk
+
+    def _count(self, size: int) -> None:
+        self.bytes_read += size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        target = cast(memoryview, buffer)
+        while True:
+            if self._current is None:
+                file = next(self._files, None)
+                if file is None:
+                    return 0
+                self._current = _decompressed(_Counted(file.open("rb"), self._count))
+            if data := self._current.read1(len(target)):
+                target[: len(data)] = data
+                self._ended = data.endswith(b"\n")
+                return len(data)
+            self._current.close()
+            self._current = None
+            if not self._ended:
+                target[:1], self._ended = b"\n", True
+                return 1
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
+        super().close()
+
+
 def _open(path: str) -> BinaryIO:
     if path == STANDARD_STREAM:
         return sys.stdin.buffer
     try:
+        if Path(path).is_dir():
+            return cast(BinaryIO, _Folder(files_of(path)))
         return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
         raise InputError("no such file", where=path) from error

@@ -221,8 +221,9 @@ def test_load_trace_takes_a_path_a_name_or_nothing(tmp_path: Path, capsys: Strea
             load_trace(store, str(tmp_path / "first.josnl"), Terminal())
         with pytest.raises(InputError, match="give a trace file, or see `kvscope traces`"):
             load_trace(store, str(tmp_path / "nowhere" / "else"), Terminal())
-        with pytest.raises(InputError, match="a folder, not a trace"):
-            load_trace(store, str(tmp_path), Terminal())
+        (empty := tmp_path / "empty").mkdir()
+        with pytest.raises(InputError, match="the trace is empty"):
+            load_trace(store, str(empty), Terminal())
 
 
 def test_a_name_of_any_bytes(tmp_path: Path, db: str) -> None:

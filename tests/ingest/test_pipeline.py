@@ -437,3 +437,24 @@ def test_an_interrupt_while_kernels_run_is_not_kept_waiting(
             ingest(store, path)
         assert not any(rows(store).values())
     going_on.set()
+
+
+def test_a_folder_is_one_trace_in_time_order(tmp_path: Path) -> None:
+    """Files, compressed or not, one without its last line feed, are one trace, twice the same."""
+    whole = lines(9)
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "log.1").write_bytes(gzip.compress("\n".join(whole[6:]).encode()))
+    (folder / "log.2").write_text("\n".join(whole[3:6]) + "\n")
+    (folder / "log.3").write_text("\n".join(whole[:3]))
+    (folder / ".hidden").write_text("no trace")
+    with open_store(MEMORY) as store:
+        joined = ingest(store, str(folder))
+        assert ingest(store, str(folder)).created is False
+        alone = ingest(store, write(tmp_path / "whole.jsonl", whole)).trace
+        assert joined.trace.requests == alone.requests == 9
+        assert joined.trace.name == "logs"
+        assert joined.trace.distinct_blocks == alone.distinct_blocks
+        arrivals = [load_prompts(store, trace).arrival_s for trace in (joined.trace, alone)]
+        assert np.array_equal(*arrivals)
+        assert load_prompts(store, joined.trace).input_tokens.sum() == alone.input_tokens

@@ -202,12 +202,12 @@ def _conversation(
         common["session"] = randbits(62)  # the conversation has no name
     requests = []
     for number, at in enumerate(answers):
-        told_s = _time(messages[at - 1], _TIMES)
+        asked_s = _time(messages[at - 1], _TIMES)
         requests.append(
             LoggedRequest(
                 prompt=_chat(row, fields, messages[:at]),
                 response=messages[at],
-                arrival_s=start_s if told_s is None and number == 0 else told_s,
+                arrival_s=start_s if asked_s is None and number == 0 else asked_s,
                 **common,
             )
         )
@@ -215,7 +215,8 @@ def _conversation(
 
 
 def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    return next((seconds(fields[name], name) for name in names if fields.get(name)), None)
+    times = (seconds(fields.get(name), name) for name in names)
+    return next((time_s for time_s in times if time_s is not None), None)
 
 
 def _identifier(fields: Mapping[str, Any], names: Sequence[str]) -> Identifier | None:

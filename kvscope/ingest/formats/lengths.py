@@ -56,6 +56,8 @@ class _LengthsReader(LineReader):
             self._read_header(_header(line))
             return None
         fields = _fields(line)
+        if fields == self._header:  # of the next file of a folder
+            return None
         if len(fields) != len(self._header):
             raise BadLine(
                 f"columns unlike the header's: expected {len(self._header)}, got {len(fields)}"
