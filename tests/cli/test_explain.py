@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.app.gates import explain_gates
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.replay.attribution import CAUSES
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRACE = str(SAMPLES / "birth-death.jsonl.gz")
@@ -54,6 +56,11 @@ def test_one_request_says_what_it_shares_and_why_it_stops(
     assert f"request {worst['last_use']}" in out
     assert f"{worst['written_blocks']:,} blocks were written since" in out
     assert run(["explain", TRACE, *options, "--request", "100000000"]) == ExitCode.USAGE
+
+
+def test_every_cause_can_be_a_condition() -> None:
+    """Its name is known to --fail-on without a kernel being loaded."""
+    assert len(explain_gates([f"{cause}>1%" for cause in CAUSES])) == len(CAUSES)
 
 
 def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[str]) -> None:
