@@ -71,6 +71,7 @@ class ExplainedRequest:
     arrival_s: float
     input_tokens: int
     predicted_hit_tokens: int
+    observed_hit_tokens: int | None
     missed_tokens: int
     shared_tokens: int
     shared_with: int | None
@@ -101,6 +102,23 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """Hits that the engine reported, against those predicted, over the `requests` that have both.
+
+    `observed_hit_tokens` = `predicted_hit_tokens` - `fewer_tokens` + `more_tokens` +
+    `unseen_tokens`. `fewer`: predicted, but missed. `more`: predicted as evicted, but hit.
+    `unseen`: hit, though no earlier request of the trace computed them: cached before it began.
+    """
+
+    requests: int
+    predicted_hit_tokens: int
+    observed_hit_tokens: int
+    fewer_tokens: int
+    more_tokens: int
+    unseen_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The causes of all missed tokens of a trace under one policy at one capacity.
 
@@ -119,6 +137,7 @@ class Explanation:
     findings: tuple[Finding, ...]
     requests: tuple[ExplainedRequest, ...]
     single: bool
+    observed: Observed | None = None
 
     @property
     def input_tokens(self) -> int:
@@ -182,6 +201,25 @@ def explain(
         findings=_findings(causes),
         requests=tuple(_one(prompts, causes, each) for each in chosen),
         single=number is not None,
+        observed=observed_hits(prompts, causes),
+    )
+
+
+def observed_hits(prompts: Prompts, causes: Attribution) -> Observed | None:
+    """Return the reported hits against the predicted ones; None where the trace reports none."""
+    if prompts.measurements is None or not (prompts.measurements.cached_tokens >= 0).any():
+        return None
+    known = prompts.measurements.cached_tokens >= 0
+    hits = prompts.measurements.cached_tokens[known].astype(np.int64)
+    predicted = causes.hit_tokens[known]
+    seen = np.maximum(causes.shared_tokens[known], predicted)
+    return Observed(
+        requests=int(known.sum()),
+        predicted_hit_tokens=int(predicted.sum()),
+        observed_hit_tokens=int(hits.sum()),
+        fewer_tokens=int(np.maximum(predicted - hits, 0).sum()),
+        more_tokens=int(np.maximum(np.minimum(hits, seen) - predicted, 0).sum()),
+        unseen_tokens=int(np.maximum(hits - seen, 0).sum()),
     )
 
 
@@ -257,11 +295,13 @@ def _one(prompts: Prompts, causes: Attribution, request: int) -> ExplainedReques
 
     evicted, needed = int(lookups.last_use[request]), int(lookups.needed_blocks[request])
     known = evicted != NO_REQUEST
+    measured = None if prompts.measurements is None else prompts.measurements.cached_tokens
     return ExplainedRequest(
         request=request,
         arrival_s=float(arrival_s[request]),
         input_tokens=int(causes.input_tokens[request]),
         predicted_hit_tokens=int(causes.hit_tokens[request]),
+        observed_hit_tokens=None if measured is None else number(measured[request]),
         missed_tokens=int(causes.missed_tokens[request]),
         shared_tokens=int(causes.shared_tokens[request]),
         shared_with=number(lookups.shared_with[request]),

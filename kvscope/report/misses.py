@@ -81,7 +81,23 @@ def _summary(explanation: Explanation) -> Section:
     findings = [_finding(explanation, each) for each in explanation.findings]
     counted_as = f"Counted: {definition_in_words(explanation.setting.definition)}."
     chart = partial(causes_chart, explanation)
-    return Section.of("Summary", answer, hint, *findings, counted_as, causes, chart)
+    return Section.of(
+        "Summary", answer, hint, _observed(explanation), *findings, counted_as, causes, chart
+    )
+
+
+def _observed(explanation: Explanation) -> str | None:
+    """Return what the engine reported against the prediction, None where it reported nothing."""
+    observed = explanation.observed
+    if observed is None:
+        return None
+    return (
+        f"The engine reported {count(observed.observed_hit_tokens)} hit tokens for"
+        f" {counted(observed.requests, 'request')}; {count(observed.predicted_hit_tokens)} are"
+        f" predicted. {count(observed.fewer_tokens)} predicted ones missed,"
+        f" {count(observed.more_tokens)} were kept longer than predicted, and"
+        f" {count(observed.unseen_tokens)} were cached before the trace began."
+    )
 
 
 def _finding(explanation: Explanation, finding: Finding) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvscope.app.explain import Observed, observed_hits
 from kvscope.core.hits import standard
-from kvscope.core.trace import Prompts
+from kvscope.core.trace import Measurements, Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.attribution import Attribution, attribute, look_up, lru_look_up
 from kvscope.replay.misses import miss_reasons
@@ -165,3 +167,16 @@ def test_hits_of_another_policy_are_explained_by_the_same_history() -> None:
         prompts, standard(), look_up(prompts, standard(), none), rejected=np.array([True, False])
     )
     assert int(rejected.tokens["rejected"][0]) == 13
+
+
+def test_observed_hits_differ_from_the_prediction_in_three_ways() -> None:
+    """Hit before the trace began, predicted but missed, as predicted; one request is unknown."""
+    turns = [([1, 2, 3], 0), ([1, 2, 3], 0), ([1, 2, 3], 0), ([1, 2, 3], 0)]
+    prompts = small_traces.prompts(small_traces.built(chat(turns), 4))
+    assert observed_hits(prompts, explained(prompts, None)) is None
+    none = np.full(4, np.nan)
+    cached = np.array([8, 4, 12, -1], dtype=np.int32)
+    measured = Measurements(np.zeros(4, dtype=np.int32), none, none, none, cached, ("worker",))
+    prompts = replace(prompts, measurements=measured)
+    assert observed_hits(prompts, explained(prompts, None)) == Observed(3, 24, 24, 8, 0, 8)
+    assert observed_hits(prompts, explained(prompts, 1)) == Observed(3, 8, 24, 0, 8, 8)

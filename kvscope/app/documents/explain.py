@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvscope.app.documents.base import Document, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
-from kvscope.app.explain import CauseTotal, ExplainedRequest, Explanation, Finding
+from kvscope.app.explain import CauseTotal, ExplainedRequest, Explanation, Finding, Observed
 from kvscope.core.hits import HitDefinition
 
 
@@ -31,6 +31,7 @@ class ExplainDocument(Document):
     missed_tokens: int
     causes: tuple[CauseTotal, ...]
     findings: tuple[Finding, ...]
+    observed: Observed | None
     requests: tuple[ExplainedRequest, ...]
 
 
